@@ -9,13 +9,11 @@ SHELL := /bin/bash -o pipefail
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; s/^Installing coll.*/  unpacking …/p'
 
-# Files whose tests take longest begin first.
-LONGEST := $(addprefix tests/reference/test_,distill.py judge_training.py flags.py families.py)
-
 .PHONY: help venv demo test test-all test-reference lint format bench deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
-	@echo "make test            the tests, without torch (ARGS goes to pytest)"
+	@echo "make test            the tests, without torch (ARGS='-n 2 -k greedy -x tests/wire': -n"
+	@echo "                     processes; the rest goes to pytest. ARGS=--record: how long files take)"
 	@echo "make test-all        those that take long too, and test-reference"
 	@echo "make test-reference  parity with transformers; installs torch"
 	@echo "make lint            ruff, mypy --strict, import-linter"
@@ -56,7 +54,7 @@ test-all: venv
 	@$(MAKE) --no-print-directory test-reference
 
 test-reference: $(VENV)/.reference
-	$(BIN)/python -m pytest -m reference -n auto --no-loadscope-reorder $(LONGEST) tests/reference $(ARGS)
+	@$(BIN)/python -m tests --reference $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

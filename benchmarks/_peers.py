@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.parts import plain_rope
 from pilotfish.export.sources import WeightSource
+from tests.support.tiny import plain_rope
 
 Step = Callable[[int], None]
 """Runs so many new tokens on the prepared context, and forgets them."""

@@ -159,7 +159,7 @@ def main() -> int:
     decoder = Decoder(target, slots=DEVICES, context=2048)
     with Device(draft) as device:
         prompts = [device.prompt(prompt).ids for prompt in PROMPTS[:DEVICES]]
-    drafter = ModelDrafter(Artifact.open(draft), provider="auto", threads=None, context=None)
+    drafter = ModelDrafter.open(Artifact.open(draft), provider="auto", threads=None, context=None)
     recordings: dict[int, list[Recording]] = {window: [] for window in WINDOWS}
     for window in WINDOWS:
         for prompt in prompts:

@@ -83,7 +83,7 @@ def main() -> int:
     tokens, rounds = (32, 8) if args.quick else (96, 40)
     with Device(draft) as device:
         prompts = [device.prompt(prompt).ids for prompt in PROMPTS[: max(COUNTS)]]
-    drafter = ModelDrafter(Artifact.open(draft), provider="auto", threads=None, context=None)
+    drafter = ModelDrafter.open(Artifact.open(draft), provider="auto", threads=None, context=None)
     decoder = Decoder(target)
     recordings = [record(drafter, decoder, prompt, WINDOW, tokens) for prompt in prompts]
     del decoder, drafter

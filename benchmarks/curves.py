@@ -53,7 +53,9 @@ def measure(chat: Chat, index: int, sizes: Sequence[int]) -> Values:
         cut_off = sigma(q, kept)
         each = betas(p, q_hat, CANDIDATES)
         shipped = truncate(chat.drafter[index], Sampling(temperature=1.0, top_k=size)).row(0)
-        each_shipped = betas(p, shipped.dense(len(p)), CANDIDATES)
+        shipped_q = np.zeros(len(p))
+        shipped_q[shipped.support] = shipped.probabilities()
+        each_shipped = betas(p, shipped_q, CANDIDATES)
         beyond = abs(each[0] - untruncated) - cut_off
         found.append(
             (

@@ -58,7 +58,7 @@ from pilotfish.speculation.ensemble import (
     top_rows,
 )
 from pilotfish.speculation.theory import Values, beta
-from pilotfish.wire.codecs.topk import MOST_OFF, TOPK_FORMATS, decode_topk, encode_topk
+from pilotfish.wire.codecs.topk import MAX_ERROR, TOPK_FORMATS, decode_topk, encode_topk
 
 TEMPERATURES = (0.5, 1.0, 1.5)
 SIZES = (32, 64, 128, 320, 640, 1280, 3200, 8192, 16384)  # and the vocabulary
@@ -167,7 +167,7 @@ def name_of(what: str, scheme: Scheme, form: str) -> str:
 def beyond(figures: dict[str, Values], form: str) -> int:
     """How many figures of a format are above their bounds, its own error added to these."""
     # in L1; a distribution that is off by so much in total variation moves acceptance by half
-    slack = 2.0 * MOST_OFF[form] + ROUNDING
+    slack = 2.0 * MAX_ERROR[form] + ROUNDING
     count = 0
     for scheme in SCHEMES:
         limits = {"bias": figures["bias_17"] + slack, "vary": figures["vary_19"] + slack / 2.0}

@@ -180,7 +180,9 @@ def recorded(bench: Bench) -> Recording:
     """Greedy windows of 4."""
     with Device(bench.draft) as device:
         prompt = device.prompt(PROMPT).ids
-    drafter = ModelDrafter(Artifact.open(bench.draft), provider="auto", threads=None, context=None)
+    drafter = ModelDrafter.open(
+        Artifact.open(bench.draft), provider="auto", threads=None, context=None
+    )
     return record(drafter, Decoder(bench.target, context=512), prompt, 4, 40)
 
 

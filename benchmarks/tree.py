@@ -119,7 +119,9 @@ def acceptances(chat: Chat) -> Thetas:
     found = []
     for index in range(len(chat)):
         p = chat.p(index)
-        q = truncate(chat.drafter[index], sampling).row(0).dense(len(p))
+        row = truncate(chat.drafter[index], sampling).row(0)
+        q = np.zeros(len(p))
+        q[row.support] = row.probabilities()
         each = betas(p, q, most)
         found.append([float(theta(each[:k])) for k in range(1, most + 1)])
     return np.array(found)

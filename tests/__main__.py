@@ -1,98 +1,139 @@
-"""Run the tests: `make test`, `make test-all` and `.ci/run` come here.
+"""Run the tests: `make test`, `make test-all`, `make test-reference` and `.ci/run` come here.
 
-    python -m tests [--all | --changed [BASE]] [--record] [options of pytest]
+    python -m tests [--all | --changed [BASE] | --reference] [-n N] [--record] [options of pytest]
 
-First all that may share the machine, in several processes, file by file (`tests.support.shards`);
-then, one after the other, what is marked `timing`. What fails is named and run once more, alone: on
-a busy machine anything may be late. Left out are `reference` (see `make test-reference`) and,
-unless asked for, `slow`: `--all` runs all slow tests, with as many examples as hypothesis likes;
-`--changed` those of the rooms in which something changed since BASE, which `--list` only names.
-`--record` writes how long each file took, for the next run's order.
+First the tests that compute, in N processes, file by file (`tests.support.shards`); then those
+marked `waits`, beside each other; then, one after the other, those marked `timing`. Tests that fail
+run once more, alone: on a busy machine anything may be late. Tests marked `slow` are left out:
+`--all` runs all of them, and tries properties on all examples; `--changed` runs those of the rooms
+in which something changed since BASE, and `--list` only names these rooms. `--reference` runs what
+needs torch, and nothing else. `--record` writes how long each file took, for the next run's shares.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import compileall
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import shards
 from tests.support.reaper import Reaper
-from tests.support.shards import NO_TESTS, ROOT
+from tests.support.selection import SLOW_ROOMS, changed_rooms
+from tests.support.shards import KINDS, NO_TESTS, ROOT, Results, Shards, known_seconds
 
-# More processes than cores, since most of a test's time is waiting.
-WORKERS = min(8, 2 * len(os.sched_getaffinity(0)))
-# Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
-SLOW_ROOMS = {
-    "deploy": ("pilotfish/systemd/",),
-    "device_runtime": ("pilotfish/wire/",),
-    "distill": (),
-    "emulation": (),
-    "edge_runtime": ("pilotfish/wire/", "pilotfish/engines/"),
-    "engines": ("pilotfish/export/",),
-    "export": (),
-    "field": (),
-    "judge": (),
-    "reference": (
-        "pilotfish/export/",
-        "pilotfish/engines/",
-        "pilotfish/judge/",
-        "pilotfish/distill/",
-    ),
-    "speculation": (),
-    "system": (
-        "pilotfish/wire/",
-        "pilotfish/device_runtime/",
-        "pilotfish/edge_runtime/",
-        "pilotfish/emulation/",
-        "pilotfish/speculation/",
-    ),
-    "wire": (),
+CORES = len(os.sched_getaffinity(0))
+WORKERS = min(8, 2 * CORES)  # more than cores, since most of a test's time is waiting
+LEAST_S = {"": 5.0, "reference": 60.0}  # of a batch; torch takes a while to import
+# What a part is called, and the markers of its tests.
+PARTS = {
+    "computing": "not waits and not timing",
+    "waiting": "waits",
+    "one after the other": "timing",
 }
-# With these, every room has changed.
-COMMON = ("constraints.txt", "pyproject.toml", "tests/conftest.py", "pilotfish/base/", ".ci/")
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
+# Options of pytest that are followed by a value.
+VALUED = ("-k", "-p", "-o", "-c", "-W", "--tb", "--timeout", "--deselect", "--ignore", "--basetemp")
+STOP_EARLY = ("-x", "--exitfirst", "--maxfail")
+SHOWN = ("-v", "-r", "-s", "--durations", "--setup", "--capture")  # batches that pass, too
+RUN_NOTHING = ("--co", "--collect-only", "--fixtures", "--markers", "-h", "--help", "--version")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all parts share.
+
+    chosen: an expression of markers. words: options of pytest. rooms: those whose slow tests run.
+    least_s: of a batch, which is to be longer than what its process imports first.
+    """
+
+    chosen: str
+    words: list[str]
+    rooms: set[str]
+    least_s: float
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the first failure ends the run."""
+        return any(word.startswith(STOP_EARLY) for word in self.words)
+
+    def shards(self, kind: str, tests: Sequence[str], workers: int) -> Shards:
+        """Return the run of those tests that bear these markers."""
+        return Shards(
+            tests,
+            ["-m", f"{self.chosen} and {kind}", *self.words],
+            workers,
+            seconds=known_seconds(kind == "waits", lambda file: room_of(file) in self.rooms),
+            least_s=self.least_s,
+            verbose=any(word.startswith(SHOWN) for word in self.words),
+            stop_early=self.stops_early,
+        )
 
 
 def main() -> int:
-    """Both parts; the exit status is that of the worse one."""
+    """All parts; the exit status is the worst one."""
     options, rest = arguments()
     if options.list:
         print(*sorted(changed_rooms(options.changed)), sep="\n")
         return 0
     started = time.monotonic()
-    chosen = selection(options)
     files, words = split_arguments(rest)
-    words += [f"--hypothesis-profile={'thorough' if options.all else 'pilotfish'}"]
-    parallel = twice(f"{chosen} and not timing", files or all_files(), words, WORKERS)
-    statuses = [parallel.status]
-    if parallel.status in (0, NO_TESTS) or goes_on(parallel.status, words):
-        print("\nOne after the other, since they measure time:", flush=True)
-        serial = twice(f"{chosen} and timing", files or timed_files(), words, 1)
-        statuses.append(serial.status)
-        if options.record:
-            parallel.add_all(serial)
-            shards.record(parallel)
-    parts = zip(("in parallel", "serially"), statuses, strict=False)
-    text = ", ".join(f"{part}: {WORDS.get(status, f'status {status}')}" for part, status in parts)
-    print(f"\n{(time.monotonic() - started) / 60:.1f} min; {text}")
-    return max((status for status in statuses if status != NO_TESTS), default=NO_TESTS)
+    rooms = slow_rooms(options)
+    chosen = selection(options, rooms)
+    if set(RUN_NOTHING).intersection(words):
+        command = [sys.executable, "-m", "pytest", "-m", chosen, *words, *files]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    for folder in ("pilotfish", "tests/support"):
+        compileall.compile_dir(ROOT / folder, quiet=2)
+    words.append(f"--hypothesis-profile={'thorough' if options.all else 'pilotfish'}")
+    plan = Plan(chosen, words, rooms, LEAST_S["reference" if options.reference else ""])
+    files = files or files_of(options)
+    workers = options.n or (CORES if options.reference else WORKERS)
+    parts = dict[str, Results]()
+    for part, kind in PARTS.items():
+        if tests := marked_files(files, kind) if kind in KINDS else files:
+            print(f"\n{part}:", flush=True)
+            parts[part] = twice(plan, kind, tests, 1 if kind == "timing" else workers)
+            if plan.stops_early and parts[part].status == 1:
+                break
+    if options.record:
+        shards.record(parts.values())
+    return conclude(parts, time.monotonic() - started)
 
 
-def selection(options: argparse.Namespace) -> str:
-    """Return the expression of markers that chooses the tests."""
-    chosen = "not reference"
+def conclude(parts: dict[str, Results], took_s: float) -> int:
+    """Print how all went and what it took; return the exit status."""
+    texts = [
+        f"{name}: {WORDS.get(part.status, f'status {part.status}')} ({part.count()})"
+        for name, part in parts.items()
+    ]
+    used = os.times()
+    cpu_s = used.children_user + used.children_system
+    print(f"\n{took_s / 60:.1f} min, {cpu_s / 60:.1f} of the processors; {'; '.join(texts)}")
+    statuses = [part.status for part in parts.values() if part.status != NO_TESTS]
+    return max(statuses, default=NO_TESTS)
+
+
+def slow_rooms(options: argparse.Namespace) -> set[str]:
+    """Return the rooms of which slow tests run."""
     if options.changed is not None:
-        rooms = sorted(changed_rooms(options.changed))
-        print(f"slow tests of: {', '.join(rooms) or 'no room'}")
-        chosen += f" and ({' or '.join(['not slow', *rooms])})"
-    elif not options.all:
+        return changed_rooms(options.changed)
+    return set(SLOW_ROOMS) if options.all or options.reference else set()
+
+
+def selection(options: argparse.Namespace, rooms: set[str]) -> str:
+    """Return the expression of markers that chooses the tests."""
+    chosen = "reference" if options.reference else "not reference"
+    if options.changed is not None:
+        print(f"slow tests of: {', '.join(sorted(rooms)) or 'no room'}")
+        chosen += f" and ({' or '.join(['not slow', *sorted(rooms)])})"
+    elif not rooms:
         chosen += " and not slow"
     return f"{chosen} and ({options.m})" if options.m else chosen
 
@@ -102,8 +143,10 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False, add_help=False)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--changed", nargs="?", const="", metavar="BASE")
+    parser.add_argument("--reference", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("-n", type=int, default=0)
     parser.add_argument("-m", default="")
     return parser.parse_known_args()
 
@@ -111,9 +154,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 def split_arguments(rest: Sequence[str]) -> tuple[list[str], list[str]]:
     """Tell files, folders and node ids from options of pytest."""
     files, words = list[str](), list[str]()
-    for word in rest:
+    for before, word in zip(("", *rest), rest, strict=False):
         path = Path(word.split("::")[0])
-        if word.startswith("-") or not path.exists():
+        if word.startswith("-") or before in VALUED or not path.exists():
             words.append(word)
         elif path.is_dir():
             files += [name.as_posix() for name in sorted(path.rglob("test_*.py"))]
@@ -122,144 +165,51 @@ def split_arguments(rest: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, words
 
 
-def twice(chosen: str, files: Sequence[str], words: list[str], workers: int) -> shards.Results:
-    """Run a part of the tests, and what failed once more, alone; the status is the last run's."""
-    early = not goes_on(shards.FAILED, words)
-    results = shards.run(files, ["-m", chosen, *words], workers, stop_early=early)
+def twice(plan: Plan, kind: str, tests: Sequence[str], workers: int) -> Results:
+    """Run a part of the tests, and what failed once more, alone: that decides."""
+    results = plan.shards(kind, tests, workers).run()
     print_slowest(results)
-    if results.status != shards.FAILED or early:
+    if not results.failed or plan.stops_early or results.wrong_use:
         return results
     print("\nOnce more and alone, what failed: what fails again has failed.", flush=True)
-    again = shards.run(results.failed, words, 1, stop_early=False)
-    results.status = again.status
+    again = plan.shards(kind, results.failed, 1).run()
+    # a file that could not be imported has no tests until it can
+    results.outcomes |= dict.fromkeys(results.failed, "skipped") | again.outcomes
+    results.wrong_use = again.wrong_use
     return results
 
 
-def print_slowest(results: shards.Results) -> None:
+def print_slowest(results: Results) -> None:
     """Name the tests that took longest."""
     for test in sorted(results.seconds, key=lambda test: -results.seconds[test])[:8]:
         print(f"{results.seconds[test]:7.1f} s  {test}")
 
 
-def goes_on(status: int, words: Sequence[str]) -> bool:
-    """Whether the tests go on after this status of a part of them."""
-    return status == shards.FAILED and not {"-x", "--exitfirst"}.intersection(words)
-
-
-def all_files() -> list[str]:
-    """Every file of tests but those that need torch."""
+def files_of(options: argparse.Namespace) -> list[str]:
+    """Return every file of tests, but those that need torch, or only those."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [path.relative_to(ROOT).as_posix() for path in paths]
-    return [name for name in names if not name.startswith("tests/reference/")]
+    return [name for name in names if (room_of(name) == "reference") == options.reference]
 
 
-def timed_files() -> list[str]:
-    """Files with tests marked `timing`."""
-    return [name for name in all_files() if "pytest.mark.timing" in (ROOT / name).read_text()]
+def room_of(file: str) -> str:
+    """Return the room that a file of tests belongs to."""
+    return Path(file).parts[1]
 
 
-def changed_rooms(base: str | None) -> set[str]:
-    """Rooms with slow tests in which something changed since `base`; all, if git cannot tell."""
-    try:
-        return rooms_of(changed_files(base or merge_base()))
-    except subprocess.CalledProcessError:
-        return set(SLOW_ROOMS)
-
-
-def rooms_of(names: list[str]) -> set[str]:
-    """Rooms whose slow tests may fail by a change of these files."""
-    if any(name.startswith(COMMON) for name in names):
-        return set(SLOW_ROOMS)
-    rooms = {
-        room
-        for room, others in SLOW_ROOMS.items()
-        for name in names
-        if name.startswith((f"pilotfish/{room}/", f"tests/{room}/", *others))
-    }
-    for name in names:
-        if name.startswith("tests/") and name.endswith(".py"):
-            rooms |= importing_rooms().get(name, set())
-        elif name.startswith("tests/data/"):
-            rooms |= {room for room in SLOW_ROOMS if mentions(room, Path(name).stem)}
-    return rooms & set(SLOW_ROOMS)
-
-
-@cache
-def importing_rooms() -> dict[str, set[str]]:
-    """For each file below `tests`: the rooms whose tests import it, directly or through others."""
-    paths = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("*.py"))]
-    imports = {path.as_posix(): imported_files(path) for path in paths}
-    users = {name: {Path(name).parts[1]} for name in imports if not is_shared(name)}
-    users["tests/conftest.py"] = set(SLOW_ROOMS)
-    changed = True
-    while changed:
-        changed = False
-        for name, files in imports.items():
-            for file in files:
-                rooms = users.setdefault(file, set())
-                more = users.get(name, set()) - rooms
-                rooms |= more
-                changed |= bool(more)
-    return users
-
-
-def is_shared(name: str) -> bool:
-    """Whether a file below `tests` belongs to no room."""
-    return Path(name).parts[1] == "support" or len(Path(name).parts) == 2
-
-
-def imported_files(path: Path) -> set[str]:
-    """Return the files below `tests` that one imports, or starts by its name."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    names = set[str]()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= {word for word in node.value.split() if word.startswith("tests.")}
-    files = {name.replace(".", "/") + ".py" for name in names if name.startswith("tests.")}
-    return {name for name in files if (ROOT / name).is_file()} - {path.as_posix()}
-
-
-def mentions(room: str, word: str) -> bool:
-    """Whether a test of a room names a file of data."""
-    return any(word in path.read_text() for path in (ROOT / "tests" / room).rglob("*.py"))
-
-
-def merge_base() -> str:
-    """Where this branch left `main`; on `main` itself, the commit before."""
-    head = git("rev-parse", "HEAD")
-    for main_branch in ("origin/main", "main"):
-        try:
-            base = git("merge-base", main_branch, "HEAD")
-        except subprocess.CalledProcessError:
-            continue
-        if base != head:
-            return base
-    return git("rev-parse", "HEAD^")
-
-
-def changed_files(base: str) -> list[str]:
-    """Paths that differ from `base`, committed or not."""
-    names = git("diff", "--name-only", base).splitlines()
-    return names + git("ls-files", "--others", "--exclude-standard").splitlines()
-
-
-def git(*words: str) -> str:
-    """What git says.
-
-    Raises:
-        subprocess.CalledProcessError: if it cannot tell, as in a shallow clone.
-    """
-    asked = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
-    return asked.stdout.strip()
+def marked_files(tests: Sequence[str], kind: str) -> list[str]:
+    """Return those in whose files some tests bear a marker."""
+    word = f"pytest.mark.{kind}"
+    return [test for test in tests if word in (ROOT / test.split("::")[0]).read_text()]
 
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each child would compile all files anew
     reaper = Reaper()  # of this process's own children, pytest's, too
-    status = main()
-    reaper.close()
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    finally:
+        reaper.close()
     sys.exit(status)

@@ -7,7 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -16,6 +16,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
 from pilotfish.wire import keys
+from tests.support import forking
 from tests.support.judging import random_head, saved
 from tests.support.measuring import PROMPTS
 from tests.support.reaper import Reaper, own_mounts
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("pilotfish", deadline=None, max_examples=40)
-settings.register_profile("thorough", deadline=None)  # where slow tests run, too
+settings.register_profile("pilotfish", deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None)  # of `make test-all`
 settings.load_profile("pilotfish")
 
 TESTS = Path(__file__).parent
 ROOMS = sorted(path.name for path in TESTS.iterdir() if (path / "__init__.py").exists())
-ONE_WORKER = ("tests/deploy/booted/",)  # folders whose files share what takes long to make
 
 REAPER = pytest.StashKey[Reaper]()
 VOCAB = 64
@@ -50,10 +50,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{room}: tests/{room}")
     own_mounts()
     config.stash[REAPER] = Reaper()
+    forking.install()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End what the tests have left."""
+    forking.uninstall()
     config.stash[REAPER].close()
 
 
@@ -61,19 +63,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark every test with its room."""
     if (room := item.path.relative_to(TESTS).parts[0]) in ROOMS:
         item.add_marker(room)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file's tests run on one worker, in order, and so share its fixtures."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class WholeFiles(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            shared = (folder for folder in ONE_WORKER if nodeid.startswith(folder))
-            return next(shared, nodeid.split("::", 1)[0])
-
-    return WholeFiles(config, log)
 
 
 class Pair(NamedTuple):
@@ -95,7 +84,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def default_artifacts() -> Pair:
-    """The default model as drafter and target: exported once, though several workers want it."""
+    """The default model as drafter and target: exported once, though several processes want it."""
     from pilotfish.cli.export import default_pair
 
     cache_directory().mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""A child process that is tied to its parent: by a socket pair, over which both say lines of JSON.
+"""A child process with a pipe to its parent: a socket pair that carries lines of JSON.
 
-When the parent is gone, however it went, the child hears its end close, and stops: no orphans.
+When the parent ends for any reason, its end of the pipe closes and the child stops: no orphans.
 """
 
 import json
@@ -23,7 +23,7 @@ class ChildPipe:
         self._unread = b""
 
     def receive(self) -> dict[str, Any] | None:
-        """What the other end says next; None if it is gone. May raise `TimeoutError`."""
+        """Return the next message; None: the other end is closed. May raise `TimeoutError`."""
         while b"\n" not in self._unread:
             try:
                 part = self._end.recv(65536)
@@ -33,29 +33,29 @@ class ChildPipe:
                 return None
             self._unread += part
         line, self._unread = self._unread.split(b"\n", 1)
-        said: dict[str, Any] = json.loads(line)
-        return said
+        message: dict[str, Any] = json.loads(line)
+        return message
 
-    def send(self, said: dict[str, Any]) -> None:
-        """Say this to the other end."""
-        self._end.sendall(json.dumps(said, default=os.fspath).encode() + b"\n")
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        self._end.sendall(json.dumps(message, default=os.fspath).encode() + b"\n")
 
     def send_error(self, error: PilotfishError) -> None:
-        """Tell the parent of an error, which `ChildProcess.receive` raises there."""
+        """Send an error to the parent, where `ChildProcess.receive` raises it."""
         self.send({"code": error.code, "message": str(error)})
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close this end."""
         self._end.close()
 
 
 class ChildProcess:
-    """The child; its command gets one more argument, the descriptor of its end of the tie."""
+    """A child; its command gets one more argument, the descriptor of its end of the pipe."""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # a session of its own: Ctrl-C in the terminal reaches the parent, which stops the child
+            # a session of its own: Ctrl-C reaches the parent only, which then stops the child
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -66,14 +66,14 @@ class ChildProcess:
         self.pipe = ChildPipe(ours)
 
     def receive(self) -> dict[str, Any] | None:
-        """What the child says next; None if it has ended. Raises the typed error that it tells."""
-        said = self.pipe.receive()
-        if said is not None and "code" in said:
-            raise from_code(said["code"], said["message"])
-        return said
+        """Return the child's next message; None: it has ended. Raises an error that it sends."""
+        message = self.pipe.receive()
+        if message is not None and "code" in message:
+            raise from_code(message["code"], message["message"])
+        return message
 
     def stop(self, *, terminate: bool = False) -> None:
-        """Close the tie (and send SIGTERM); kills a child that does not end by itself."""
+        """Close the pipe (and send SIGTERM); kill the child if it does not end in time."""
         self.pipe.close()
         if terminate:
             self.process.terminate()

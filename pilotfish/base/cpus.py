@@ -1,8 +1,8 @@
-"""How many CPUs this process may use: its affinity, within the quota of its control groups.
+"""The number of CPUs that this process may use: its affinity and its control groups' quota.
 
-A quota (`docker --cpus`, a Kubernetes limit, ``CPUQuota=`` of a unit) leaves the affinity as it is,
-and stops all threads for the rest of a period once they have used it up. Threads that wait for each
-other, as those of a pass do, then lose more than the quota takes.
+A quota (`docker --cpus`, a Kubernetes limit, ``CPUQuota=`` of a unit) does not change the affinity.
+When the threads have used it up, the kernel stops all of them for the rest of the period. Threads
+that wait for each other, as in a pass, then lose more time than the quota takes.
 """
 
 import os
@@ -15,10 +15,10 @@ _ROOT = Path("/")
 
 
 def usable_cpus(root: Path = _ROOT) -> int:
-    """Return how many threads can run at full speed: at least 1.
+    """Return the number of threads that can run at full speed, at least 1.
 
-    A fraction of a CPU counts for nothing, as in Rust's `available_parallelism`: the thread that it
-    would hold up is waited for by the others. root: where /proc and /sys are.
+    A fraction of a CPU does not count, as in Rust's `available_parallelism`: the other threads
+    would wait for the one that has it. root: the folder of /proc and /sys.
     """
     cores = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
@@ -26,12 +26,12 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the CPUs that the control groups grant, the least of all levels; None: no quota."""
+    """Return the least CPU quota of the control groups' levels; None: no quota."""
     quotas = [
         quota
-        for group in _groups(root)
-        for folder in _levels(root, group)
-        if (quota := _quota(folder)) is not None
+        for group in _find_groups(root)
+        for folder in _list_levels(root, group)
+        if (quota := _read_quota(folder)) is not None
     ]
     return min(quotas, default=None)
 
@@ -40,7 +40,7 @@ class _Group(NamedTuple):
     """A control group of this process, in one hierarchy.
 
     mount: where the hierarchy is mounted. top: the group at the mount's root; a container sees only
-    what is below it. path: the process's own group.
+    the groups below it. path: the process's group.
     """
 
     mount: PurePosixPath
@@ -48,17 +48,17 @@ class _Group(NamedTuple):
     path: PurePosixPath
 
 
-def _groups(root: Path) -> Iterator[_Group]:
-    """The groups in the unified hierarchy (v2) and in that of the cpu controller (v1)."""
+def _find_groups(root: Path) -> Iterator[_Group]:
+    """Yield the groups in the unified hierarchy (v2) and in the cpu controller's (v1)."""
     paths = {}
-    for line in _lines(root / "proc/self/cgroup"):  # number:controllers:path
+    for line in _read_lines(root / "proc/self/cgroup"):  # number:controllers:path
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (number, controllers) == ("0", ""):
             paths["cgroup2"] = path
         elif "cpu" in controllers.split(","):
             paths["cgroup"] = path
-    for line in _lines(root / "proc/self/mountinfo"):
+    for line in _read_lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         fields, described = before.split(" "), after.split(" ")
         kind = described[0]
@@ -69,11 +69,11 @@ def _groups(root: Path) -> Iterator[_Group]:
             yield _Group(mount, top, PurePosixPath(paths[kind]))
 
 
-def _levels(root: Path, group: _Group) -> Iterator[Path]:
-    """The folders from the process's group up to the mount's root.
+def _list_levels(root: Path, group: _Group) -> Iterator[Path]:
+    """Yield the folders from the process's group up to the mount's root.
 
-    A group outside of what is mounted (a container without a namespace of groups) counts as the
-    root: the quota of a container is there.
+    A group outside the mount (a container without a cgroup namespace) counts as the root, which has
+    the container's quota.
     """
     mount = root / group.mount.relative_to("/")
     below = group.path
@@ -86,20 +86,20 @@ def _levels(root: Path, group: _Group) -> Iterator[Path]:
             yield mount / level
 
 
-def _quota(folder: Path) -> float | None:
-    """Return the quota that one group sets, in CPUs; None: none."""
+def _read_quota(folder: Path) -> float | None:
+    """Return a group's own quota, in CPUs; None: no quota."""
     with suppress(ValueError, ZeroDivisionError):
-        if lines := _lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
+        if lines := _read_lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
             quota, period = lines[0].split()
             return None if quota == "max" else int(quota) / int(period)
-        if lines := _lines(folder / "cpu.cfs_quota_us"):
+        if lines := _read_lines(folder / "cpu.cfs_quota_us"):
             allowed_us = int(lines[0])
-            period_us = int(_lines(folder / "cpu.cfs_period_us")[0])
+            period_us = int(_read_lines(folder / "cpu.cfs_period_us")[0])
             return allowed_us / period_us if allowed_us > 0 else None
     return None
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8", "replace").splitlines()
     except OSError:

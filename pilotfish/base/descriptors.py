@@ -1,19 +1,19 @@
-"""How many connections a process can have within the system's limit of open files."""
+"""Fit the number of connections into the system's limit of open files."""
 
 import errno
 import os
 import resource
 from contextlib import suppress
 
-# What `accept` or `open` fails with where the machine or the process has no room left.
+# Errors of `accept` or `open` if the machine or the process has no room left.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
-_LEAST_OWN = 48  # of a small limit, that are kept for other needs
+_MIN_RESERVED = 48  # descriptors reserved for other files under a small limit
 
 
-def raised_limit(wanted: int) -> int | None:
-    """Raise the soft limit to ``wanted``, as far as the hard one allows.
+def raise_limit(wanted: int) -> int | None:
+    """Raise the soft limit towards ``wanted``, within the hard one.
 
-    Returns the limit in force; None: there is none.
+    Return the limit in force; None: no limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < wanted:  # below 0: unlimited
@@ -25,16 +25,16 @@ def raised_limit(wanted: int) -> int | None:
 
 
 def connection_room(connections: int, reserved: int) -> int:
-    """Return how many of so many connections there can be beside ``own`` open files.
+    """Return how many of these connections fit beside ``reserved`` open files.
 
-    A limit that is too small for both is shared: most of it is the process's own.
+    A limit that is too small for both is divided; at most three quarters go to the reserved files.
     """
-    limit = raised_limit(connections + reserved)
+    limit = raise_limit(connections + reserved)
     if limit is None or limit >= connections + reserved:
         return connections
-    return max(2, min(connections, limit - min(reserved, max(_LEAST_OWN, limit * 3 // 4))))
+    return max(2, min(connections, limit - min(reserved, max(_MIN_RESERVED, limit * 3 // 4))))
 
 
 def open_files() -> int:
-    """Count the descriptors that the process has open."""
-    return len(os.listdir("/proc/self/fd")) - 1  # that of the listing itself
+    """Count the open descriptors of this process."""
+    return len(os.listdir("/proc/self/fd")) - 1  # minus the listing's own

@@ -1,18 +1,17 @@
-"""Errors between a device and an edge, each with a code, an exit code and advice.
+"""Errors of both ends, each with a code, an exit code and advice.
 
-One class per kind. ``code`` travels on the wire, ``exit_code`` is what a command ends with, and the
-message is a whole sentence that says what to do. `from_code` turns a received code back into its
-class, so that a caller catches the same type wherever the fault was found.
+Each kind is a class. ``code`` crosses the wire, ``exit_code`` is a command's exit status, and the
+message is a whole sentence that says what to do. `from_code` turns a received code into its class,
+so that a caller catches the same type on either end.
 """
 
 from typing import ClassVar
 
 
 class PilotfishError(Exception):
-    """Root of the hierarchy; never raised itself.
+    """Base of all errors; never raised itself.
 
-    code: names the kind on the wire and over HTTP. exit_code: what a command ends with. The message
-    is a whole sentence that says what to do.
+    code: name of the kind on the wire and over HTTP. exit_code: a command's exit status.
     """
 
     code: ClassVar[str] = "error"
@@ -50,7 +49,7 @@ class UnsupportedError(PilotfishError, ValueError):
 class BadGrammarError(PilotfishError):
     """A grammar that does not compile, is too complex, or leaves no token.
 
-    part: whose schema it is about, a tool's name or "" for the answer's form; None: unknown.
+    part: the name of the tool with the schema at fault; "": the answer's format; None: unknown.
     """
 
     code = "bad-grammar"
@@ -114,14 +113,14 @@ class TooManySessionsError(PilotfishError):
 
 
 class RateLimitedError(PilotfishError):
-    """More messages per second than the edge takes from one client."""
+    """More messages per second than the edge accepts from one client."""
 
     code = "rate-limited"
     exit_code = 75
 
 
 class BusyError(PilotfishError):
-    """The edge's machine cannot do this now; it says nothing of the request."""
+    """The edge's machine cannot serve this now; the request itself may be valid."""
 
     code = "busy"
     exit_code = 75
@@ -149,14 +148,14 @@ class EdgeUnreachableError(PilotfishError):
 
 
 class TargetLostError(PilotfishError):
-    """A node of the edge's target is gone, too late, or gives invalid answers."""
+    """A node of the edge's target is lost, late, or gives invalid answers."""
 
     code = "target-lost"
     exit_code = 69
 
 
 class EdgeLostError(PilotfishError):
-    """The edge went away in the middle of the work and did not come back in time."""
+    """The connection to the edge was lost during a request and did not return in time."""
 
     code = "edge-lost"
     exit_code = 69
@@ -177,14 +176,14 @@ class CertificateError(PilotfishError):
 
 
 class TraceError(PilotfishError):
-    """A trace of a link that is missing, empty or malformed."""
+    """A link trace that is missing, empty or malformed."""
 
     code = "trace"
     exit_code = 65
 
 
 class ListenError(PilotfishError):
-    """The edge cannot or may not listen there."""
+    """The edge cannot or may not listen at an address."""
 
     code = "listen"
     exit_code = 71
@@ -219,7 +218,7 @@ class InterruptedGenerationError(PilotfishError):
 
 
 class DeviceInUseError(PilotfishError):
-    """The calling thread has an answer of the device open, or another one is at work on it."""
+    """The calling thread has an answer of the device open, or another thread is using it."""
 
     code = "device-in-use"
     exit_code = 75
@@ -233,7 +232,7 @@ class DeviceClosedError(PilotfishError):
 
 
 class DrainingError(PilotfishError):
-    """The edge is about to stop and begins nothing new."""
+    """The edge is about to stop and accepts no new request."""
 
     code = "draining"
     exit_code = 75
@@ -247,27 +246,27 @@ class ConfigError(PilotfishError):
 
 
 class NotReloadedError(PilotfishError):
-    """A running daemon did not take over its whole configuration."""
+    """A running daemon did not apply its whole configuration."""
 
     code = "not-reloaded"
     exit_code = 78
 
 
-def _all(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
-    """Return the kinds of this file by their codes: no others cross the wire."""
-    found = {kind.code: kind}
+def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
+    """Return the kinds of this file by code; no others cross the wire."""
+    kinds = {kind.code: kind}
     for child in kind.__subclasses__():
         if child.__module__ == __name__:
-            found.update(_all(child))
-    return found
+            kinds.update(_kinds_by_code(child))
+    return kinds
 
 
 def from_code(code: str, message: str) -> PilotfishError:
-    """Build the error that ``code`` names; an unknown code (a newer edge's) is an InternalError.
+    """Make the error that ``code`` names; an unknown code (a newer edge's) is an InternalError.
 
-    Both come from a message that was read by `wire.messages.checked`, or from our own child.
+    The texts come from `wire.messages.decode_checked`, or from our own child process.
     """
-    kind = _all(PilotfishError).get(code)
+    kind = _kinds_by_code(PilotfishError).get(code)
     if kind is None:
         return InternalError(f"{message} (code {code!r})")
     return kind(message)

@@ -1,4 +1,4 @@
-"""How to install an extra of this package, where it came from: no index need have it."""
+"""The command that installs an extra of this package from its own source, without an index."""
 
 import json
 import shlex
@@ -10,10 +10,10 @@ from urllib.parse import unquote
 _PACKAGE = "pilotfish"
 
 
-def installing(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return a command that installs an extra, such as ``pip install -e '/src/pilotfish[cpu]'``.
 
-    Where it is not known what this installation was made of, the command is for a checkout.
+    If the source of this installation is unknown, the command is for a checkout.
     """
     url, editable = _origin()
     if not url:
@@ -26,7 +26,7 @@ def installing(extra: str) -> str:
 
 @cache
 def _origin() -> tuple[str, bool]:
-    """Return the URL to install from ("": unknown) and whether that is editable: PEP 610."""
+    """Return the installed source's URL ("": unknown), and whether it is editable (PEP 610)."""
     for distribution in metadata.distributions(name=_PACKAGE):
         if text := distribution.read_text("direct_url.json"):
             try:
@@ -38,7 +38,7 @@ def _origin() -> tuple[str, bool]:
 
 
 def _location(record: dict[str, Any]) -> str:
-    """Return the URL of a record as pip takes it: that of a repository names its kind, too."""
+    """Return a record's URL in pip's form, which for a repository includes its kind."""
     url = str(record["url"])
     if repository := record.get("vcs_info"):
         url = f"{repository['vcs']}+{url}@{repository['commit_id']}"

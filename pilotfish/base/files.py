@@ -1,10 +1,10 @@
-"""Write files that change as a whole or not at all, even if the disk fills or the power fails.
+"""Replace files as a whole or not at all, even if the disk fills or the power fails.
 
-The new content is written beside the file, made durable, and renamed into its place. Standard
-library only: this runs on a board before anything is installed there.
+The new content is written to a partial file in the same folder, synced, and renamed. The module
+needs the standard library only, since it runs on a board before anything is installed there.
 
-What people said, and what they were answered, is nobody else's: such files are made with the mode
-`PRIVATE`, in folders made by `private_folder`. What is there already keeps its mode.
+Conversations are private: their files have the mode `PRIVATE`, in folders made by `private_folder`.
+Existing files and folders keep their modes.
 """
 
 import os
@@ -15,10 +15,10 @@ _PARTIAL = ".pilotfish-partial"
 
 
 def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = None) -> None:
-    """Replace a file's content; only its owner can read it before it has its ``mode``.
+    """Replace a file's content; until the file has its ``mode``, only its owner can read it.
 
-    group: whose it becomes; None: the writer's. One writer at a time. Raises `OSError`; then the
-    old content is intact, and nothing is left beside it.
+    group: the file's group; None: the writer's. Allows one writer at a time. Raises `OSError`; then
+    the old content is intact, and no partial file is left.
     """
     partial = partial_path(path)
     try:
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            if group is not None:  # our units' services may not even call this
+            if group is not None:  # our units forbid services this call
                 os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
@@ -37,16 +37,16 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
 
 
 def partial_path(path: Path) -> Path:
-    """Return where the next content of ``path`` is written; remove what a kill left there."""
+    """Return the path of the partial file for ``path``; remove one that a kill has left."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")
     partial.unlink(missing_ok=True)
     return partial
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for its owner alone.
+    """Make a folder and its missing parents, for their owner only.
 
-    One that is there stays as it is. Raises `OSError`, also for a file of that name.
+    An existing folder stays as it is. Raises `OSError`, also for a file of that name.
     """
     if not path.is_dir():
         private_folder(path.parent)
@@ -54,13 +54,13 @@ def private_folder(path: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove what kills left in a folder of files that were made `beside` others."""
+    """Remove the partial files that kills have left in a folder."""
     for partial in folder.glob(f".*{_PARTIAL}"):
         partial.unlink(missing_ok=True)
 
 
 def move_into_place(partial: Path, path: Path) -> None:
-    """Rename the file made `beside` into its place, durably."""
+    """Rename a partial file into its place, durably."""
     os.replace(partial, path)
     sync(path.parent)
 

@@ -1,7 +1,7 @@
-"""The user's own folders, by the XDG base directory specification.
+"""The user's folders, by the XDG base directory specification.
 
-A process may have no home: ``env -i``, s6, runit and containers start some without ``HOME``, under
-a uid that no passwd entry knows.
+A process may have no home: ``env -i``, s6, runit and containers may start it without ``HOME``, with
+a uid that has no passwd entry.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def home() -> Path | None:
-    """Return the user's home; None where neither ``HOME`` nor the passwd file names one."""
+    """Return the user's home; None: neither ``HOME`` nor the passwd file names one."""
     if named := os.environ.get("HOME"):
         return Path(named)
     try:
@@ -22,11 +22,11 @@ def home() -> Path | None:
 def user_folder(variable: str, below_home: str) -> Path | None:
     """Return the folder that an XDG variable names, else its default; None without a home.
 
-    variable: such as ``XDG_CACHE_HOME``; relative paths in it are to be ignored. below_home: such
+    variable: such as ``XDG_CACHE_HOME``; the specification ignores relative paths. below_home: such
     as ``.cache``.
     """
     named = os.environ.get(variable, "")
     if os.path.isabs(named):
         return Path(named)
-    own = home()
-    return None if own is None else own / below_home
+    base = home()
+    return None if base is None else base / below_home

@@ -1,10 +1,10 @@
-"""Metrics of both ends: plain numbers that are declared once, and cost a round next to nothing.
+"""Metrics of both ends: plain numbers, declared once, nearly free to count.
 
-A dataclass declares them, a field each: `counter`, `gauge`, `histogram`, `notes`. Its owner counts
-by plain arithmetic: ``own.pings += 1``, ``own.windows["greedy"] += 1``, ``own.queue_s.add(0.01)``;
-a field with labels is a dict by the label's value, or by a tuple of them if there are several.
-`families` and `metric` make of that what Prometheus' library writes out (extra `serve`); nothing
-else needs it.
+A dataclass declares each metric as a field: `counter`, `gauge`, `histogram`, `notes`. Its owner
+counts by plain arithmetic: ``counts.pings += 1``, ``counts.windows["greedy"] += 1``,
+``counts.queue_s.add(0.01)``. A field with labels is a dict by the label's value, or by a tuple for
+several labels. `metric_families` and `metric` convert the fields for Prometheus' library (extra
+`serve`), which nothing else needs.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """How many values were at most each of some bounds (ascending), and beyond the last."""
+    """Counts of values between ascending bounds, and above the last one."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -33,7 +33,7 @@ class Histogram:
 
 
 class Histograms(dict[Any, Histogram]):
-    """Histograms with the same bounds by their labels; they begin when they are first asked for."""
+    """Histograms with the same bounds, by label; each is created at its first use."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         super().__init__()
@@ -45,27 +45,27 @@ class Histograms(dict[Any, Histogram]):
 
 
 def counter(name: str, text: str, *labels: str, known: Sequence[str] = ()) -> Any:
-    """Declare what only grows: an int, or a `Counter` by its labels. text: its help.
+    """Declare a counter: an int, or a `Counter` by label. text: its help.
 
-    known: labels that are told before they are counted.
+    known: labels that are exported with 0 before they are counted.
     """
     first = Counter[str](dict.fromkeys(known, 0)).copy if labels else int
-    return _declared(first, "counter", name, text, *labels)
+    return _declare(first, "counter", name, text, *labels)
 
 
 def gauge(name: str, text: str, *labels: str, first: Callable[[], float] = int) -> Any:
-    """Declare what rises and falls: ``first()`` to begin with, or a dict by its labels."""
-    return _declared(dict if labels else first, "gauge", name, text, *labels)
+    """Declare a gauge with the initial value ``first()``, or a dict by label."""
+    return _declare(dict if labels else first, "gauge", name, text, *labels)
 
 
 def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> Any:
-    """Declare a `Histogram`, or `Histograms` by their labels; bounds are written as they are."""
-    made = Histograms if labels else Histogram
-    return _declared(lambda: made(bounds), "histogram", name, text, *labels)
+    """Declare a `Histogram`, or `Histograms` by label; bounds are exported as they are."""
+    kind = Histograms if labels else Histogram
+    return _declare(lambda: kind(bounds), "histogram", name, text, *labels)
 
 
 class Described(Protocol):
-    """A quantity with a name of its own and a help text."""
+    """A quantity with a name and a help text."""
 
     @property
     def name(self) -> str:
@@ -80,29 +80,29 @@ _Described = TypeVar("_Described", bound=Described)
 
 
 def notes(kinds: Callable[[], Mapping[str, _Described]], name: Callable[[_Described], str]) -> Any:
-    """Declare the protocols' own counters: a dict by the counter's name and the protocol.
+    """Declare the protocols' counters: a dict by the counter's name and the protocol.
 
-    kinds: lists them by name; name: makes the metric's name of one.
+    kinds: returns the counters by name. name: returns a counter's metric name.
     """
 
-    def made(prefix: str, sums: dict[tuple[str, str], float]) -> Iterator["Metric"]:
+    def make_metrics(prefix: str, sums: dict[tuple[str, str], float]) -> Iterator["Metric"]:
         for kind in kinds().values():
             labels = [protocol for what, protocol in [*sums] if what == kind.name]
             values = {protocol: sums[kind.name, protocol] for protocol in labels}
             yield metric("counter", prefix, name(kind), kind.help, values, "protocol")
 
-    about = {"metrics": made, "labels": ("protocol",)}
+    about = {"metrics": make_metrics, "labels": ("protocol",)}
     return field(default_factory=lambda: defaultdict(float), metadata=about)
 
 
 def metric_families(counts: Any, prefix: str, *, without: str = "") -> Iterator["Metric"]:
-    """Yield everything that the dataclass of ``own`` declares, as it stands now.
+    """Yield the metrics that the dataclass of ``counts`` declares, with their present values.
 
-    without: a label; what has it is left out.
+    without: a label; metrics with it are left out.
     """
-    for one in fields(counts):
-        if one.metadata and without not in one.metadata["labels"]:
-            yield from one.metadata["metrics"](prefix, getattr(counts, one.name))
+    for metric_field in fields(counts):
+        if metric_field.metadata and without not in metric_field.metadata["labels"]:
+            yield from metric_field.metadata["metrics"](prefix, getattr(counts, metric_field.name))
 
 
 def metric(
@@ -113,7 +113,7 @@ def metric(
     value: Any,
     *labels: str,
 ) -> "Metric":
-    """Make a family of samples. value: as a field of this kind with these labels holds it."""
+    """Make a family of samples; value: that of a field of this kind with these labels."""
     from prometheus_client import core
 
     kinds = {
@@ -122,22 +122,25 @@ def metric(
         "histogram": core.HistogramMetricFamily,
     }
     family: Any = kinds[kind](prefix + name, text, labels=labels)
-    samples = sorted(dict(value).items()) if labels else [((), value)]  # a copy: counting goes on
-    for key, one in samples:
-        at = (key,) if isinstance(key, str) else key
-        if isinstance(one, Histogram):
-            bounds = [*map(str, one.bounds), "+Inf"]
-            buckets = [*zip(bounds, accumulate([*one.counts]), strict=True)]
-            family.add_metric(at, buckets, one.total)
+    # a copy, since other threads go on counting
+    samples = sorted(dict(value).items()) if labels else [((), value)]
+    for key, sample in samples:
+        label_values = (key,) if isinstance(key, str) else key
+        if isinstance(sample, Histogram):
+            bounds = [*map(str, sample.bounds), "+Inf"]
+            buckets = [*zip(bounds, accumulate([*sample.counts]), strict=True)]
+            family.add_metric(label_values, buckets, sample.total)
         else:
-            family.add_metric(at, one)
-    made: Metric = family
-    return made
+            family.add_metric(label_values, sample)
+    result: Metric = family
+    return result
 
 
-def _declared(first: Callable[[], object], kind: Any, name: str, *told: str) -> Any:
-    def made(prefix: str, value: Any) -> Iterable["Metric"]:
-        text, *labels = told
+def _declare(first: Callable[[], object], kind: Any, name: str, *description: str) -> Any:
+    def make_metrics(prefix: str, value: Any) -> Iterable["Metric"]:
+        text, *labels = description
         return [metric(kind, prefix, name, text, value, *labels)]
 
-    return field(default_factory=first, metadata={"metrics": made, "labels": told[1:]})
+    return field(
+        default_factory=first, metadata={"metrics": make_metrics, "labels": description[1:]}
+    )

@@ -16,9 +16,9 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """
     text = _BLANK.sub(" ", text[:most])
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else _spelled(char) for char in text)
+        text = "".join(char if char.isprintable() else _escape(char) for char in text)
     return text[:most]
 
 
-def _spelled(char: str) -> str:
+def _escape(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -1,9 +1,9 @@
-"""Read files that others made, which may be anything: damaged, of another kind, endless.
+"""Read files from outside, which may be damaged, of another kind, or endless.
 
-`reading` is the one place that knows what reading and decoding such a file can raise, and makes one
-typed error of it. `content` and `text` read a file as a whole, if it is one: a pipe in its place
-would be waited for, and an endless one fills the memory. `naming` is for files that are written.
-Standard library only.
+`reading_file` converts all errors of reading and decoding such a file into one typed error.
+`read_content` and `read_text` read a regular file as a whole; a pipe in its place would block, and
+an endless file would fill the memory. `naming_file` is for files that are written. The module needs
+the standard library only.
 """
 
 import codecs
@@ -14,39 +14,38 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MOST_BYTES = 1 << 30  # of a file that is read as a whole
-_LEAST_READ = 1 << 16  # also of files whose size the kernel does not tell
+MOST_BYTES = 1 << 30  # the largest file that is read as a whole
+_LEAST_READ = 1 << 16  # also if the kernel reports no size
 
 
 @contextmanager
 def reading_file(make_error: Callable[[str], Exception]) -> Iterator[None]:
-    """Raise ``told(problem)`` for whatever is wrong with a file that is read or decoded here.
+    """Raise ``make_error(problem)`` for any error in reading or decoding a file.
 
-    told: makes the error of half a sentence, such as "Permission denied". A file that is not there
-    is such a problem, too: catch `FileNotFoundError` inside where it has words of its own. What has
-    the right form and wrong values is the caller's to check.
+    problem: half a sentence, such as "Permission denied". A missing file is a problem, too; to give
+    it another text, catch `FileNotFoundError` inside. The caller checks the decoded values.
     """
     try:
         yield
     except OSError as error:
         raise make_error(error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
-        found = error.object[error.start]
+        byte = error.object[error.start]
         raise make_error(
-            f"it is not UTF-8 text, by its byte {error.start}, 0x{found:02x}"
+            f"it is not UTF-8 text, by its byte {error.start}, 0x{byte:02x}"
         ) from error
     except RecursionError as error:
         raise make_error("what it holds is nested too deeply") from error
     except MemoryError as error:
         raise make_error("it is too large for this machine's memory") from error
-    except ValueError as error:  # json's, msgspec's and tomllib's, and int's for endless digits
+    except ValueError as error:  # from json, msgspec, tomllib, and from int for endless digits
         problem = str(error).partition("; use sys.set_int_max_str_digits")[0]
         raise make_error(problem) from error
 
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Put a file's name into an `OSError` that lacks it, as that of a full disk does."""
+    """Add the file's name to an `OSError` that lacks it, such as a full disk's."""
     try:
         yield
     except OSError as error:
@@ -56,19 +55,21 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file's bytes; `OSError` says why not, `ValueError` for what is no file or too large.
+    """Read a file's bytes within `reading_file`.
 
-    To be called within `reading`.
+    Raises `OSError`, and `ValueError` for anything but a regular file, and for one that is too
+    large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    told = os.fstat(descriptor)
-    if not stat.S_ISREG(told.st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        if stat.S_ISDIR(told.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, no file")
         raise ValueError("it is no file")
     parts, left = [], most + 1
-    step = min(most, max(told.st_size, _LEAST_READ)) + 1  # what is asked for is allocated at once
+    # bounded, since `read` allocates the whole size at once
+    step = min(most, max(status.st_size, _LEAST_READ)) + 1
     with os.fdopen(descriptor, "rb") as file:
         while left > 0 and (part := file.read(min(left, step))):
             parts.append(part)
@@ -81,25 +82,23 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def utf8_path(path: Path) -> str:
-    """Return a path as the string whose UTF-8 bytes name the file.
+    """Return a path as a string whose UTF-8 bytes are the file's name.
 
-    Libraries in C++ encode a string so, whatever Python decodes file names by in this locale.
+    C++ libraries encode strings as UTF-8, while Python decodes file names by the locale. Raises
     `UnicodeDecodeError` for a name that is not UTF-8.
     """
     return os.fsencode(path).decode("utf-8")
 
 
 def without_bom(data: bytes) -> bytes:
-    """Return UTF-8 text without the byte order mark that some editors and shells put first."""
+    """Remove the byte order mark that some editors and shells put before UTF-8 text."""
     return data.removeprefix(codecs.BOM_UTF8)
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Read a file of UTF-8 text, whose lines end in ``\\n`` whatever they end in there.
+    """Read a file of UTF-8 text within `reading_file`, without a byte order mark.
 
-    A byte order mark, which some editors put first, is no part of the text.
-
-    To be called within `reading`; errors are those of `content`, and `UnicodeDecodeError`.
+    All line ends become ``\\n``. Raises the errors of `read_content`, and `UnicodeDecodeError`.
     """
     return (
         without_bom(read_content(path, most))

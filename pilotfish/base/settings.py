@@ -1,12 +1,12 @@
 """Settings: the fields of a frozen keyword-only `msgspec.Struct`, each with its bounds and help.
 
-A field says all that there is to say of it, and flags, TOML keys, help and reloads follow from it::
+A field is declared once; flags, TOML keys, help and reloads follow from its declaration::
 
     drain_s: Annotated[float, setting("seconds in which …", ge=0, flag="drain", live=True)] = 5.0
 
-`setting` is short for `msgspec.Meta`, so that msgspec holds the bounds where it decodes. A field
-without a description is no flag. One that is such a struct itself is a group of settings; with a
-title it is one in the help, too.
+`setting` returns a `msgspec.Meta`, so msgspec checks the bounds when it decodes. A field without a
+description has no flag. A field that is such a struct itself is a group of settings; with a title
+it is a group in the help, too.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from msgspec import NODEFAULT, Meta, Struct, structs
 
 REQUIRED = NODEFAULT
 _Settings = TypeVar("_Settings", bound=Struct)
-_SAID = ("ge", "gt", "le", "title", "description", "extra")
+_META_FIELDS = ("ge", "gt", "le", "title", "description", "extra")
 
 
 def setting(
@@ -29,27 +29,27 @@ def setting(
     title: str | None = None,
     **extra: Any,
 ) -> Meta:
-    """What there is to say of a setting. extra may hold:
+    """Return the metadata of a setting. extra may have:
 
-    flag: its flag and TOML key, with dashes for underscores; else the field's name, and for one in
-        seconds without its ``_s``.
-    metavar: what stands for its value in the help; else N for an int and S for seconds.
-    live: True for what a running daemon can change; all else needs a restart.
-    repeat: True for a tuple whose flag is given once for each item; else commas separate them.
-    choices: the values to choose from, where the type is no ``Literal``.
-    positional: True for what is named by its place, not by a flag.
-    exclusive: a name that settings share of which a caller may give one only.
-    form: how a value is written, where the type does not tell: a name in `pilotfish.cli.flags`
-        (FORMS), or a function of the text; ValueError says what is wrong with it.
+    flag: flag and TOML key, with dashes for underscores; default: the field's name, without a final
+        ``_s`` for seconds.
+    metavar: placeholder of the value in the help; default: N for an int, S for seconds.
+    live: True if a running daemon can change the setting; others need a restart.
+    repeat: True for a tuple whose flag is repeated for each item; default: separated by commas.
+    choices: the allowed values, if the type is not a ``Literal``.
+    positional: True for a positional argument.
+    exclusive: a name shared by settings of which a caller may give only one.
+    form: parser of the value, if the type does not determine it: a name in `pilotfish.cli.flags`
+        (FORMS), or a function of the text that raises ValueError.
 
-    A bool that is True otherwise has the flag that turns it off: flag="no-link".
+    The flag of a bool that defaults to True turns it off: flag="no-link".
     """
     bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
     return Meta(**bounds, title=title, description=description, extra=extra)
 
 
 class Setting(NamedTuple):
-    """A field. type: without bounds and None; default: `REQUIRED` where there is none."""
+    """A field. type: without bounds and None; default: `REQUIRED` if there is none."""
 
     name: str
     type: Any
@@ -58,30 +58,30 @@ class Setting(NamedTuple):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What else is said of it; see `setting`."""
+        """The other metadata; see `setting`."""
         return self.meta.extra or {}
 
     @property
     def flag(self) -> str:
-        """Its flag without the dashes in front, and its key in a TOML file."""
+        """The flag without leading dashes, which is also the TOML key."""
         flag: str = self.extra.get("flag", self.name.removesuffix("_s"))
         return flag.replace("_", "-")
 
     @property
     def metavar(self) -> str | None:
-        """What stands for its value in the help; None: the flag itself."""
+        """The placeholder of the value in the help; None: the flag itself."""
         usual = "S" if self.name.endswith("_s") else "N" if self.type is int else None
-        found: str | None = self.extra.get("metavar", usual)
-        return found
+        metavar: str | None = self.extra.get("metavar", usual)
+        return metavar
 
     @property
     def group(self) -> bool:
-        """Whether it holds settings of its own."""
+        """Whether the field is a group of settings."""
         return isinstance(self.type, type) and issubclass(self.type, Struct)
 
 
 def settings(struct: type[Struct]) -> Iterator[Setting]:
-    """The fields of a struct in their order; its own come before those that it inherits."""
+    """Yield the fields of a struct in order, its own before inherited ones."""
     hints = get_type_hints(struct, include_extras=True)
     defaults = {field.name: _default(field) for field in structs.fields(struct)}
     for owner in struct.__mro__:
@@ -92,20 +92,20 @@ def settings(struct: type[Struct]) -> Iterator[Setting]:
 
 
 def fixed_changes(old: Struct, new: Struct) -> list[str]:
-    """The names of the settings that differ and that only a restart can change."""
-    found = []
+    """Return the names of changed settings that need a restart."""
+    names = []
     for setting in settings(type(old)):
         before, after = getattr(old, setting.name), getattr(new, setting.name)
         if setting.group:
-            found += fixed_changes(before, after)
+            names += fixed_changes(before, after)
         elif before != after and not setting.extra.get("live"):
-            found.append(setting.name)
-    return found
+            names.append(setting.name)
+    return names
 
 
 def with_live_changes(old: _Settings, new: _Settings) -> _Settings:
-    """The old settings with those of the new ones that a running daemon can change."""
-    live = [one.name for one in settings(type(old)) if one.extra.get("live")]
+    """Return the old settings with the new values of those that a running daemon can change."""
+    live = [setting.name for setting in settings(type(old)) if setting.extra.get("live")]
     return structs.replace(old, **{name: getattr(new, name) for name in live})
 
 
@@ -114,17 +114,19 @@ def _default(field: structs.FieldInfo) -> Any:
 
 
 def plain_type(hint: Any) -> tuple[Any, Meta]:
-    """A type without None and ``Annotated``, and all that these said of it."""
-    said: dict[str, Any] = {}
+    """Return a type without None and ``Annotated``, and the merged metadata."""
+    merged: dict[str, Any] = {}
     while (origin := get_origin(hint)) is Annotated or NoneType in get_args(hint):
         hint, *rest = get_args(hint)
         if origin is Annotated:
             for meta in rest:
-                said |= {name: getattr(meta, name) for name in _SAID if _says(meta, name)}
+                merged |= {
+                    name: getattr(meta, name) for name in _META_FIELDS if _has_field(meta, name)
+                }
         else:
-            hint = Union[tuple(one for one in (hint, *rest) if one is not NoneType)]  # noqa: UP007  # made at run time
-    return hint, Meta(**said)
+            hint = Union[tuple(kind for kind in (hint, *rest) if kind is not NoneType)]  # noqa: UP007  # made at run time
+    return hint, Meta(**merged)
 
 
-def _says(meta: Meta, name: str) -> bool:
+def _has_field(meta: Meta, name: str) -> bool:
     return getattr(meta, name) is not None

@@ -1,12 +1,12 @@
-"""Tell the errors of a machine that has no room left from those of a program."""
+"""Distinguish the errors of a machine without room from those of a program."""
 
 from pilotfish.base.descriptors import EXHAUSTED
 
-_NO_THREAD = "can't start new thread"  # CPython says no more of it
+_NO_THREAD = "can't start new thread"  # CPython's message for it
 
 
 def shortage(error: BaseException) -> str | None:
-    """Say what the machine lacks, where that is why something failed; None: it is not."""
+    """Return the resource that the machine lacks, if that caused the error; else None."""
     if isinstance(error, MemoryError):
         return "memory"
     if isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):

@@ -1,14 +1,14 @@
-"""Talk to systemd: readiness, watchdog, reload, an inherited socket.
+"""Notify systemd: readiness, watchdog, reload; inherit its socket.
 
-In: the environment that systemd gives (sd_notify(3), sd_listen_fds(3)). Out: datagrams of
-``NAME=value`` lines. Without systemd every call does nothing, so that a daemon reads the same on a
-shell. No call of a daemon blocks: a datagram that systemd does not take is lost.
+In: the environment from systemd (sd_notify(3), sd_listen_fds(3)). Out: datagrams of ``NAME=value``
+lines. Without systemd every call does nothing, so a daemon's code is the same on a shell. No call
+of a daemon blocks: a datagram that systemd does not receive is lost.
 
-A datagram cannot say that a reload failed: ``Type=notify-reload`` (systemd 253) waits for its end,
-and knows no failure. So the daemon writes that to its runtime directory, as a file of two lines:
-when the reload began (µs of the monotonic clock) and what is wrong, if anything. `reload`, which
-the units run as ``ExecReload=``, waits for it; its exit code is that of ``systemctl reload``, under
-any systemd.
+A datagram cannot report a failed reload: ``Type=notify-reload`` (systemd 253) waits for the end of
+a reload, but knows no failure. So the daemon writes a file of two lines to its runtime directory:
+the start of the reload (µs of the monotonic clock), and the problem, if any. `reload`, which the
+units run as ``ExecReload=``, waits for that file; its exit status is that of ``systemctl reload``,
+under any version of systemd.
 """
 
 import os
@@ -24,17 +24,16 @@ from pilotfish.base.files import write_whole
 from pilotfish.base.prose import one_line
 
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
-_RUNTIME = "RUNTIME_DIRECTORY"  # what systemd calls it; may list several
+_RUNTIME = "RUNTIME_DIRECTORY"  # systemd's variable; may list several folders
 _OUTCOME = "reload"  # the file's name
-_GLANCE_S = 0.02
+_POLL_S = 0.02
 
 
 class Supervisor:
-    """The connection to systemd; does nothing where there is none.
+    """The connection to systemd; without systemd it does nothing.
 
-    address: of the datagram socket, a path or "@" and an abstract name; None: there is no systemd.
-    watchdog_s: how long systemd waits between two signs of life; None: for ever. runtime: the
-    folder that systemd gave this process for as long as it runs; None: there is none.
+    address: the datagram socket, a path or "@" and an abstract name; None: no systemd. watchdog_s:
+    the watchdog's time-out; None: no watchdog. runtime: the process's runtime folder; None: none.
     """
 
     def __init__(
@@ -48,10 +47,10 @@ class Supervisor:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
             self._address = "\0" + address[1:] if address.startswith("@") else address
-        # twice in each interval, so that one that comes late does not kill
+        # twice an interval, so that systemd does not kill for a single late one
         self.feed_s = watchdog_s / 2 if self._socket is not None and watchdog_s else None
         self._fed_s = -1e9
-        self._told = ""
+        self._last_status = ""
         self._runtime = runtime
         self._reloading_us = 0
 
@@ -59,7 +58,7 @@ class Supervisor:
     def from_environment(cls) -> "Supervisor":
         """Connect to the supervisor that started this process.
 
-        The variables are removed, since children of the process must not speak for it.
+        The variables are removed, so that child processes cannot notify in its name.
         """
         address = os.environ.pop("NOTIFY_SOCKET", None)
         watchdog = _number(os.environ.pop("WATCHDOG_USEC", None))
@@ -71,17 +70,17 @@ class Supervisor:
 
     def ready(self, status: str) -> None:
         """Report that the daemon has started; ``systemctl status`` shows ``status``."""
-        self._told = status
-        self._send(f"READY=1\n{_status(status)}")
+        self._last_status = status
+        self._send(f"READY=1\n{_status_line(status)}")
 
     def status(self, text: str) -> None:
-        """Report in one line what the daemon does; the same line is not sent twice in a row."""
-        if text != self._told:
-            self._told = text
-            self._send(_status(text))
+        """Report a status line; the same line is not sent twice in a row."""
+        if text != self._last_status:
+            self._last_status = text
+            self._send(_status_line(text))
 
     def feed(self) -> None:
-        """Send a sign of life if one is due. Call it as often as you like."""
+        """Feed the watchdog if that is due; call it at any rate."""
         if self.feed_s is not None:
             now_s = time.monotonic()
             if now_s - self._fed_s >= self.feed_s / 2:
@@ -89,30 +88,31 @@ class Supervisor:
                 self._send("WATCHDOG=1")
 
     def allow(self, seconds: float) -> None:
-        """Make the watchdog wait at least so long from now on, for slow work that is no hang."""
+        """Extend the watchdog's time-out to at least ``seconds``, for slow work."""
         if self.feed_s is not None and seconds > 2 * self.feed_s:
             self.feed_s = seconds / 2
             self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}")
 
     def reloading(self) -> None:
-        """Report that the configuration is being read; `reloaded` ends it."""
+        """Report the start of a reload; `reloaded` reports its end."""
         self._reloading_us = _now_us()
         self._send(f"RELOADING=1\nMONOTONIC_USEC={self._reloading_us}")
 
-    def reloaded(self, status: str, trouble: str) -> None:
-        """Report the end of a reload. trouble: what failed, in a line; "": nothing."""
-        self.ready(status)  # before the outcome: systemd must not see the waiting command end first
+    def reloaded(self, status: str, problem: str) -> None:
+        """Report the end of a reload. problem: the failure in one line; "": success."""
+        # before the outcome, which ends the waiting command: systemd must see this first
+        self.ready(status)
         if self._runtime is not None:
-            outcome = f"{self._reloading_us}\n{one_line(trouble)}\n"
+            outcome = f"{self._reloading_us}\n{one_line(problem)}\n"
             with suppress(OSError):
                 write_whole(self._runtime / _OUTCOME, outcome.encode(), 0o644)
 
     def stopping(self, status: str) -> None:
         """Report that the daemon stops."""
-        self._send(f"STOPPING=1\n{_status(status)}")
+        self._send(f"STOPPING=1\n{_status_line(status)}")
 
     def extend(self, seconds: float) -> None:
-        """Ask for so much more time to start, reload or stop, counted from now."""
+        """Request more time to start, reload or stop, counted from now."""
         self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def _send(self, lines: str) -> None:
@@ -132,35 +132,35 @@ def inherited_socket() -> int | None:
     return _FIRST_DESCRIPTOR
 
 
-def summarize(troubles: Sequence[str]) -> str:
-    """Shorten sentences to the first and the number of the others; "" for none."""
-    more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-    return troubles[0] + more if troubles else ""
+def summarize(problems: Sequence[str]) -> str:
+    """Return the first problem and the number of the others; "" without problems."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return problems[0] + more if problems else ""
 
 
 def reload(pid: int, within_s: float) -> None:
-    """Make a daemon of the same systemd unit reload, and wait until it has.
+    """Make a daemon of the same systemd unit reload, and wait for the outcome.
 
-    Raises `NotReloadedError` with what is wrong, or when the daemon does not report in time.
+    Raises `NotReloadedError` with the problem, or if the daemon does not report in time.
     """
     folders = os.environ.get(_RUNTIME)
     if not folders:
         raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
     outcome = Path(folders.partition(":")[0]) / _OUTCOME
-    asked_us = _now_us()
+    requested_us = _now_us()
     with suppress(OSError):  # clocks of different boots cannot be compared
         outcome.unlink()
     _signal(pid, signal.SIGHUP)
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        with suppress(OSError, ValueError):  # missing so far, or not the daemon's
-            began_us, _, trouble = outcome.read_text().partition("\n")
-            if int(began_us) >= asked_us:  # and not of a reload that was already running
-                if trouble.strip():
-                    raise NotReloadedError(trouble.strip())
+        with suppress(OSError, ValueError):  # missing so far, or not written by the daemon
+            began_us, _, problem = outcome.read_text().partition("\n")
+            if int(began_us) >= requested_us:  # not an earlier reload's outcome
+                if problem.strip():
+                    raise NotReloadedError(problem.strip())
                 return
         _signal(pid, 0)
-        time.sleep(_GLANCE_S)
+        time.sleep(_POLL_S)
     raise NotReloadedError(f"Process {pid} has not said within {within_s:g} s that it reloaded.")
 
 
@@ -173,11 +173,8 @@ def _signal(pid: int, number: int) -> None:
         ) from None
 
 
-def _status(text: str) -> str:
-    """Format a status line.
-
-    It may name files and models, and a line break in it would begin another message.
-    """
+def _status_line(text: str) -> str:
+    """Format a status line, without line breaks: one in a file's name would begin a new message."""
     return f"STATUS={one_line(text)}"
 
 

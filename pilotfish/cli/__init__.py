@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pilotfish import wire
 from pilotfish.base.errors import BusyError, PilotfishError
 from pilotfish.base.prose import one_line
 from pilotfish.base.shortage import shortage
+from pilotfish.base.version import SOFTWARE
 from pilotfish.cli import logs
 from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
@@ -48,7 +48,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=wire.SOFTWARE)
+    top.add_argument("--version", action="version", version=SOFTWARE)
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = choices_of(top, "command")
     for name in named_in(_COMMANDS, arguments):

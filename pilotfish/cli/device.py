@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from msgspec.structs import asdict
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
@@ -148,7 +148,7 @@ def _serve(args: argparse.Namespace) -> int:
     for name in _EXTRA:
         if find_spec(name) is None:
             raise UnsupportedError(
-                f"The service needs {name}, which is not installed: {installing('serve')}."
+                f"The service needs {name}, which is not installed: {install_command('serve')}."
             )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:

@@ -256,7 +256,7 @@ def export_model(
             first_layers=first_layers,
             context=context,
             ignore_keys=ignore_keys,
-            kept=kept,
+            head_tokens=kept,
             check=check,
             progress=bars.show,
         )

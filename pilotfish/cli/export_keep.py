@@ -100,10 +100,10 @@ class _TargetTexts(NamedTuple):
 def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArray[np.int64]:
     """The tokens to keep of a source's, ascending, i64 [N]; says how much of the texts they are."""
     with export_tools():
-        from pilotfish.export.chat_check import vocabulary_of
+        from pilotfish.export.chat_check import build_vocabulary
         from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
     assert settings.keep_tokens is not None
-    own = vocabulary_of(source)
+    own = build_vocabulary(source)
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import EngineError
 
 
@@ -14,5 +14,5 @@ def export_tools() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"Exporting needs {error.name}, which is not installed: {installing('export')}."
+            f"Exporting needs {error.name}, which is not installed: {install_command('export')}."
         ) from error

@@ -1,7 +1,6 @@
-"""An answer while it comes: its tokens and its text, what of it is words, thought or a call, and
-where it ends: at an end token, a stop string, the number of tokens.
+"""Build an answer from rounds: tokens, text, and its parts (words, thought, calls).
 
-In:  rounds. Out: pieces.
+In:  rounds. Out: pieces. The answer ends at an end token, a stop string, or the most tokens.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,27 +21,27 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
-_TAIL = 16  # tokens of a prompt, in which a thought may begin
+_TAIL = 16  # last tokens of a prompt, where a thought may begin
 
 
-def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> Outline:
-    """Return what the answer to a prompt may be. content: what it must be, if anything.
+def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> Outline:
+    """Return the outline of the answers to a prompt. content: the answer's grammar, if any.
 
-    `UnsupportedError` if it cannot call the prompt's tools.
+    `UnsupportedError` if an answer cannot call the prompt's tools.
     """
-    content = _plain(content)
+    content = _simplify(content)
     if not prompt.is_chat_turn or target.chat_template is None:
         return Outline(content=content)
-    family = target.chat_format
+    chat_format = target.chat_format
     tail = target.tokenizer.decode(prompt.ids[-_TAIL:].tolist(), special=True)
     tools = prompt.tools
     try:
         outline = Outline.for_chat_format(
-            family,
+            chat_format,
             target.chat_template,
             tools=tools,
             content=content,
-            thinking=tail.rstrip().endswith(family.thought[0].rstrip()),
+            thinking=tail.rstrip().endswith(chat_format.thought[0].rstrip()),
         )
     except GrammarError as error:
         raise UnsupportedError(str(error)) from error
@@ -50,35 +49,35 @@ def outline_of(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> O
         return outline
     strict = {tool.name for tool in tools.callable if tool.strict}
     outline = with_relaxed_tools(outline, strict, partial(_fits, grammars=target.grammars))
-    if (size := _size(outline)) > MAX_GRAMMAR:
+    if (size := _grammar_bytes(outline)) > MAX_GRAMMAR:
         raise UnsupportedError(
-            f"The strict tools and what the answer must be have {size:,} bytes, as they are sent; "
-            f"{MAX_GRAMMAR:,} is the most: leave some out."
+            f"The grammar of the strict tools and the answer has {size:,} bytes; {MAX_GRAMMAR:,} "
+            "is the most: leave some out."
         )
     return outline
 
 
-def _plain(content: Grammar | None) -> Grammar | None:
-    """Return a grammar without what asserts nothing in its schema."""
+def _simplify(content: Grammar | None) -> Grammar | None:
+    """Return a grammar without the parts of its schema that constrain nothing."""
     if content is None or content.kind != "json":
         return content
     try:
         return Grammar("json", assertions(content.text))
-    except (ValueError, RecursionError):  # compiling the grammar raises the error
+    except (ValueError, RecursionError):  # compiling the grammar will raise this error
         return content
 
 
-def _size(outline: Outline) -> int:
-    """Count the bytes of an outline's grammar, as it is sent."""
+def _grammar_bytes(outline: Outline) -> int:
+    """Count the bytes of an outline's grammar on the wire."""
     grammar = outline.grammar
     return 0 if grammar is None else len(grammar.text.encode("utf-8", "replace"))
 
 
 def _fits(outline: Outline, grammars: Grammars) -> bool:
-    """Whether an outline can be sent, and compiles, as far as can be known here."""
+    """Whether an outline is small enough to send, and compiles on this machine."""
     if outline.grammar is None:
         return True
-    if _size(outline) > MAX_GRAMMAR:
+    if _grammar_bytes(outline) > MAX_GRAMMAR:
         return False
     try:
         grammars.attempt(outline.grammar)
@@ -90,28 +89,28 @@ def _fits(outline: Outline, grammars: Grammars) -> bool:
 
 
 def explain_grammar_error(error: BadGrammarError, outline: Outline) -> BadGrammarError:
-    """Return a refusal of an answer's grammar that names the schema and the keyword at fault.
+    """Return an error that names the schema and the keyword at fault.
 
-    It is the same error where nothing is wrong with any schema by itself.
+    Returns the error itself if each schema alone is valid.
     """
     if (fault := find_obstacle(outline)) is None:
         if outline.content is not None and not outline.tools:
             error.part = ""
         return error
     name, keywords = fault
-    whose = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
-    mended = ", or the tool's strict" if name else ""
+    subject = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
+    remedy = ", or the tool's strict" if name else ""
     refusal = BadGrammarError(
-        f"{whose} what cannot be enforced: {keywords}. Leave it out{mended}. ({error})"
+        f"{subject} what cannot be enforced: {keywords}. Leave it out{remedy}. ({error})"
     )
     refusal.part = name
     return refusal
 
 
 class AnswerBuffer:
-    """Collects the tokens, the text and the parts of one answer, and tells when and why it ended.
+    """Collects the tokens, text and parts of one answer, until it ends.
 
-    target: the vocabulary of the tokens. ends: its end tokens.
+    target: the vocabulary of the tokens. ends: the end tokens.
     """
 
     def __init__(
@@ -121,13 +120,13 @@ class AnswerBuffer:
         self.text = ""
         self.parts: list[TurnPart] = []
         self.finish_reason: str | None = None
-        shown = target.tokenizer.controls_in(outline.marks)
-        self._stream = TextStream(target.tokenizer, shown=shown)
+        visible_ids = target.tokenizer.named_controls(outline.marks)
+        self._stream = TextStream(target.tokenizer, visible=visible_ids)
         self._reader = TurnReader(outline, target.chat_format.call_id)
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)
         self._max_tokens = plan.max_tokens
-        self._held = ""  # the end of the text, while it may be the beginning of a stop string
+        self._pending_text = ""  # end of the text that may begin a stop string
 
     @property
     def remaining(self) -> int:
@@ -135,40 +134,37 @@ class AnswerBuffer:
         return self._max_tokens - len(self.tokens) if self.finish_reason is None else 0
 
     def take(self, record: Round) -> list[Piece]:
-        """Add a round and return its pieces; cuts the record to the tokens kept."""
-        pieces, kept = [], []
+        """Add a round and return its pieces; cuts the record to the tokens of the answer."""
+        pieces, tokens = [], []
         for origin, ids in record.origins:
             taken, text = self._push(ids)
-            kept += taken
+            tokens += taken
             if taken:
-                told = record.logprobs[len(kept) - len(taken) : len(kept)]
-                pieces.append(Piece(text, taken, origin, told, self._read(text)))
-        record.tokens = kept
+                logprobs = record.logprobs[len(tokens) - len(taken) : len(tokens)]
+                pieces.append(Piece(text, taken, origin, logprobs, self._read(text)))
+        record.tokens = tokens
         return pieces
 
     def end(self, reason: str) -> list[Piece]:
-        """End the answer; returns the last piece, if there is one.
-
-        reason: unless it has ended.
-        """
+        """End the answer, if it has not ended, for this reason; returns the last piece, if any."""
         text = self._end(reason)
-        parts = [*self._read(text), *self._told(self._reader.end())]
+        parts = [*self._read(text), *self._append_parts(self._reader.end())]
         return [Piece(text, [], "target", parts=parts)] if text or parts else []
 
     def _read(self, text: str) -> list[TurnPart]:
-        return self._told(self._reader.push(text))
+        return self._append_parts(self._reader.push(text))
 
-    def _told(self, parts: list[TurnPart]) -> list[TurnPart]:
+    def _append_parts(self, parts: list[TurnPart]) -> list[TurnPart]:
         self.parts += parts
         return parts
 
     def _push(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Add committed ids; returns those within the answer, and the text released."""
+        """Add committed ids; returns those within the answer, and the released text."""
         if not self._stop:
             return self._push_all(ids)
         taken: list[int] = []
         released = ""
-        for token in ids:  # one by one: a stop string may end at any of them
+        for token in ids:  # token by token: a stop string may end at any of them
             if self.finish_reason is not None:
                 break
             more, text = self._push_all([token])
@@ -177,7 +173,7 @@ class AnswerBuffer:
         return taken, released
 
     def _push_all(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Add ids up to an end token or the most tokens."""
+        """Add ids up to an end token or the token limit."""
         taken = list(ids[: self.remaining])
         end = next((at for at, token in enumerate(taken) if token in self._eos), None)
         if end is not None:
@@ -191,15 +187,15 @@ class AnswerBuffer:
         return taken, released
 
     def _end(self, reason: str) -> str:
-        """End the answer and return the text that was held back.
+        """End the answer and return the pending text.
 
-        The bytes of a character that did not come whole are no text, as in vLLM: a client that
-        sends the answer back would else send U+FFFD, which the model has not said.
+        Drops the bytes of an incomplete character, as vLLM does: otherwise a client that sends the
+        answer back would send U+FFFD, which the model has not generated.
         """
         if self.finish_reason is not None:
             return ""
         self.finish_reason = reason
-        released, self._held = self._held, ""
+        released, self._pending_text = self._pending_text, ""
         self.text += released
         return released
 
@@ -208,14 +204,17 @@ class AnswerBuffer:
         if not self._stop:
             self.text += new
             return new
-        pending = self._held + new
-        found = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
-        if found:
+        pending = self._pending_text + new
+        positions = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
+        if positions:
             self.finish_reason = "stop"
-            released, self._held = pending[: min(found)], ""
+            released, self._pending_text = pending[: min(positions)], ""
         else:
             keep = max((_overlap(pending, stop) for stop in self._stop), default=0)
-            released, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
+            released, self._pending_text = (
+                pending[: len(pending) - keep],
+                pending[len(pending) - keep :],
+            )
         self.text += released
         return released
 

@@ -1,6 +1,6 @@
-"""A conversation: generate answers one after the other, round by round, across losses of the link.
+"""A conversation: generates answers one after the other, across losses of the link.
 
-In: prompts and plans. Out: pieces, and at the end of an answer its `Generation`.
+In:  prompts and plans. Out: pieces, and at the end of an answer its `Generation`.
 """
 
 import logging
@@ -14,7 +14,7 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.answer import AnswerBuffer, explain_grammar_error, outline_of
+from pilotfish.device_runtime.answer import AnswerBuffer, answer_outline, explain_grammar_error
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.draft_advice import draft_advice
@@ -36,19 +36,19 @@ from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
 _log = logging.getLogger("pilotfish.device")
 
 # UnsupportedError: an edge that came back without the decision head that an answer needs
-_ALONE: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
+_STANDALONE_ERRORS: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 
 @dataclass(frozen=True)
 class AutoRequest:
-    """Protocol "auto" and the other options, from which a plan is chosen once the edge is known."""
+    """Protocol "auto" and the other options; the plan is chosen once the edge is known."""
 
     auto: Auto
     options: Options
 
 
 class Conversation:
-    """Generates answers with one drafter, one link and one session. One thread at a time.
+    """Generates answers with one drafter, link and session. One thread at a time.
 
     shares: see `Session`.
     """
@@ -66,18 +66,18 @@ class Conversation:
         shares: bool = False,
     ) -> None:
         self._target = target
-        self._trees, self._speaks = not drafter.no_tree_reason, drafter.standalone
+        self._trees, self._standalone = not drafter.no_tree_reason, drafter.standalone
         self._link = link
-        self._learned = statistics
-        self._patience = retry_policy
-        self._interrupt = cancel_token
+        self._statistics = statistics
+        self._retry_policy = retry_policy
+        self._cancel_token = cancel_token
         self._on_round = on_round
         self.session = Session(drafter, link, cancel_token, shares=shares)
         self.last: Generation | None = None
 
     @property
-    def _ends(self) -> list[int]:
-        """The target's end tokens, which end an answer."""
+    def _end_ids(self) -> list[int]:
+        """The target's end tokens."""
         welcome = self._link.welcome if self._link is not None else None
         return list((welcome or self._target).eos_ids)
 
@@ -89,25 +89,27 @@ class Conversation:
         *,
         alone: bool = True,
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces of the answer to an owner's prompt; ``last`` holds it afterwards.
+        """Yield the pieces of the answer to an owner's prompt; afterwards ``last`` is the answer.
 
-        alone: under "local", an edge of another vocabulary counts as lost even before the first
-        piece; otherwise it raises `PairMismatchError` there.
+        alone: under "local", an edge with another vocabulary counts as lost even before the first
+        piece; if False, it raises `PairMismatchError` there.
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
-        before = link.estimator.probing if link else Probing()
+        probing_before = link.estimator.probing if link else Probing()
         plan, choice, state = self._prepare(request)
         target = self._target.with_tools if prompt.tools is not None else self._target
-        outline = outline_of(prompt, target, plan.sampling.logits_options.grammar)
+        outline = answer_outline(prompt, target, plan.sampling.logits_options.grammar)
         plan = plan.with_grammar(outline.grammar)
-        answer = AnswerBuffer(target, outline, plan, self._ends)
+        answer = AnswerBuffer(target, outline, plan, self._end_ids)
         rounds: list[Round] = []
         losses = OutageLog()
         first_token_s = 0.0
         finished = False
         try:
-            session.start(prompt, plan, _channel(state), draft_advice(plan, self._target), owner)
+            session.start(
+                prompt, plan, _channel_from(state), draft_advice(plan, self._target), owner
+            )
             for record in self._rounds(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
                 if link is not None and losses.add(record, link.lost_ns, settled_ns):
@@ -121,8 +123,8 @@ class Conversation:
                 yield from pieces
                 if answer.finish_reason is not None:
                     break
-                self._interrupt.check()
-            yield from answer.end("length")  # unless it has ended, the context is full
+                self._cancel_token.check()
+            yield from answer.end("length")  # if it has not ended, the context is full
             finished = True
         except BadGrammarError as error:
             raise explain_grammar_error(error, outline) from error.__cause__
@@ -131,9 +133,9 @@ class Conversation:
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
             session.end()
-            self._learned.add(plan, rounds, state)
+            self._statistics.add(plan, rounds, state)
         losses.end(time.monotonic_ns())
-        after = link.estimator.probing if link else Probing()
+        probing_after = link.estimator.probing if link else Probing()
         self.last = Generation(
             protocol=plan.protocol,
             prompt_tokens=len(prompt),
@@ -145,7 +147,7 @@ class Conversation:
             total_s=time.monotonic() - begun_s,
             link=state,
             choice=choice,
-            probing=after.since(before),
+            probing=probing_after.since(probing_before),
             recoveries=losses.recoveries,
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
@@ -154,141 +156,149 @@ class Conversation:
 
     # Before the first round
 
-    def _prepare(self, wish: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
-        """Greet the edge and settle on a plan; returns it, the choice and the link's state."""
+    def _prepare(self, request: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
+        """Greet the edge and determine the plan; returns it, the choice and the link's state."""
         link = self._link
-        here = False
+        is_ready = False
         if link is not None:
-            here = self._meet(link, wish)
-        if isinstance(wish, Plan):
-            if link is not None and here and wish.depends_on_link:
-                self._measure(link, [wish])
-            plan, choice, state = wish, None, link.state() if link else None
+            is_ready = self._handshake(link, request)
+        if isinstance(request, Plan):
+            if link is not None and is_ready and request.depends_on_link:
+                self._measure(link, [request])
+            plan, choice, state = request, None, link.state() if link else None
         else:
-            plan, choice, state = self._choose(wish, here)
+            plan, choice, state = self._choose(request, is_ready)
         if link is not None:
             link.estimator.next_answer()
         return plan, choice, state
 
-    def _meet(self, link: EdgeLink, wish: Plan | AutoRequest) -> bool:
-        """Greet the edge, waiting for it if the policy says so; returns whether it is there."""
-        if self._patience.policy == "local":
-            here = link.poll()
-        elif isinstance(wish, Plan) and wish.protocol == LOCAL:
-            here = link.is_up()
+    def _handshake(self, link: EdgeLink, request: Plan | AutoRequest) -> bool:
+        """Greet the edge, waiting if the policy allows; returns whether the edge is ready."""
+        if self._retry_policy.policy == "local":
+            is_ready = link.poll()
+        elif isinstance(request, Plan) and request.protocol == LOCAL:
+            is_ready = link.is_up()
         else:
             link.handshake()
-            here = True
-        self._learned.on_welcome(link.welcome)
-        return here
+            is_ready = True
+        self._statistics.on_welcome(link.welcome)
+        return is_ready
 
     def plans(self, request: AutoRequest) -> list[Plan]:
         """List the plans that "auto" may choose from."""
         link = self._link
         if link is None:
-            return alternatives(request.auto, request.options, offered=self._drafted([LOCAL]))
-        if link.welcome is None:  # not greeted yet: it may have a decision head or not
+            return alternatives(request.auto, request.options, offered=self._draftable([LOCAL]))
+        if link.welcome is None:  # not greeted yet: the edge may lack a decision head
             plans = alternatives(
                 request.auto,
                 request.options,
-                offered=self._drafted([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
+                offered=self._draftable([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
             )
-            sure = [one for one in plans if not one.requires]
+            sure = [plan for plan in plans if not plan.requires]
             return plans if POLICIES[request.auto.policy].wants_resources else sure or plans
         limits = link.welcome.limits
-        offered = self._drafted([*link.welcome.protocols, LOCAL])
+        offered = self._draftable([*link.welcome.protocols, LOCAL])
         plans = alternatives(request.auto, request.options, offered=offered, most=limits.window)
         fitting = [
-            one for one in plans if self._learned.message_bytes(one) <= limits.message_bytes // 2
+            plan
+            for plan in plans
+            if self._statistics.message_bytes(plan) <= limits.message_bytes // 2
         ]
         return fitting or plans[:1]
 
-    def _drafted(self, protocols: Sequence[str]) -> list[str]:
-        """Return those protocols for which the drafter can draft."""
-        beyond = set() if self._speaks else {LOCAL}
+    def _draftable(self, protocols: Sequence[str]) -> list[str]:
+        """Return the protocols that the drafter supports."""
+        undraftable = set() if self._standalone else {LOCAL}
         if not self._trees:
-            beyond |= {name for name, one in PROTOCOL_REGISTRY.items() if one.allows_trees}
-        return [name for name in protocols if name not in beyond]
+            undraftable |= {
+                name for name, protocol in PROTOCOL_REGISTRY.items() if protocol.allows_trees
+            }
+        return [name for name in protocols if name not in undraftable]
 
-    def _choose(self, wish: AutoRequest, here: bool) -> tuple[Plan, Choice, LinkState | None]:
+    def _choose(
+        self, request: AutoRequest, is_ready: bool
+    ) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state, measuring it first if needed."""
-        plans = self.plans(wish)
+        plans = self.plans(request)
         state = None
         if self._link is not None:
-            if here:
+            if is_ready:
                 self._measure(self._link, plans)
             state = self._link.state()
-        plan, choice = self._learned.choose(wish.auto, plans, state)
+        plan, choice = self._statistics.choose(request.auto, plans, state)
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
-        # an edge may decide by the link as measured for this request (wisv §VII-B)
+        # an edge's decisions may depend on the link as measured for this request (wisv §VII-B)
         by_link = any(plan.depends_on_link for plan in plans)
-        matter = by_link or any(self._learned.message_bytes(plan) > SMALL_BYTES for plan in plans)
+        rates_matter = by_link or any(
+            self._statistics.message_bytes(plan) > SMALL_BYTES for plan in plans
+        )
         try:
-            refresh(link, rates=matter, anew=by_link)
+            refresh(link, rates=rates_matter, anew=by_link)
         except AWAY:
-            if not self._patience.starts_without_edge:
-                raise  # else the first round meets the same loss, and handles it
+            if not self._retry_policy.starts_without_edge:
+                raise  # otherwise the first round runs into the same loss and handles it
 
     # Round by round
 
     def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
-        """Run rounds; under policy "local", with the drafter alone while the edge is away."""
+        """Yield rounds; under policy "local", of the drafter alone while the edge is away."""
         session = self.session
         if plan.protocol == LOCAL:
             yield from session.local(plan.sampling, answer.remaining)
             return
-        while self._goes_on(answer):
+        while self._has_room(answer):
             try:
                 session.join()
                 if plan.streams:
-                    yield from session.stream(plan, answer.remaining, self._ends)
+                    yield from session.stream(plan, answer.remaining, self._end_ids)
                     continue
-                while self._goes_on(answer):
-                    yield session.speculate(plan, answer.remaining, self._ends)
-            except _ALONE as error:
-                if not self._may_go_on_alone(error, plan, answer, alone=alone):
+                while self._has_room(answer):
+                    yield session.speculate(plan, answer.remaining, self._end_ids)
+            except _STANDALONE_ERRORS as error:
+                if not self._may_continue_alone(error, plan, answer, alone=alone):
                     raise
-                _log.info("going on without the edge: %s", error)
+                _log.info("continuing without the edge: %s", error)
                 assert self._link is not None
                 self._link.on_lost()
-                back = yield from self._alone(plan, answer)
-                if not back and self._goes_on(answer):
+                back = yield from self._draft_alone(plan, answer)
+                if not back and self._has_room(answer):
                     raise  # the drafter's context is full
 
-    def _goes_on(self, answer: AnswerBuffer) -> bool:
+    def _has_room(self, answer: AnswerBuffer) -> bool:
         """Whether the answer has not ended, and the context has room."""
         return answer.remaining > 0 and len(self.session.committed) < self.session.context
 
-    def _may_go_on_alone(
+    def _may_continue_alone(
         self, error: PilotfishError, plan: Plan, answer: AnswerBuffer, *, alone: bool
     ) -> bool:
-        if self._patience.policy != "local":
+        if self._retry_policy.policy != "local":
             return False
         if isinstance(error, UnsupportedError):
-            return bool(answer.tokens) and not self._offered(plan)
+            return bool(answer.tokens) and not self._edge_offers(plan)
         if isinstance(error, PairMismatchError):
             return alone or bool(answer.tokens)
         return True
 
-    def _offered(self, plan: Plan) -> bool:
-        """Whether the edge that was met last has the plan's protocol."""
+    def _edge_offers(self, plan: Plan) -> bool:
+        """Whether the last greeted edge offers the plan's protocol."""
         welcome = self._link.welcome if self._link is not None else None
         return welcome is None or plan.protocol in welcome.protocols
 
-    def _alone(self, plan: Plan, answer: AnswerBuffer) -> Generator[Round, None, bool]:
-        """Run rounds of the drafter alone until the edge is back; returns whether it is."""
+    def _draft_alone(self, plan: Plan, answer: AnswerBuffer) -> Generator[Round, None, bool]:
+        """Yield rounds of the drafter alone until the edge is back; returns whether it is."""
         assert self._link is not None
         for record in self.session.local(plan.sampling, answer.remaining):
             yield record
-            if self._link.poll() and self._offered(plan):
+            if self._link.poll() and self._edge_offers(plan):
                 _log.info("the edge is back")
                 return True
         return False
 
 
-def _channel(state: LinkState | None) -> Channel:
+def _channel_from(state: LinkState | None) -> Channel:
     """Convert the link's state to a decision head's input; a measured 0 counts as unknown."""
     if state is None:
         return Channel()

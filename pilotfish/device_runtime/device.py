@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput
+from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import AutoRequest, Conversation
 from pilotfish.device_runtime.drafting import Drafter
@@ -23,7 +23,6 @@ from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.link.retry import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
 from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
-from pilotfish.device_runtime.talk_options import read_talk
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
 from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
 from pilotfish.engines.chat import ChatTemplate
@@ -43,31 +42,31 @@ if TYPE_CHECKING:
 class Device:
     """A drafter and its edge, with one conversation: one answer at a time.
 
-    `beside` makes devices for more. A call from another thread waits for its turn, in the order of
-    request; a thread that has a stream open is refused with `DeviceInUseError`.
+    `beside` makes devices for further conversations. Calls from other threads wait for their turn,
+    in the order of request; a thread with an open stream gets `DeviceInUseError`.
 
-    draft: the drafter's artifact, or "text": what followed before, in this text or an earlier one,
-    without a model. If its vocabulary differs from the target's, the target's is fetched from the
-    edge and cached; on_fetch is called with the bytes fetched and their total.
-    draft_text: an artifact drafts by the text, too, where it repeats itself.
-    texts: the folder where earlier conversations are kept for that, or "off": each has its own text
-    alone; None: they are kept in memory. Each owner that `stream` names has texts of its own.
-    share_texts: unless they are shared, for lossless protocols, with the prompts that were read.
-    edge: ``tcp://host:port``, or None when only ``local`` is used.
+    draft: the drafter's artifact, or "text": draft without a model, by earlier repetitions in this
+    text or older ones. If the vocabularies differ, the device fetches the target's from the edge
+    and caches it; it calls on_fetch with the fetched bytes and their total.
+    draft_text: an artifact also drafts by repetitions of the text.
+    texts: the folder that keeps earlier conversations for this; "off": each conversation uses its
+    own text alone; None: keep them in memory. Each owner (see `stream`) has separate texts.
+    share_texts: lossless protocols draft from the texts of all owners, and reuse their prompts.
+    edge: ``tcp://host:port``, or None for ``local`` only.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
-    on_round: is called with every round at its end.
+    on_round: called with every round at its end.
 
     lanes: the most devices, this one included, that share the drafter's weights.
 
-    on_link_loss: what to do while the edge is away (it cannot be reached, drains, or is full).
+    on_link_loss: reaction while the edge is away (it cannot be reached, drains, or is full).
     "fail": raise `EdgeLostError` 2.2 s after the loss; the edge must also be there at the start.
-    "wait": wait ``patience_s``, then raise it. "local": after a second go on with the drafter alone
-    until the edge is back. Verified text is the same as without the loss; pieces of origin "local"
-    are the drafter's.
+    "wait": wait ``patience_s``, then raise it. "local": after a second, continue with the drafter
+    alone until the edge is back. Verified text is the same as without the loss; pieces of origin
+    "local" are the drafter's.
 
-    All but `attend` is for any thread. `generate`, `stream` and `probe` wait for their turn; all
-    else answers at once, while an answer runs, too. After `close`, and in a process that was forked
-    from this one, what needs the edge or the drafter raises `DeviceClosedError`.
+    All methods but `attend` are for any thread. `generate`, `stream` and `probe` wait for their
+    turn; all others return at once, even during an answer. After `close`, and in a process forked
+    from this one, calls that need the edge or the drafter raise `DeviceClosedError`.
     """
 
     def __init__(
@@ -90,26 +89,26 @@ class Device:
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
-        self._patience = RetryPolicy.from_policy(on_link_loss, patience_s)
+        self._retry_policy = RetryPolicy.from_policy(on_link_loss, patience_s)
         self._on_round = on_round
-        self._interrupt = CancelToken()
+        self._cancel_token = CancelToken()
         self._link: EdgeLink | None = None
         self._turns = DeviceTurns()
         self._shares = share_texts
         source = DraftSource.open(draft, text=draft_text, text_location=texts, shared=share_texts)
         if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
-                "The drafter text repeats what was said, and can say nothing by itself: give it an "
-                'edge, and on_link_loss "wait" or "fail".'
+                "The drafter text only repeats earlier text: give it an edge, and on_link_loss "
+                '"wait" or "fail".'
             )
         self._hello = source.hello
-        # the edge first: its absence shows at once, while loading a model takes long
+        # connect first: an absent edge shows at once, while loading a model takes long
         if edge is not None:
-            self._family = LinkGroup(edge, load_keys(edge, keys))
-            self._link = self._dial(self._interrupt)
+            self._link_group = LinkGroup(edge, load_keys(edge, keys))
+            self._link = self._dial(self._cancel_token)
         try:
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
-            self._partners = VocabularyPairs(
+            self._pairs = VocabularyPairs(
                 source.vocabulary,
                 source.vocabulary_subset,
                 drafter.pass_times,
@@ -117,9 +116,9 @@ class Device:
                 self._hello.hidden_size,
                 on_fetch,
             )
-            if self._link is not None and self._patience.starts_without_edge:
+            if self._link is not None and self._retry_policy.starts_without_edge:
                 self._link.wait_briefly()
-            self._occupy(drafter)
+            self._use_drafter(drafter)
         except BaseException:
             if self._link is not None:
                 self._link.close()
@@ -127,28 +126,28 @@ class Device:
 
     def _dial(self, interrupt: CancelToken) -> EdgeLink:
         """Open a link and, unless the policy allows a later edge, wait for the connection."""
-        link = self._family.open(self._patience, interrupt)
+        link = self._link_group.open(self._retry_policy, interrupt)
         try:
             link.set_hello(self._hello)
-            if not self._patience.starts_without_edge:
+            if not self._retry_policy.starts_without_edge:
                 link.connect()
                 link.handshake()
         except BaseException:
-            self._family.remove(link)
+            self._link_group.remove(link)
             link.close()
             raise
         return link
 
-    def _occupy(self, drafter: Drafter) -> None:
-        """Use this drafter, and start a conversation with the edge if it is there."""
+    def _use_drafter(self, drafter: Drafter) -> None:
+        """Use this drafter, and start a conversation."""
         self._drafter = drafter
-        self._partner = self._partners.latest
+        self._pair = self._pairs.latest
         self._start_conversation()
         self._match_vocabulary()
 
     def _start_conversation(self) -> None:
-        """Start a conversation in the partner's vocabulary."""
-        _, pair, learned = self._partner
+        """Start a conversation in the pair's vocabularies."""
+        _, pair, statistics = self._pair
         self._drafter.set_bridge(pair.bridge(), pair.fingerprint)
         if self._link is not None:
             self._link.require_vocabulary(pair.fingerprint)
@@ -156,32 +155,32 @@ class Device:
             self._drafter,
             pair.target,
             self._link,
-            learned,
-            self._patience,
-            self._interrupt,
+            statistics,
+            self._retry_policy,
+            self._cancel_token,
             self._on_round,
             shares=self._shares,
         )
 
     def _match_vocabulary(self) -> bool:
-        """Switch to the vocabulary of the edge greeted last; returns whether it changed."""
+        """Switch to the vocabulary of the last greeted edge; returns whether it changed."""
         link = self._link
         if link is None or link.welcomed is None:
             return False
-        met = link.welcomed
-        if self._partners.expect(met) == self._partner.vocabulary:
+        welcome = link.welcomed
+        if self._pairs.expect(welcome) == self._pair.vocabulary:
             return False
         link.require_vocabulary(link.vocabulary)
         try:
-            self._partner = self._partners.get(link, met)
+            self._pair = self._pairs.get(link, welcome)
         except BaseException as error:
-            link.require_vocabulary(self._partner.pair.fingerprint)
+            link.require_vocabulary(self._pair.pair.fingerprint)
             if isinstance(error, PairMismatchError):
                 if link.welcome is not None:
-                    return False  # the earlier vocabulary again
+                    return False  # the edge has the earlier vocabulary again
                 link.unusable = link.vocabulary
-            if self._patience.policy == "local" and isinstance(error, AWAY):
-                return False  # the drafter goes on alone until a suitable edge is there
+            if self._retry_policy.policy == "local" and isinstance(error, AWAY):
+                return False  # the drafter continues alone until a suitable edge is there
             raise
         self._start_conversation()
         return True
@@ -194,17 +193,17 @@ class Device:
         """
         self._turns.check()
         other = copy(self)
-        other._interrupt, other._turns = CancelToken(), DeviceTurns()
+        other._cancel_token, other._turns = CancelToken(), DeviceTurns()
         drafter = self._drafter.fork()
         try:
             if self._link is not None:
-                other._link = self._dial(other._interrupt)
-                if other._link.welcomed is None:  # not greeted yet: assume the same edge
+                other._link = self._dial(other._cancel_token)
+                if other._link.welcomed is None:  # no handshake yet: assume the same edge
                     other._link.on_welcome(self._link.welcomed)
-            other._occupy(drafter)
+            other._use_drafter(drafter)
         except BaseException:
             if other._link is not None and other._link is not self._link:
-                self._family.remove(other._link)
+                self._link_group.remove(other._link)
                 other._link.close()
             drafter.release()
             raise
@@ -219,7 +218,7 @@ class Device:
         owner: Owner = DEFAULT_OWNER,
         **options: Unpack[TalkOptions],
     ) -> Generation:
-        """Generate an answer and return it whole. The options are those of `stream`."""
+        """Generate a whole answer. The options are those of `stream`."""
         with self.stream(prompt, owner=owner, **options) as pieces:
             for _ in pieces:
                 pass
@@ -233,48 +232,48 @@ class Device:
         owner: Owner = DEFAULT_OWNER,
         **options: Unpack[TalkOptions],
     ) -> AnswerStream:
-        """Begin an answer, and return its pieces, the whole behind them as ``generation``.
+        """Begin an answer and return its pieces; ``generation`` is the whole answer at the end.
 
         Nothing else may use the device until the last piece was taken or the stream is closed.
 
-        A text prompt becomes one user message in the target's chat template, if it has one;
-        messages (each with "role" and "content") are rendered by that template, with the tools of
-        the options (`TalkOptions`) or those of a `Talk`; a list of the target's token ids is used
-        as it is. The other options are those of `device_runtime.plan.plan`. owner: a name for
-        the user, which no other user may have; the text drafter reads and keeps texts under it. By
-        default the device has one user. None keeps nothing.
+        A text becomes one user message in the target's chat template, if there is one. Messages
+        (each with "role" and "content") are rendered by this template, with the tools of the
+        options (`TalkOptions`) or of a `Talk`. A list of the target's token ids is used unchanged.
+        The other options are those of `device_runtime.plan.plan`. owner: a unique name of the user,
+        under which the text drafter keeps texts. By default the device has one user; None keeps
+        nothing.
         """
-        asked, how = read_talk(prompt, options)
+        source, plan_options = read_talk(prompt, options)
         turn = DeviceTurn()
         try:
             self._turns.take(turn)
             with self._turns.running(turn):
-                self._interrupt.reset()
-                turn.pieces = self._answer(asked, how, owner)
-            return AnswerStream(self._turns, turn, self._finished)
+                self._cancel_token.reset()
+                turn.pieces = self._answer(source, plan_options, owner)
+            return AnswerStream(self._turns, turn, self._last_answer)
         except BaseException:
             self._turns.end(turn)
             raise
 
     def _answer(
-        self, asked: PromptInput | Prompt, options: Options, owner: Owner
+        self, source: PromptInput | Prompt, options: Options, owner: Owner
     ) -> Generator[Piece, None, None]:
-        """Greet the edge if need be, check the options, and make the pieces of an answer."""
-        wish = self._wanted_plan(options)
-        self._meet_edge(wish)
+        """Check the options, greet the edge if needed, and return the pieces of an answer."""
+        request = self._wanted_plan(options)
+        self._handshake(request)
         self._match_vocabulary()
-        made = self._translated(asked)
-        pieces = self._conversation.answer(made, wish, owner, alone=False)
-        return self._restarted(pieces, made, wish, owner)
+        prompt = self._translate(source)
+        pieces = self._conversation.answer(prompt, request, owner, alone=False)
+        return self._restart_on_mismatch(pieces, prompt, request, owner)
 
-    def _finished(self) -> Generation:
+    def _last_answer(self) -> Generation:
         assert self.last is not None
         return self.last
 
     def _wanted_plan(self, options: Options) -> Plan | AutoRequest:
-        """Check the options; returns the plan, or what "auto" chooses from.
+        """Check the options; returns the plan, or a request for protocol "auto".
 
-        The default is "auto"; without an edge it is "local", as there is no other.
+        The default is "auto"; without an edge it is "local".
         """
         options.setdefault("protocol", LOCAL if self._link is None else AUTO)
         auto = options["protocol"]
@@ -282,116 +281,116 @@ class Device:
             auto = Auto()
         if not isinstance(auto, Auto):
             return plan(**options)
-        self._partner.statistics.check(auto.policy)
-        wish = AutoRequest(auto, options)
-        self._conversation.plans(wish)
-        return wish
+        self._pair.statistics.check(auto.policy)
+        request = AutoRequest(auto, options)
+        self._conversation.plans(request)
+        return request
 
-    def _meet_edge(self, wish: Plan | AutoRequest) -> None:
-        """Greet an edge not met before: the prompt's vocabulary depends on it."""
+    def _handshake(self, request: Plan | AutoRequest) -> None:
+        """Greet the first edge: the prompt's vocabulary depends on it."""
         link = self._link
         if link is None:
             return
         link.lost_ns = None  # ignore an earlier answer's loss
         if link.welcomed is not None:
             return
-        if self._patience.policy == "local":
+        if self._retry_policy.policy == "local":
             link.poll()
-        elif isinstance(wish, AutoRequest) or wish.protocol != LOCAL:
-            with suppress(PairMismatchError):  # an edge of another vocabulary has been met, too
+        elif isinstance(request, AutoRequest) or request.protocol != LOCAL:
+            with suppress(PairMismatchError):  # the handshake succeeded nevertheless
                 link.handshake()
 
-    def _restarted(
+    def _restart_on_mismatch(
         self,
         pieces: Generator[Piece, None, None],
-        made: Prompt,
-        wish: Plan | AutoRequest,
+        prompt: Prompt,
+        request: Plan | AutoRequest,
         owner: Owner,
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces; restarts the answer if the edge's vocabulary is not the prompt's."""
+        """Yield the pieces; restarts the answer if the edge has another vocabulary."""
         with closing(pieces):
             try:
                 first = next(pieces, None)
             except PairMismatchError:
-                if not self._match_vocabulary() and self._patience.policy != "local":
+                if not self._match_vocabulary() and self._retry_policy.policy != "local":
                     raise
             else:
                 if first is not None:
                     yield first
                     yield from pieces
                 return
-        yield from self._conversation.answer(self._translated(made), wish, owner)
+        yield from self._conversation.answer(self._translate(prompt), request, owner)
 
-    def _translated(self, prompt: PromptInput | Prompt) -> Prompt:
-        """Translate the prompt to the vocabularies of this pair."""
-        pair = self._partner.pair
+    def _translate(self, prompt: PromptInput | Prompt) -> Prompt:
+        """Encode the prompt in the vocabularies of this pair."""
+        pair = self._pair.pair
         if not isinstance(prompt, Prompt):
-            return pair.prompt(prompt, most=self.context - 1)
+            return pair.prompt(prompt, max_tokens=self.context - 1)
         if prompt.pair == pair.digests:
             return prompt
         if prompt.can_reencode or prompt.vocabulary in ("", pair.fingerprint):
-            return pair.prompt(prompt.source, chat=prompt.chat, most=self.context - 1)
+            return pair.prompt(prompt.source, chat=prompt.chat, max_tokens=self.context - 1)
         raise PairMismatchError(
-            f"These token ids are of another vocabulary than that of {pair.target.model}, which "
-            "the edge serves now: make the prompt again."
+            f"These token ids belong to another vocabulary than that of {pair.target.model}, "
+            "which the edge serves now: make the prompt again."
         )
 
     @property
     def last(self) -> Generation | None:
-        """The last complete answer, whichever thread asked for it."""
+        """The last complete answer, of any thread."""
         return self._conversation.last
 
     def interrupt(self) -> None:
-        """End the answer that has its turn, with `InterruptedGenerationError`.
+        """End the running answer with `InterruptedGenerationError`.
 
-        Ends its waits for the edge, too; calls that wait for their turn go on.
+        Also ends its waits for the edge; calls that wait for their turn continue.
         """
-        self._interrupt.cancel()
+        self._cancel_token.cancel()
 
     @property
     def last_checked_s(self) -> float:
-        """When the answer's thread last checked for an interruption (monotonic).
+        """Time of the answering thread's last check for an interruption (monotonic).
 
-        It also checks while it waits for the edge or reads a prompt: a thread that has not checked
-        for long hangs, and cannot be interrupted.
+        The thread also checks while it waits for the edge or reads a prompt: without a check for
+        long, it hangs and cannot be interrupted.
         """
-        return self._interrupt.last_checked_s
+        return self._cancel_token.last_checked_s
 
     def prompt(self, asked: PromptInput, *, chat: bool = True) -> Prompt:
         """Tokenise a prompt as `stream` does, for target and drafter.
 
-        chat: a text is a user message; otherwise it is used as it is. The vocabulary is that of the
-        edge that any lane of this device greeted last.
+        chat: a text is a user message; if False, it is used unchanged. The vocabulary is that of
+        the last edge that any lane of this device greeted.
         """
-        return self._partners.latest.pair.prompt(asked, chat=chat, most=self.context - 1)
+        return self._pairs.latest.pair.prompt(asked, chat=chat, max_tokens=self.context - 1)
 
     @property
     def knows_target(self) -> bool:
         """Whether `prompt` knows the edge's vocabulary, or there is no edge."""
-        link, partners = self._link, self._partners
+        link, pairs = self._link, self._pairs
         if link is None:
             return True
-        met = link.welcomed
-        return met is not None and partners.expect(met) == partners.latest.vocabulary
+        welcome = link.welcomed
+        return welcome is not None and pairs.expect(welcome) == pairs.latest.vocabulary
 
     @property
     def pair(self) -> Pair:
-        """The drafter's vocabulary and the target's; its own twice until an edge is greeted."""
-        return self._partners.latest.pair
+        """The drafter's and the target's vocabularies; until a handshake, the drafter's twice."""
+        return self._pairs.latest.pair
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The target's vocabulary; the drafter's until an edge is greeted."""
+        """The target's vocabulary; until a handshake, the drafter's."""
         return self.pair.target
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """The target's tokenizer."""
         return self.vocabulary.tokenizer
 
     @property
     def template(self) -> ChatTemplate | None:
-        """Its template, or None."""
+        """The target's chat template, or None."""
         return self.vocabulary.template
 
     @property
@@ -400,35 +399,32 @@ class Device:
         return self._conversation.session.context
 
     def shared(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER) -> int:
-        """Count the first tokens of an owner's prompt that this conversation already holds."""
-        if prompt.vocabulary != self._partner.pair.fingerprint:
-            return 0  # ids of another vocabulary
-        return self._conversation.session.shared(prompt.ids, owner)
+        """Count the first tokens of the owner's prompt that this conversation already holds."""
+        if prompt.vocabulary != self._pair.pair.fingerprint:
+            return 0  # token ids of another vocabulary
+        return self._conversation.session.shared_tokens(prompt.ids, owner)
 
     # The edge
 
     @property
     def welcome(self) -> Welcome | None:
-        """The edge's last `Welcome`.
-
-        None before the first, and while the edge has another vocabulary.
-        """
+        """The edge's last `Welcome`; None before it, and while the edge has another vocabulary."""
         return self._link.welcome if self._link is not None else None
 
     @property
     def evidence(self) -> Evidence:
-        """The evidence that protocol "auto" decides by, shared by all lanes."""
-        return self._partner.statistics.evidence
+        """The evidence of protocol "auto", shared by all lanes."""
+        return self._pair.statistics.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the link to the edge with a ping; rates: and with a larger one, its rates.
+        """Measure the RTT of the link with a ping; rates: also its rates, with a larger ping.
 
         Waits for its turn, as `stream` does.
         """
         with self._turns.turn():
             if self._link is None:
                 raise UnsupportedError("This device has no edge, so there is no link to measure.")
-            self._interrupt.reset()
+            self._cancel_token.reset()
             ping(self._link)
             if rates:
                 ping(self._link, PROBE_BYTES)
@@ -444,22 +440,22 @@ class Device:
     def link_status(self) -> LinkStatus | None:
         """The state of the link, in words; None without an edge. For any thread.
 
-        Of this device and all `beside` it, the one that is best off.
+        The best state among this device and all devices `beside` it.
         """
-        return self._family.status if self._link is not None else None
+        return self._link_group.status if self._link is not None else None
 
     def attend(self) -> None:
-        """Greet an edge that has come back, while this device answers nothing; never waits.
+        """Greet an edge that has come back; never waits.
 
-        For the thread that answers; call it now and then.
+        For the thread that answers: call it now and then between answers.
         """
         if self._link is not None and self._turns.usable:
             self._link.attend()
 
     def retry(self) -> None:
-        """Try at once to connect, where no connection is: keys may have changed. For any thread."""
+        """Reconnect all unconnected links at once: keys may have changed. For any thread."""
         if self._link is not None and self._turns.usable:
-            self._family.retry()
+            self._link_group.retry()
 
     def link_state(self) -> LinkState | None:
         """The link's state; None without an edge. Sends nothing."""
@@ -468,31 +464,31 @@ class Device:
 
     @property
     def execution(self) -> Execution | None:
-        """How the drafter is run; None where it is no model."""
+        """How the drafter's model is executed; None without a model."""
         return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
-        """Use another address for this device and all `beside` it.
+        """Use another address for this device and all devices `beside` it.
 
-        keys: the folder of other keys. Running answers go on there. Raises like the constructor
+        keys: the folder of other keys. Running answers continue there. Raises like the constructor
         for a wrong address or wrong keys, and then changes nothing.
         """
         self._turns.check()
         if self._link is None:
             raise UnsupportedError("This device has no edge, so there is nothing to redirect.")
-        self._family.redirect(edge, keys)
+        self._link_group.redirect(edge, keys)
 
     def close(self) -> None:
         """Close the session and the connection, and free the lane.
 
-        Ends the present answer, and refuses what waits for its turn, with `DeviceClosedError`.
+        Ends the running answer and all waiting calls with `DeviceClosedError`.
         """
-        if not self._turns.close(self._interrupt.cancel):
+        if not self._turns.close(self._cancel_token.cancel):
             return
         link, self._link = self._link, None
         try:
             if link is not None:
-                self._family.remove(link)
+                self._link_group.remove(link)
                 self._conversation.session.edge.close()
         finally:
             if link is not None:
@@ -512,9 +508,9 @@ class Device:
 
 
 def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder, which are needed beyond loopback.
+    """Connect to an edge with the keys in this folder; beyond loopback, keys are required.
 
-    patience_s: how long the edge may be away, or owe a reply; None: as under the policy "fail".
+    patience_s: seconds for which the edge may be away or owe a reply; None: as under policy "fail".
     """
     patience = FAIL if patience_s is None else RetryPolicy.from_policy("wait", patience_s)
     link = EdgeLink(edge, load_keys(edge, keys), patience)

@@ -20,27 +20,27 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     draft: Annotated[
         Path,
         setting(
-            "drafter's artifact; or text: no model, but what followed the same words before, in "
-            "this conversation or an earlier one",
+            "drafter's artifact; or text: no model, but continuations of the same words in this "
+            "conversation or an earlier one",
             metavar="DIR|text",
         ),
     ]
     draft_text: Annotated[
-        bool, setting("let an artifact draft by the text, too, where it repeats itself")
+        bool, setting("let an artifact also draft by repetitions of the text")
     ] = False
     texts: Annotated[
         Path | None,
         setting(
-            "keep earlier conversations there for drafting by text, readable by you alone; off: "
-            "use none (default: in memory, until the device stops)",
+            "folder that keeps earlier conversations for drafting by text, readable by you alone; "
+            "off: use none (default: in memory, until the device stops)",
             metavar="DIR|off",
         ),
     ] = None
     share_texts: Annotated[
         bool,
         setting(
-            "let lossless protocols draft from what all clients said, and keep prompts that were "
-            "read: clients can find out by trying what others said"
+            "let lossless protocols draft from all clients' texts and reuse their prompts: clients "
+            "can guess the texts of others by trying"
         ),
     ] = False
     edge: Annotated[
@@ -59,8 +59,8 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     on_link_loss: Annotated[
         OnLinkLoss,
         setting(
-            "when the edge is lost: wait for it, go on with the drafter alone (local) until it is "
-            "back, or end the answer (fail)"
+            "when the edge is lost: wait for it, continue with the drafter alone (local) until it "
+            "is back, or end the answer (fail)"
         ),
     ] = "wait"
     patience_s: Annotated[float, setting("wait: seconds to wait for a lost edge", gt=0)] = 120.0

@@ -1,7 +1,7 @@
-"""The device's half of a constraint: advice, for the edge decides what is allowed.
+"""Constrain the device's drafts by the plan's grammar. The edge decides what is allowed.
 
-In:  a plan's grammar. Out: what constrains drafts, as long as this end's parser can follow; and the
-     device's own tokens, where no edge decides.
+In:  a plan's grammar. Out: a constraint on drafts while the device's parser can follow, and on the
+     tokens of a device that generates alone.
 """
 
 import logging
@@ -21,36 +21,36 @@ _log = logging.getLogger("pilotfish.answers")
 
 
 class DraftAdvice:
-    """Constrains drafts until its parser gives up; of a device alone, raises `BadGrammarError`.
+    """Constrains drafts until the parser fails.
 
-    Two ends may have different versions of the parser: what this one cannot follow, the other may.
-    constraint: None, and why, where it cannot even begin. Where this machine was too busy to, a
-    device alone raises `BusyError`.
+    After a failure drafts are unconstrained, since the edge may have another version of the parser
+    that can follow. A device that generates alone raises `BadGrammarError`, or `BusyError` if the
+    machine was too busy to compile. constraint: None, with the error, if compiling failed.
     """
 
     def __init__(
-        self, constraint: GrammarConstraint | None, why: GrammarError | None = None
+        self, constraint: GrammarConstraint | None, error: GrammarError | None = None
     ) -> None:
         self._constraint = constraint
-        self._why = why
-        self.alone = False  # no edge decides
+        self._error = error
+        self.decides_alone = False  # no edge verifies the tokens
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> Sequence[int]:
-        """Set to −∞, in place, what must not follow; see `GrammarConstraint.forbid`."""
+        """Set forbidden tokens to −∞ in place; see `GrammarConstraint.forbid`."""
         if self._constraint is not None:
             try:
                 return self._constraint.forbid(logits, answer, paths)
             except GrammarError as error:
                 self._give_up(error)
-        if self.alone:
-            refused = BusyError if isinstance(self._why, GrammarBusyError) else BadGrammarError
-            raise refused(f"This device cannot keep to the grammar alone: {self._why}")
+        if self.decides_alone:
+            refused = BusyError if isinstance(self._error, GrammarBusyError) else BadGrammarError
+            raise refused(f"This device cannot follow the grammar without an edge: {self._error}")
         return ()
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that alone may follow; see `GrammarConstraint.forced`."""
+        """Return the tokens that must follow; see `GrammarConstraint.forced`."""
         if self._constraint is not None:
             try:
                 return self._constraint.forced(answer, path)
@@ -58,13 +58,13 @@ class DraftAdvice:
                 self._give_up(error)
         return ()
 
-    def _give_up(self, why: GrammarError) -> None:
-        _log.info("drafts are not constrained any more: %s", why)
-        self._constraint, self._why = None, why
+    def _give_up(self, error: GrammarError) -> None:
+        _log.info("drafts are no longer constrained: %s", error)
+        self._constraint, self._error = None, error
 
 
 def draft_advice(plan: Plan, target: Vocabulary) -> DraftAdvice | None:
-    """Return what constrains an answer's drafts; None for an answer that may be anything."""
+    """Return the constraint on an answer's drafts; None without a grammar."""
     if (grammar := plan.sampling.logits_options.grammar) is None:
         return None
     try:

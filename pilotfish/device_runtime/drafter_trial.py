@@ -2,11 +2,10 @@
 
 In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` of each drafter.
 
-The target answers the prompts alone, at temperature 1 with the prompt's number as seed. Along these
-answers both ends' distributions are compared: α is the mean of β = 1 − TV(p, q), the share of draft
-tokens that an optimal rule accepts (tslt (15)). Passes are timed in turns, behind one answer; their
-lower quartiles are taken, which other work on the machine affects least. From these follow T and N
-of a round for every window (tslt (5), (8)):
+The target answers the prompts alone, at temperature 1 with the prompt's index as seed. α is the
+mean of β = 1 − TV(p, q) along these answers, the share of draft tokens that an optimal rule accepts
+(tslt (15)). Passes are timed in turns, after one answer's tokens; the lower quartiles count, which
+other work on the machine affects least. T and N of a round for every window (tslt (5), (8)):
 
     tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
 """
@@ -34,9 +33,9 @@ from pilotfish.wire.protocols import LOCAL
 
 Progress = Callable[[str, int, "int | None"], None]
 
-TOKENS = 48  # of each answer
-LONGEST = 16  # window
-SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of a target's pass that is timed
+TOKENS = 48  # tokens of each answer
+LONGEST = 16  # longest window
+SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of the timed target passes
 SAMPLING = Sampling(temperature=1.0)
 
 
@@ -45,8 +44,8 @@ class DrafterTrial:
     """The predicted speed of a drafter with a target.
 
     acceptance: α at temperature 1; agreement: α at temperature 0, the share of positions where both
-    ends' most probable token is the same. draft_s: a pass of one token. window: the one with the
-    most tokens_per_s. streamed_per_s: of the target alone.
+    ends have the same most probable token. draft_s: seconds of a pass of one token. window: the
+    window with the most tokens_per_s. streamed_per_s: tokens/s of the target alone.
     """
 
     acceptance: float
@@ -69,8 +68,7 @@ def try_drafters(
 ) -> dict[str, DrafterTrial]:
     """Try each drafter; returns the trials by name.
 
-    All models are in memory at once. target_s: seconds of any pass of the target; None: measure
-    them here.
+    All models are in memory at once. target_s: seconds of any pass of the target; None: measure.
 
     Raises:
         PairMismatchError: for a drafter of another vocabulary.
@@ -78,31 +76,31 @@ def try_drafters(
     check_head(target)
     for drafter in drafters.values():
         _check_vocabulary(drafter, target)
-    answers = _answers(target, prompts, progress)
+    answers = _generate_answers(target, prompts, progress)
     reader = open_model(target)
     readers = {name: open_model(drafter, drafts=True) for name, drafter in drafters.items()}
     bridges = {
-        name: TrivialBridge(drafter.manifest.vocab_size, drafter.kept)
+        name: TrivialBridge(drafter.manifest.vocab_size, drafter.head_tokens)
         for name, drafter in drafters.items()
     }
-    found: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
+    positions_by_name: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
     for done, (text, rows) in enumerate(answers):
         progress("comparing distributions", done, len(answers))
         p = probabilities(_logits(reader, text, rows), SAMPLING)
-        for name, own in readers.items():
-            logits = bridges[name].project(_logits(own, text, rows))
+        for name, model in readers.items():
+            logits = bridges[name].project(_logits(model, text, rows))
             q = probabilities(logits, SAMPLING)
             same = p.argmax(axis=1) == q.argmax(axis=1)
-            found[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
+            positions_by_name[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
     progress("comparing distributions", len(answers), len(answers))
     verified = [] if target_s is not None else [(reader, size) for size in SIZES]
-    drafted = [(own, 1) for own in readers.values()]
-    seconds = _timed([*drafted, *verified], answers[0][0], progress)
-    taken = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
+    drafted = [(model, 1) for model in readers.values()]
+    seconds = _time_passes([*drafted, *verified], answers[0][0], progress)
+    verify_s = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
     trials = {}
-    for (name, positions), draft_s in zip(found.items(), seconds, strict=False):
+    for (name, positions), draft_s in zip(positions_by_name.items(), seconds, strict=False):
         acceptance, agreement = np.mean(positions, axis=0).tolist()
-        window, tokens_per_s = fastest_window(acceptance, draft_s, taken, rtt_s)
+        window, tokens_per_s = fastest_window(acceptance, draft_s, verify_s, rtt_s)
         trials[name] = DrafterTrial(
             acceptance,
             agreement,
@@ -110,7 +108,7 @@ def try_drafters(
             draft_s,
             window,
             tokens_per_s,
-            streamed_per_s=1.0 / taken[0],
+            streamed_per_s=1.0 / verify_s[0],
         )
     return trials
 
@@ -118,7 +116,10 @@ def try_drafters(
 def fastest_window(
     acceptance: float, draft_s: float, verify_s: Sequence[float], rtt_s: float
 ) -> tuple[int, float]:
-    """Find the window with the most tokens/s, and these; verify_s: of passes of `SIZES` tokens."""
+    """Return the window with the most tokens/s, and its tokens/s.
+
+    verify_s: seconds of target passes of `SIZES` tokens.
+    """
     windows = range(1, LONGEST + 1)
     pass_s = [float(np.interp(1 + drafts, SIZES, verify_s)) for drafts in (0, *windows)]
     tokens = [tokens_per_round(acceptance, window) for window in windows]
@@ -127,20 +128,20 @@ def fastest_window(
 
 
 def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
-    own, other = drafter.manifest, target.manifest
-    if own.tokenizer_fingerprint != other.tokenizer_fingerprint:
+    draft_manifest, target_manifest = drafter.manifest, target.manifest
+    if draft_manifest.tokenizer_fingerprint != target_manifest.tokenizer_fingerprint:
         raise PairMismatchError(
-            f"{other.model} has another vocabulary than {own.model}, and precisions are compared "
-            "along answers that both read alike: name a target of the same vocabulary, or say how "
-            "long its passes take (--target-ms)."
+            f"{target_manifest.model} has another vocabulary than {draft_manifest.model}, and the "
+            "comparison needs answers in one vocabulary: name a target of the same vocabulary, or "
+            "say how long its passes take (--target-ms)."
         )
 
 
-def _answers(
+def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
     """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
-    found = []
+    answers = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):
             progress("the target answers", seed, len(prompts))
@@ -149,22 +150,22 @@ def _answers(
                 prompt, protocol=LOCAL, temperature=1.0, seed=seed, max_tokens=TOKENS
             ).tokens
             text = np.concatenate([ids, np.array(answer[:-1], dtype=np.int64)])
-            found.append((text, len(answer)))
+            answers.append((text, len(answer)))
     progress("the target answers", len(prompts), len(prompts))
-    return found
+    return answers
 
 
 def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
-    """Return the logits [rows, V], or [rows, N], after each of a text's last tokens."""
+    """Return the logits [rows, V], or [rows, N] of a cut head, after a text's last tokens."""
     decoder.rollback(0, 0)
     return decoder.prefill(0, text, rows=rows).logits
 
 
-def _timed(
-    wanted: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
+def _time_passes(
+    passes_to_time: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
-    """Time passes of these numbers of tokens behind a text, in turns; returns seconds."""
-    for decoder in {id(decoder): decoder for decoder, _ in wanted}.values():
+    """Time passes of these numbers of tokens after a text, in turns; returns seconds."""
+    for decoder in {id(decoder): decoder for decoder, _ in passes_to_time}.values():
         decoder.rollback(0, 0)
         decoder.prefill(0, text, rows=0)
     more = np.resize(text, LONGEST + 1)
@@ -181,4 +182,4 @@ def _timed(
 
         return timed
 
-    return time_interleaved([timer(*one) for one in wanted], progress)
+    return time_interleaved([timer(*model_and_size) for model_and_size in passes_to_time], progress)

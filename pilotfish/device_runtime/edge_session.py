@@ -1,8 +1,10 @@
-"""The device's view of its session at the edge: which tokens the edge holds, and the requests.
+"""The device's side of its session at the edge: the tokens that the edge holds, and the requests.
 
-An edge that has lost the session is sent all committed tokens again. Since every draw is keyed by
-position, the text goes on unchanged. In: drafts, or a number of tokens of a stream.
-Out: the edge's replies; requests are repeated as often as the link's policy allows.
+In:  drafts, or a number of tokens to stream. Out: the edge's replies; requests are repeated as
+     often as the link's policy allows.
+
+If the edge loses the session, the device sends all committed tokens again. Every draw is keyed by
+position, so the text continues unchanged.
 """
 
 import secrets
@@ -32,7 +34,9 @@ from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-_CREDIT, _AGAIN = 48, 36  # stream tokens asked for ahead; an edge has room for 64 messages at least
+# Stream tokens requested at once, and the rest at which to request more; an edge queues at least 64
+# messages.
+_PULL_TOKENS, _PULL_BELOW = 48, 36
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
 )
@@ -42,9 +46,9 @@ _UNLIMITED = m.Limits(
 class VerifiedWindow:
     """A window's verdict, its times and its bytes.
 
-    frames: the verdict's, and that of the logprobs if they were asked for. timings: of all
-    exchanges, without drafting and settling. inquired: number of hidden states that the edge asked
-    for first. received_ns: when the verdict came.
+    frames: the verdict's frames, with those of requested logprobs. timings: all exchanges, without
+    drafting and settling. received_ns: arrival of the verdict. inquired: number of hidden states
+    that the edge requested first.
     """
 
     verdict: m.Verdict
@@ -58,9 +62,9 @@ class VerifiedWindow:
 
 
 class StreamedTokens(NamedTuple):
-    """Tokens of a stream; the frames are their ids.
+    """Tokens of a stream; the answer's frames are their ids.
 
-    waited_ns: time spent waiting for them; short if they had arrived before.
+    waited_ns: time spent waiting for them; short if they had already arrived.
     """
 
     reply: m.Tokens
@@ -69,9 +73,10 @@ class StreamedTokens(NamedTuple):
 
 
 class EdgeSession:
-    """One edge's copy of the committed tokens; `local` has no link, and no such copy.
+    """One edge's copy of the committed tokens; under `local` there is neither link nor copy.
 
-    committed: owned by the session, which extends and cuts them. vocab_size: of their ids.
+    committed: the session's tokens, which it extends and cuts. vocab_size: the target's, of the
+    tokens' ids.
     """
 
     def __init__(self, link: EdgeLink | None, committed: CommittedTokens, vocab_size: int) -> None:
@@ -80,24 +85,24 @@ class EdgeSession:
         self._vocab_size = vocab_size
         self._id = secrets.token_bytes(16)
         self._generation = -1
-        self._held = 0  # committed tokens, from the first on, that the edge has too
+        self._edge_length = 0  # length of the committed prefix that the edge holds
         self._plan: Plan | None = None
-        self._since = 0  # tokens of its prompt
+        self._prompt_length = 0  # tokens of the plan's prompt
         self._conditions: m.DecisionConditions | None = None
-        self._begun = 0  # committed tokens when the edge was last told to begin
-        self.has_prompt_logprobs = (
-            True  # the prompt's log-probabilities have come, if they were asked for
-        )
-        self._known_limits = _UNLIMITED
-        self._begun_on = 0  # the connection over which the edge was last told to begin; 0: none
+        self._begin_length = 0  # committed tokens at the last `begin`
+        self.has_prompt_logprobs = True  # False while requested ones have not arrived
+        self._last_limits = _UNLIMITED
+        self._begin_connection = 0  # connection of the last `begin`; 0: none
 
     @property
     def limits(self) -> m.Limits:
-        """The limits of the last suitable edge."""
+        """The limits of the present edge, or of the last suitable one."""
         welcome = self._link.welcome if self._link is not None else None
-        if welcome is not None:
-            self._known_limits = welcome.limits
-        return self._known_limits
+        return self._last_limits if welcome is None else welcome.limits
+
+    def note_welcome(self) -> None:
+        """Keep the present edge's limits for the time in which no suitable edge is there."""
+        self._last_limits = self.limits
 
     @property
     def _edge(self) -> EdgeLink:
@@ -107,101 +112,108 @@ class EdgeSession:
 
     # The edge's tokens
 
-    def prepare(self, plan: Plan, since: int, conditions: m.DecisionConditions | None) -> None:
-        """Set the plan of the next generation, and the conditions that the edge decides by.
-
-        since: tokens of its prompt.
-        """
-        self._plan, self._since, self._conditions = plan, since, conditions
+    def prepare(
+        self, plan: Plan, prompt_length: int, conditions: m.DecisionConditions | None
+    ) -> None:
+        """Set the plan of the next generation, and the inputs of the edge's decision head."""
+        self.note_welcome()
+        self._plan, self._prompt_length, self._conditions = plan, prompt_length, conditions
         self.has_prompt_logprobs = plan.prompt_logprobs is None
 
     def truncate(self, length: int) -> None:
-        """Note that the committed tokens were cut to ``length``."""
-        self._held = min(self._held, length)
+        """Limit the edge's prefix to ``length`` tokens: the committed tokens were cut."""
+        self._edge_length = min(self._edge_length, length)
 
     def set_edge_length(self, length: int) -> None:
-        """Note that the edge holds ``length`` committed tokens."""
-        self._held = length
+        """Set the length of the committed prefix that the edge holds."""
+        self._edge_length = length
 
     def begin(self) -> None:
-        """Send `begin`: the committed tokens that the edge lacks, and how to sample."""
+        """Send `begin`: the committed tokens that the edge lacks, and the sampling parameters."""
         assert self._plan is not None
-        law = self._plan.sampling
+        sampling = self._plan.sampling
         self._generation += 1
         begin = m.Begin(
             session=self._id,
             generation=self._generation,
-            keep=self._held,
-            hash=self._committed.hash_at(self._held),
+            keep=self._edge_length,
+            hash=self._committed.hash_at(self._edge_length),
             protocol=self._plan.protocol,
-            seed=law.seed,
-            temperature=law.sampling.temperature,
-            top_k=law.sampling.top_k,
-            top_p=law.sampling.top_p,
+            seed=sampling.seed,
+            temperature=sampling.sampling.temperature,
+            top_k=sampling.sampling.top_k,
+            top_p=sampling.sampling.top_p,
             options=self._plan.exchange.options.to_dict() if self._plan.exchange else {},
             conditions=self._conditions,
-            min_p=law.sampling.min_p,
-            shape=m.LogitsOptionsMsg.from_options(law.logits_options, self._since),
+            min_p=sampling.sampling.min_p,
+            shape=m.LogitsOptionsMsg.from_options(sampling.logits_options, self._prompt_length),
             logprobs=self._plan.logprobs,
             prompt_logprobs=None if self.has_prompt_logprobs else self._plan.prompt_logprobs,
         )
-        self._begun = len(self._committed)
-        missing = self._committed.ids[self._held :].copy()  # may change while ZeroMQ sends it
+        self._begin_length = len(self._committed)
+        missing = self._committed.ids[
+            self._edge_length :
+        ].copy()  # a copy: the ids may change while ZeroMQ sends
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
-        if law.logits_options.grammar is not None:
-            frames.append(law.logits_options.grammar.text.encode())
+        if sampling.logits_options.grammar is not None:
+            frames.append(sampling.logits_options.grammar.text.encode())
         self._edge.notify(begin, frames)
-        self._begun_on = self._edge.connection
-        self._held = len(self._committed)
+        self.note_welcome()
+        self._begin_connection = self._edge.connection
+        self._edge_length = len(self._committed)
 
-    def _begin_anew(self, reason: PilotfishError) -> None:
+    def _begin_again(self, reason: PilotfishError) -> None:
         """Send the edge all committed tokens again.
 
-        An unknown session gets a new id: without keys, the old id may belong to the broken
-        connection, and this end cannot prove that the session is its own.
+        If the edge does not know the session, it gets a new id: without keys the old id may belong
+        to the broken connection, and the device cannot prove that the session is its own.
         """
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
-        if self._edge.connection != self._begun_on:  # so quick a return that nothing else showed it
+        if (
+            self._edge.connection != self._begin_connection
+        ):  # the edge came back before any check noticed the loss
             self._edge.on_lost()
-        self._held = 0
+        self._edge_length = 0
         self.begin()
 
     def cancel(self) -> None:
-        """Tell the edge, if it is there, to stop working on the generation."""
+        """Send `cancel` for the generation, if the edge is connected."""
         if self._link is not None and self._plan is not None and self._plan.protocol != LOCAL:
             self._link.try_send(m.Cancel(session=self._id, generation=self._generation))
 
     def close(self) -> None:
-        """Tell the edge to forget the session."""
+        """Send `close` for the session, if the edge is connected."""
         if self._link is not None and self._generation >= 0:
             self._link.try_send(m.Close(session=self._id))
 
     def forget(self) -> None:
-        """Go on with another session, of which the edge holds nothing."""
+        """Close the session and begin another one, with nothing at the edge."""
         self.close()
         self._id = secrets.token_bytes(16)
-        self._held = 0
+        self._edge_length = 0
 
     def expects_prompt_logprobs(self, start: int) -> bool:
-        """Whether a reply from this position on has the prompt's log-probabilities."""
-        return not self.has_prompt_logprobs and start == self._begun
+        """Whether the reply for this start position has the prompt's log-probabilities."""
+        return not self.has_prompt_logprobs and start == self._begin_length
 
     # Windows
 
     def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> SentRequest:
-        """Send a window, with the pending token before it if there is one."""
-        all_held = self._held == len(self._committed)
-        pending = NO_IDS if all_held else self._committed.ids[self._held :].copy()
+        """Send a window, after the pending token if there is one."""
+        all_held = self._edge_length == len(self._committed)
+        pending = NO_IDS if all_held else self._committed.ids[self._edge_length :].copy()
         window = m.Window(
             session=self._id,
             generation=self._generation,
             start=len(self._committed),
-            hash=self._committed.hash_at(self._held),
+            hash=self._committed.hash_at(self._edge_length),
         )
         frames = exchange.encode_draft(draft, pending, self._vocab_size)
         self._require_room(frames)
-        return self._edge.send(window, frames)
+        sent = self._edge.send(window, frames)
+        self.note_welcome()
+        return sent
 
     def wait_verdict(
         self,
@@ -215,19 +227,19 @@ class EdgeSession:
         """Wait for the verdict on a window; begins again at an edge that lost the session.
 
         Returns None if another edge with smaller windows has come: draft again. late: the drafter
-        has worked since the window was sent.
+        has worked since the window was sent, so the reply's arrival time is unknown.
         """
-        setbacks = RetryBudget(self._edge)
+        retry_budget = RetryBudget(self._edge)
         while True:
-            wanted = self._answers(len(self._committed), m.Verdict, m.StatesRequest)
+            wanted = self._reply_test(len(self._committed), m.Verdict, m.StatesRequest)
             try:
                 answer = self._edge.wait(sent, wanted, late=late)
                 if isinstance(answer.reply, m.Verdict):
-                    return self._verified(answer, answer.reply, drafted_ns)
-                return self._supplied(exchange, draft, answer, drafted_ns)
+                    return self._verified_window(answer, answer.reply, drafted_ns)
+                return self._send_states(exchange, draft, answer, drafted_ns)
             except _RECOVERABLE as error:
-                setbacks.add(error)
-                self._begin_anew(error)
+                retry_budget.add(error)
+                self._begin_again(error)
             if len(draft.ids) > self.limits.window:
                 return None
             sent = self.send(exchange, draft)
@@ -241,29 +253,31 @@ class EdgeSession:
                 "or a protocol that sends less."
             )
 
-    def _supplied(
+    def _send_states(
         self, exchange: SpeculationProtocol[Any], draft: Draft, first: TimedReply, drafted_ns: int
     ) -> VerifiedWindow:
-        """Send the hidden states that the edge asked for, and wait for the verdict."""
-        inquiry = first.reply
-        assert isinstance(inquiry, m.StatesRequest)
-        timings = self._edge.estimator.timings(first, inquiry.times, drafted_ns)
+        """Send the hidden states that the edge requested, and wait for the verdict."""
+        request = first.reply
+        assert isinstance(request, m.StatesRequest)
+        timings = self._edge.estimator.timings(first, request.times, drafted_ns)
         start = len(self._committed)
         states = m.States(session=self._id, generation=self._generation, start=start)
         frames = exchange.encode_states(draft, first.frames)
         self._require_room(frames)
-        answer = self._edge.request(states, frames, self._answers(start, m.Verdict))
+        answer = self._edge.request(states, frames, self._reply_test(start, m.Verdict))
         assert isinstance(answer.reply, m.Verdict)
-        found = self._verified(answer, answer.reply, first.received_ns)
-        found.timings = timings + found.timings
-        found.uplink_bytes += first.uplink_bytes
-        found.downlink_bytes += first.downlink_bytes
-        found.pass_s = inquiry.times.verify_ns * _NS
-        found.inquired = len(first.frames[0])
-        return found
+        window = self._verified_window(answer, answer.reply, first.received_ns)
+        window.timings = timings + window.timings
+        window.uplink_bytes += first.uplink_bytes
+        window.downlink_bytes += first.downlink_bytes
+        window.pass_s = request.times.verify_ns * _NS
+        window.inquired = len(first.frames[0])
+        return window
 
-    def _verified(self, answer: TimedReply, verdict: m.Verdict, ready_ns: int) -> VerifiedWindow:
-        """Build a verified window from a reply, and feed the link's meter."""
+    def _verified_window(
+        self, answer: TimedReply, verdict: m.Verdict, ready_ns: int
+    ) -> VerifiedWindow:
+        """Build a verified window from a reply, and update the link estimator."""
         return VerifiedWindow(
             verdict,
             answer.frames,
@@ -274,13 +288,13 @@ class EdgeSession:
             verdict.times.verify_ns * _NS,
         )
 
-    def _answers(
+    def _reply_test(
         self, start: int, *kinds: type[m.Verdict | m.StatesRequest | m.Tokens]
     ) -> Callable[[m.Reply], bool]:
-        """Return a test that tells this round's reply from late ones of earlier rounds."""
+        """Return a test that accepts this round's reply, and no late one of an earlier round."""
         generation = self._generation
 
-        def wanted(reply: m.Reply) -> bool:
+        def is_wanted(reply: m.Reply) -> bool:
             return (
                 isinstance(reply, kinds)
                 and reply.session == self._id
@@ -288,17 +302,17 @@ class EdgeSession:
                 and reply.start == start
             )
 
-        return wanted
+        return is_wanted
 
     # `stream` and `ahead`
 
     @property
     def incarnation(self) -> tuple[int, int]:
-        """Changes when the edge may have lost what it was told: generation and connection."""
+        """Generation and connection: if either changes, the edge may have lost the hints."""
         return self._generation, self._edge.connection
 
     def hint(self, start: int, digest: bytes, frames: Sequence[m.Buffer]) -> int | None:
-        """Send a hint of the tokens from ``start`` on; returns its bytes, None if it did not go."""
+        """Send a hint of the tokens from ``start`` on; returns its bytes, None if unsent."""
         hint = m.Hint(session=self._id, generation=self._generation, start=start, hash=digest)
         return self._edge.try_send(hint, frames)
 
@@ -307,43 +321,43 @@ class EdgeSession:
     ) -> Iterator[StreamedTokens]:
         """Yield ``count`` tokens that the target generates; commit each part before the next.
 
-        Tokens are asked for ahead, at most as many as the edge keeps for a slow reader. meanwhile:
-        what to do while none has arrived, as `EdgeLink.wait` has it.
+        Requests tokens ahead, at most as many as the edge queues for a slow reader. on_idle: work
+        to do while no token has arrived; see `EdgeLink.wait`.
         """
         expected = len(self._committed) + count
-        pulled = 0  # the tokens before this position have been asked for
+        pulled = 0  # the tokens before this position have been requested
         begun = False
-        setbacks = RetryBudget(self._edge)
+        retry_budget = RetryBudget(self._edge)
         while (start := len(self._committed)) < expected:
             pull = m.Pull(
                 session=self._id,
                 generation=self._generation,
                 start=start,
                 hash=self._committed.hash,
-                count=min(_CREDIT, expected - start),
+                count=min(_PULL_TOKENS, expected - start),
             )
-            wanted = self._answers(start, m.Tokens)
+            wanted = self._reply_test(start, m.Tokens)
             before_ns = time.monotonic_ns()
-            asked, more_bytes = not begun, 0
+            sends_request, more_bytes = not begun, 0
             try:
-                if asked:
+                if sends_request:
                     sent = self._edge.send(pull)
                 else:
-                    if pulled < expected and pulled - start <= _AGAIN:
+                    if pulled < expected and pulled - start <= _PULL_BELOW:
                         more_bytes = self._edge.try_send(pull) or 0
                     sent = SentRequest(pull, (), more_bytes, before_ns)
                 answer = self._edge.wait(sent, wanted, on_idle=on_idle)
                 begun = True
             except _RECOVERABLE as error:
                 begun = False
-                setbacks.add(error)
-                self._begin_anew(error)
+                retry_budget.add(error)
+                self._begin_again(error)
                 continue
-            if asked or more_bytes:
+            if sends_request or more_bytes:
                 pulled = start + pull.count
-            setbacks = RetryBudget(self._edge)
+            retry_budget = RetryBudget(self._edge)
             reply = answer.reply
             assert isinstance(reply, m.Tokens)
-            if asked:  # other replies left the edge before this request reached it
+            if sends_request:  # otherwise the reply left the edge before this request reached it
                 self._edge.estimator.measure(answer, reply.times.received_ns, reply.times.held_ns)
             yield StreamedTokens(reply, answer, answer.received_ns - before_ns)

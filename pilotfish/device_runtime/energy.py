@@ -3,11 +3,10 @@
 In:  voltage and current of each channel from sysfs (hwmon): ``in{n}_label``, ``in{n}_input`` in mV,
      ``curr{n}_input`` in mA. Out: joules.
 
-If one rail feeds the whole module, its power is used: VDD_IN on Xavier NX, Orin NX and Orin Nano,
-POM_5V_IN on the first Nano. Elsewhere the measured rails are added up; parts of the module may be
-missing and rails may feed each other, so the sum compares runs on one board but is no total. The
-carrier board is never included. `source` names the rails. A reading costs a few I²C transfers, in
-a thread of its own.
+If one rail feeds the whole module, only it counts: VDD_IN on Xavier NX, Orin NX and Orin Nano,
+POM_5V_IN on the first Nano. Elsewhere the measured rails are added up. Rails may be missing or feed
+each other, so the sum compares runs on one board but is no total. The carrier board is never
+included. A thread reads the sensors; each reading costs a few I²C transfers.
 """
 
 import threading
@@ -18,8 +17,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 _DEVICES = Path("/sys/bus/i2c/devices")
-_PERIOD_S = 0.05  # of one answer
-_WATCH_PERIOD_S = 1.0  # of months
+_PERIOD_S = 0.05  # between samples of one answer
+_WATCH_PERIOD_S = 1.0  # between samples of a service
 _WHOLE_MODULE = ("VDD_IN", "POM_5V_IN")
 _NOT_CONNECTED = "NC"
 
@@ -37,19 +36,19 @@ class Rail(NamedTuple):
 
 
 def rails(root: Path = _DEVICES) -> list[Rail]:
-    """Find the rails that add up to the module's power, as nearly as possible; may be empty."""
-    found = [rail for device in sorted(root.glob("*")) for rail in _channels(device)]
-    return [rail for rail in found if rail.label in _WHOLE_MODULE][:1] or found
+    """Find the rails whose sum is closest to the module's power; may be empty."""
+    channels = [rail for device in sorted(root.glob("*")) for rail in _channels(device)]
+    return [rail for rail in channels if rail.label in _WHOLE_MODULE][:1] or channels
 
 
 def source(power: Sequence[Rail]) -> str | None:
-    """Name the rails in words; None without a sensor."""
+    """Format the names of the rails; None without a sensor."""
     return f"INA3221: {' + '.join(rail.label for rail in power)}" if power else None
 
 
 def _channels(device: Path) -> list[Rail]:
     """List the connected, readable channels of an INA3221; none for other chips."""
-    found = []
+    channels = []
     try:
         if (device / "name").read_text().strip() != "ina3221":
             return []
@@ -67,8 +66,8 @@ def _channels(device: Path) -> list[Rail]:
         except (OSError, ValueError):
             continue  # switched off, or no permission
         if rail.label != _NOT_CONNECTED:
-            found.append(rail)
-    return found
+            channels.append(rail)
+    return channels
 
 
 def _label(path: Path) -> str:
@@ -115,22 +114,21 @@ class Meter:
     def _run(self) -> None:
         """Integrate samples by the trapezoidal rule."""
         try:
-            joules, then = 0.0, _sample(self._rails)
+            joules, then = 0.0, _read_sample(self._rails)
             while not self._stop.wait(self._period_s):
-                now = _sample(self._rails)
+                now = _read_sample(self._rails)
                 joules += now.joules_since(then)
                 then = now
-            self.joules = joules + _sample(self._rails).joules_since(then)
+            self.joules = joules + _read_sample(self._rails).joules_since(then)
         except (OSError, ValueError):
             self.joules = None
 
 
 class Watch:
-    """Integrates the power of these rails from `start` until `close`; for a service.
+    """Integrates the power of these rails from `start` until `close`, for a service.
 
-    joules: total so far, without the time in which a sensor did not answer. watts: the newest
-    sample; None while a sensor does not answer. Both are None without rails, and may be read from
-    any thread.
+    joules: total so far, without times when a sensor did not answer. watts: the newest sample; None
+    while a sensor does not answer. Both are None without rails, and readable from any thread.
     """
 
     def __init__(self, power: Sequence[Rail], *, period_s: float = _WATCH_PERIOD_S) -> None:
@@ -159,7 +157,7 @@ class Watch:
         joules, then = 0.0, None
         while True:
             try:
-                now = _sample(self._rails)
+                now = _read_sample(self._rails)
             except (OSError, ValueError):
                 self.watts = then = None
             else:
@@ -180,5 +178,5 @@ class _Sample(NamedTuple):
         return (self.at_s - then.at_s) * (then.watts + self.watts) / 2
 
 
-def _sample(power: Sequence[Rail]) -> _Sample:
+def _read_sample(power: Sequence[Rail]) -> _Sample:
     return _Sample(time.monotonic(), sum(rail.watts() for rail in power))

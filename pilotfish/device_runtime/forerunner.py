@@ -2,9 +2,9 @@
 
 In:  the target's tokens as they come. Out: hints.
 
-One thread does it all: while no token has arrived, a step makes one pass of the drafter, or reads a
-piece of the prompt, so that what arrives waits for one pass at most. Drafting goes on until the
-odds that the last draft comes true are low, and begins again where a token differs from its draft.
+One thread drafts and receives: while no token has arrived, a step runs one pass of the drafter or
+reads a chunk of the prompt, so an arriving token waits for one pass at most. Drafting stops once
+the last draft is unlikely to be accepted, and restarts where a token differs from its draft.
 """
 
 import math
@@ -23,17 +23,18 @@ from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.protocol import Ids
 
-# Hints are sent no more often than so, in passes: at first, and where so many drafts are told.
-_AT_FIRST, _LATER, _ENOUGH = 0.25, 1.0, 6
-_AT_MOST = 4  # hints from one message of tokens to the next: a link that stalls is not filled up
-_MISSED = 16  # passes without our drafts, though these were right: were hints lost?
+# Minimum target passes between hints: early, and once `_LATE_DRAFTS` drafts are out.
+_EARLY_INTERVAL, _LATE_INTERVAL, _LATE_DRAFTS = 0.25, 1.0, 6
+# Hints between two messages of tokens, so that hints do not pile up on a stalled link.
+_MAX_HINTS = 4
+_MAX_MISSED = 16  # passes without the device's right drafts, until it assumes that hints were lost
 _NS = 1e-9
 
 
-class Leg(NamedTuple):
-    """What was done from one message of tokens to the next.
+class DraftStats(NamedTuple):
+    """Work of the drafter between two messages of tokens.
 
-    forced: which of these tokens a grammar forced, of those drafted here; numbered from 0.
+    forced: indices of the new tokens that were drafted because a grammar forced them.
     """
 
     drafts: int
@@ -43,134 +44,137 @@ class Leg(NamedTuple):
 
 
 class Forerunner:
-    """Drafts for one generation. odds: of the pair, which it also teaches."""
+    """Drafts for one generation. estimator: the pair's acceptance; the forerunner updates it."""
 
     def __init__(
         self,
         drafter: Drafter,
         edge: EdgeSession,
         plan: Plan,
-        odds: AcceptanceEstimator,
+        estimator: AcceptanceEstimator,
         committed: Ids,
-        shaper: LogitsProcessor | None,
+        logits_processor: LogitsProcessor | None,
         *,
         last: int,
         ends: Collection[int],
     ) -> None:
-        """committed: u32 [n]; last: the position of the answer's last token.
+        """committed: u32 [n]; last: position of the answer's last token.
 
-        shaper: of logits over the target's tokens.
+        logits_processor: processes logits over the target's tokens.
         """
         self._drafter, self._edge, self._plan = drafter, edge, plan
-        self._odds, self._shaper = odds, shaper
+        self._estimator, self._logits_processor = estimator, logits_processor
         self._last, self._ends = last, ends
-        self._lead = DraftAhead()
-        self._lead.start(committed)
+        self._ahead = DraftAhead()
+        self._ahead.start(committed)
         self._room = drafter.remaining_context(committed)
         self._incarnation = edge.incarnation
-        self._forced: list[int] = []  # positions of drafts that a grammar forced
-        self._stuck = False  # the drafter cannot say what may follow
-        self._pace_s = self._told_s = self._spent_s = 0.0
+        self._forced: list[int] = []  # positions of the drafts that a grammar forced
+        self._stuck = False  # the drafter has no prediction
+        self._pass_s = self._hint_sent_s = self._draft_s = 0.0
         self._drafted = self._sent_bytes = self._hints = self._missed = 0
 
     def step(self) -> bool:
-        """Make a pass of the drafter, or send what is drafted; returns whether to go on."""
-        lead = self._lead
-        if self._done():
-            self._tell()
+        """Run one pass of the drafter, or send its drafts; returns whether there is more to do."""
+        ahead = self._ahead
+        if self._is_done():
+            self._send_hint()
             return False
         started_s = time.monotonic()
-        committed, drafts = lead.text.ids[: lead.committed], lead.drafts
+        committed, drafts = ahead.text.ids[: ahead.committed], ahead.drafts
         if self._drafter.catch_up(committed, drafts):
             return True
-        found = self._next(committed, drafts)
-        if found is None:
+        draft = self._next_draft(committed, drafts)
+        if draft is None:
             self._stuck = True
-            self._tell()
+            self._send_hint()
             return False
-        lead.append(*found)
+        ahead.append(*draft)
         now_s = time.monotonic()
         self._drafted += 1
-        self._spent_s += now_s - started_s
-        told = len(lead) - lead.unsent
-        often = _LATER if told >= _ENOUGH else _AT_FIRST
-        if not told or now_s - self._told_s >= often * self._pace_s:
-            self._tell()
+        self._draft_s += now_s - started_s
+        sent = len(ahead) - ahead.unsent
+        interval = _LATE_INTERVAL if sent >= _LATE_DRAFTS else _EARLY_INTERVAL
+        if not sent or now_s - self._hint_sent_s >= interval * self._pass_s:
+            self._send_hint()
         return True
 
-    def _next(self, committed: Ids, drafts: Ids) -> tuple[int, float, float | None] | None:
-        """Return the next draft, its odds and its margin; None if the drafter knows of none.
+    def _next_draft(self, committed: Ids, drafts: Ids) -> tuple[int, float, float | None] | None:
+        """Return the next draft, its acceptance and its margin; None without a prediction.
 
-        margin: by which the odds were told; None if the drafter told them itself.
+        margin: input of the acceptance estimator; None if the drafter gave the acceptance itself.
         """
-        shaper, position = self._shaper, self._lead.committed + len(drafts)
-        if shaper is not None:
-            token = shaper.forced_token(committed, drafts.tolist())
+        processor, position = self._logits_processor, self._ahead.committed + len(drafts)
+        if processor is not None:
+            token = processor.forced_token(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.can_draft(token):
                 self._forced.append(position)
-                return token, self._odds.estimate(math.inf), math.inf
+                return token, self._estimator.estimate(math.inf), math.inf
         level = self._drafter.predict_next(committed, drafts)
         if level is None:
             return None
-        if shaper is not None:
-            dead = shaper.process(level.logits, committed, [drafts.tolist()])
+        if processor is not None:
+            dead = processor.process(level.logits, committed, [drafts.tolist()])
             if dead or np.isneginf(level.logits.max()):
                 return None
         token, margin = draft_with_margin(level.logits[0], self._plan.drafting, position)
         if level.acceptance is None:
-            return token, self._odds.estimate(margin), margin
+            return token, self._estimator.estimate(margin), margin
         return token, level.acceptance[0], None
 
-    def _done(self) -> bool:
-        """Whether a further draft is not worth a pass, or there is no room for it."""
-        lead = self._lead
-        most = min(self._edge.limits.window, self._room - 1, self._last - lead.committed)
-        if len(lead) >= most or self._stuck:
+    def _is_done(self) -> bool:
+        """Whether another draft is not worth a pass, or has no room."""
+        ahead = self._ahead
+        most = min(self._edge.limits.window, self._room - 1, self._last - ahead.committed)
+        if len(ahead) >= most or self._stuck:
             return True
-        return len(lead) > 0 and (
-            lead.joint_acceptance < FLOOR or int(lead.drafts[-1]) in self._ends
+        return len(ahead) > 0 and (
+            ahead.joint_acceptance < FLOOR or int(ahead.drafts[-1]) in self._ends
         )
 
-    def _tell(self) -> None:
-        """Send the drafts that have not been sent; if that fails, they are told with the next."""
+    def _send_hint(self) -> None:
+        """Send the unsent drafts; if that fails, the next hint has them too."""
         if self._incarnation != self._edge.incarnation:
             self._incarnation = self._edge.incarnation
-            self._lead.resend_all()
-        if self._lead.unsent <= 0 or self._hints >= _AT_MOST:
+            self._ahead.resend_all()
+        if self._ahead.unsent <= 0 or self._hints >= _MAX_HINTS:
             return
-        sent = self._edge.hint(*self._lead.encode_hint(self._drafter.bridge.vocab_size))
+        sent = self._edge.hint(*self._ahead.encode_hint(self._drafter.bridge.vocab_size))
         if sent is None:
-            self._lead.resend_all()
+            self._ahead.resend_all()
             return
         self._hints += 1
         self._sent_bytes += sent
-        self._told_s = time.monotonic()
+        self._hint_sent_s = time.monotonic()
 
-    def meet(self, ids: Sequence[int], source: str, pass_s: float) -> tuple[DraftComparison, Leg]:
-        """Take in the next committed tokens; returns how the drafts did, and the leg until now.
+    def record_tokens(
+        self, ids: Sequence[int], source: str, pass_s: float
+    ) -> tuple[DraftComparison, DraftStats]:
+        """Compare the next committed tokens with the drafts.
 
-        source, pass_s: of the drafts in their pass, and its seconds.
+        Returns the comparison, and the drafter's work since the last one. source: source of the
+        drafts in the target's pass; pass_s: seconds of this pass.
         """
-        begin = self._lead.committed
-        met = self._lead.compare(ids)
+        begin = self._ahead.committed
+        comparison = self._ahead.compare(ids)
         self._stuck = False
-        self._missed = 0 if source == DEVICE or not met.agreed else self._missed + 1
-        if self._missed >= _MISSED:
+        self._missed = 0 if source == DEVICE or not comparison.agreed else self._missed + 1
+        if self._missed >= _MAX_MISSED:
             self._missed = 0
-            self._lead.resend_all()
-        for at, margin in enumerate(met.margins):
+            self._ahead.resend_all()
+        for at, margin in enumerate(comparison.margins):
             if margin is not None:
-                self._odds.update(margin, at < met.agreed)
-        self._room = self._drafter.remaining_context(self._lead.text.ids[: self._lead.committed])
-        self._pace_s = pass_s
-        forced = self._met_forced(begin, met.agreed) if self._forced else ()
-        leg = Leg(self._drafted, self._spent_s, self._sent_bytes, forced)
-        self._drafted, self._spent_s, self._sent_bytes, self._hints = 0, 0.0, 0, 0
-        return met, leg
+                self._estimator.update(margin, at < comparison.agreed)
+        self._room = self._drafter.remaining_context(self._ahead.text.ids[: self._ahead.committed])
+        self._pass_s = pass_s
+        forced = self._take_forced(begin, comparison.agreed) if self._forced else ()
+        stats = DraftStats(self._drafted, self._draft_s, self._sent_bytes, forced)
+        self._drafted, self._draft_s, self._sent_bytes, self._hints = 0, 0.0, 0, 0
+        return comparison, stats
 
-    def _met_forced(self, begin: int, agreed: int) -> tuple[int, ...]:
-        """Which of the first ``agreed`` tokens from ``begin`` on were forced; forgets the past."""
-        found = tuple(at - begin for at in self._forced if at < begin + agreed)
-        ahead = range(self._lead.committed, len(self._lead.text))
+    def _take_forced(self, begin: int, agreed: int) -> tuple[int, ...]:
+        """Return which of the ``agreed`` tokens from ``begin`` on were forced; drops older ones."""
+        forced = tuple(at - begin for at in self._forced if at < begin + agreed)
+        ahead = range(self._ahead.committed, len(self._ahead.text))
         self._forced = [at for at in self._forced if at in ahead]
-        return found
+        return forced

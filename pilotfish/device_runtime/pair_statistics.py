@@ -1,7 +1,6 @@
-"""Evidence on a pair and the policies' state, shared by the lanes of a device.
+"""Evidence on a pair, and the state of the policies; shared by the lanes of a device.
 
-In: rounds, and the edge's welcome. Out: evidence, and the plan that a policy picks by it.
-Thread-safe.
+In:  rounds, and the edge's welcome. Out: evidence, and the plan that a policy chooses.
 """
 
 import logging
@@ -22,31 +21,44 @@ _log = logging.getLogger("pilotfish.answers")
 
 
 class PairStatistics:
-    """Collects evidence and applies the policies of "auto".
+    """Collects evidence and applies the policies of "auto". Thread-safe.
 
-    drafter_pace: seconds of a pass by the number of its tokens, measured at start. hope: α until
-    there is evidence.
+    drafter_pass_times: seconds by number of tokens, measured at start. prior: α without
+    evidence.
     """
 
     def __init__(
-        self, drafter_pace: Mapping[int, float], sizes: PairSizes, prior: float = PRIOR_ACCEPTANCE
+        self,
+        drafter_pass_times: Mapping[int, float],
+        sizes: PairSizes,
+        prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
-        self._pace, self._hope = drafter_pace, prior
+        self._drafter_pass_times, self._prior = drafter_pass_times, prior
         self._sizes = sizes
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
-        self._met = False
-        self.evidence = Evidence(drafter_pace, {}, sizes, prior=prior)
+        self._has_welcome = False
+        self.evidence = Evidence(drafter_pass_times, {}, sizes, prior=prior)
 
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""
         with self._lock:
-            if welcome is None or self._met:
+            if welcome is None or self._has_welcome:
                 return
-            self._met = True
-            pace = {told.tokens: told.ns * 1e-9 for told in welcome.passes}
-            beside = {told.tokens: told.ns * 1e-9 for told in welcome.drafts}
-            self.evidence = Evidence(self._pace, pace, self._sizes, beside, self._hope)
+            self._has_welcome = True
+            target_pass_times = {
+                pass_time.tokens: pass_time.ns * 1e-9 for pass_time in welcome.passes
+            }
+            edge_drafter_pass_times = {
+                pass_time.tokens: pass_time.ns * 1e-9 for pass_time in welcome.drafts
+            }
+            self.evidence = Evidence(
+                self._drafter_pass_times,
+                target_pass_times,
+                self._sizes,
+                edge_drafter_pass_times,
+                self._prior,
+            )
 
     def check(self, policy: str) -> None:
         """Raise `UnsupportedError` for an unknown policy."""
@@ -57,7 +69,7 @@ class PairStatistics:
     def choose(
         self, auto: Auto, plans: Sequence[Plan], state: LinkState | None
     ) -> tuple[Plan, Choice]:
-        """Choose one of the plans by the link's state and the evidence."""
+        """Choose a plan by the link's state and the evidence."""
         with self._lock:
             policy = self._policies[auto.policy]
             plan, choice = policy.choose(auto, plans, state or LinkState(), self.evidence)
@@ -72,10 +84,10 @@ class PairStatistics:
     def add(self, plan: Plan, rounds: Sequence[Round], state: LinkState | None) -> None:
         """Add an answer's rounds to the evidence, without those of the drafter alone.
 
-        state: the link's before it.
+        state: the link's state before the answer.
         """
         with self._lock:
-            own = [record for record in rounds if record.protocol == plan.protocol]
-            self.evidence.add(plan, own)
+            protocol_rounds = [record for record in rounds if record.protocol == plan.protocol]
+            self.evidence.add(plan, protocol_rounds)
             if state is not None and state.rtt is not None:
-                add_forecast_error(plan, own, with_defaults(state), self.evidence)
+                add_forecast_error(plan, protocol_rounds, with_defaults(state), self.evidence)

@@ -1,4 +1,4 @@
-"""Check how to generate an answer: `Options` in, a `Plan` out."""
+"""Check the options of an answer: `Options` in, a `Plan` out."""
 
 import math
 import secrets
@@ -27,8 +27,8 @@ from pilotfish.wire.protocols.ahead import AheadOptions
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
-WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # that protocol "auto" chooses from
-AUTO_LEVELS = 16  # with window "auto"; low confidence ends nearly every window earlier
+WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # choices of protocol "auto"
+AUTO_LEVELS = 16  # most levels with window "auto"; low confidence ends nearly every window earlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Auto:
     """Protocol "auto": chooses protocol and window for each answer by link and pair.
 
     among: the protocols to choose from; by default all lossless ones, and with ``lossy`` all.
-    policy: how to choose (`device_runtime.choice`). rtt_threshold_s: of policy ``threshold``; None:
-    the paper's 10 ms. thrift: with policy ``predictive``, what costs the edge least time a token of
-    all that is no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a
-    threshold that is negative or given to another policy, and for thrift with one that has none.
+    policy: a policy of `device_runtime.choice`. rtt_threshold_s: threshold of policy ``threshold``;
+    None: the paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time per token among
+    plans no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a negative
+    threshold or one with another policy, and for thrift with policy ``threshold``.
     """
 
     among: Sequence[str] | None = None
@@ -64,16 +64,16 @@ class Auto:
             object.__setattr__(self, "among", [self.among])
         wrong = [repr(name) for name in self.among if name not in names()]
         if wrong or not self.among:
-            what = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
-            raise UnsupportedError(f"{what}: there are {', '.join(names())}.")
+            fault = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
+            raise UnsupportedError(f"{fault}: there are {', '.join(names())}.")
 
 
 class Options(TypedDict, total=False):
-    """How to generate; see `plan` for meanings and defaults.
+    """Options of an answer; see `plan` for meanings and defaults.
 
     ``protocol`` "auto" stands for ``Auto()``. The protocols' own options
-    (`wire.protocols.option_types`) are keywords beside these or, where a type checker is to know
-    them, a struct: ``options=RelaxationOptions(tau=0.3)``.
+    (`wire.protocols.option_types`) are further keywords or, for type checkers, a struct:
+    ``options=RelaxationOptions(tau=0.3)``.
     """
 
     protocol: "str | Auto"
@@ -101,11 +101,11 @@ class Options(TypedDict, total=False):
 
 
 class TalkOptions(Options, total=False):
-    """These, and what makes a `Talk` of a text or messages.
+    """`Options`, and those that make a `Talk` of a text or messages.
 
-    tools: functions that may be called, as OpenAI's API has them, with tool_choice ("auto", "none",
-    "required", or a name) and parallel_tool_calls. thinking: whether a model that can think first
-    does: its template's ``enable_thinking``.
+    tools: functions that the model may call, as in OpenAI's API, with tool_choice ("auto", "none",
+    "required", or a name) and parallel_tool_calls. thinking: whether the model thinks first, by its
+    template's ``enable_thinking``.
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -116,11 +116,11 @@ class TalkOptions(Options, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How one answer is generated.
+    """The checked options of one answer.
 
-    law: of the target's sampling; drafting: of the drafter's, with the same seed. exchange (with
-    its options) and expansion: of a drafting protocol; ``stream`` and ``local`` have neither. auto:
-    a window may end before its expansion does.
+    sampling: the target's parameters; drafting: the drafter's, with the same seed. exchange: a
+    drafting protocol with its options, None under ``stream`` and ``local``; expansion: the shape of
+    its windows. auto: low confidence may end a window early.
     """
 
     protocol: str
@@ -136,22 +136,22 @@ class Plan:
 
     @property
     def streams(self) -> bool:
-        """Whether the target generates by itself: `stream`, or with hints."""
+        """Whether the target generates without waiting for drafts: `stream` and `ahead`."""
         return streams(self.protocol)
 
     def with_grammar(self, grammar: Grammar | None) -> "Plan":
-        """Return the plan for answers of this grammar."""
+        """Return the plan with this grammar."""
         if grammar == self.sampling.logits_options.grammar:
             return self
-        law, drafting = (
-            replace(one, logits_options=replace(one.logits_options, grammar=grammar))
-            for one in (self.sampling, self.drafting)
+        sampling, drafting = (
+            replace(params, logits_options=replace(params.logits_options, grammar=grammar))
+            for params in (self.sampling, self.drafting)
         )
-        return replace(self, sampling=law, drafting=drafting)
+        return replace(self, sampling=sampling, drafting=drafting)
 
     @property
     def depends_on_link(self) -> bool:
-        """Whether the edge's decisions depend on the link as measured for this request."""
+        """Whether the edge's decisions depend on the link, as measured for this request."""
         return self.exchange is not None and self.exchange.decides_by_link
 
     @property
@@ -184,19 +184,19 @@ def plan(
     seed: int | None = None,
     stop: Sequence[str] = (),
     options: ProtocolOptions | None = None,
-    **own: Any,
+    **protocol_values: Any,
 ) -> Plan:
     """Check the options; `UnsupportedError` says what is wrong and what is possible.
 
-    window: draft tokens a round (4), or "auto": until the drafter's confidence is low. An edge may
-    allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature, top_k,
-    top_p, min_p: of the target's sampling; draft_…: of the drafter's, by default the same.
-    logit_bias, penalties, grammar: of both ends' logits, as `LogitsOptions` has them; schema: a JSON
-    schema, for a grammar. logprobs: tell each token's log-probability, and those of so many of
-    the likeliest; prompt_logprobs: likewise of the prompt's, unshaped. If neither end is truncated,
-    ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than 2,048). seed: 0 ≤
-    seed < 2⁶³; None takes a random one. options, own: the protocols' own options; those of other
-    protocols have no effect.
+    window: draft tokens per round (4), or "auto": until the drafter's confidence is low. An edge
+    may allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
+    top_k, top_p, min_p: the target's sampling; draft_…: the drafter's, by default the same.
+    logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`); schema: a JSON
+    schema as grammar. logprobs: return each token's log-probability, and those of this number of
+    likeliest tokens; prompt_logprobs: the same for the prompt, from unprocessed logits. If neither
+    end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
+    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, protocol_values: the protocols' own
+    options; those of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
@@ -212,25 +212,25 @@ def plan(
     if schema is not None and grammar is not None:
         raise UnsupportedError("An answer has a schema or a grammar, not both.")
     try:
-        shaping = LogitsOptions(
+        logits_options = LogitsOptions(
             logit_bias=logit_bias or {},
             repetition_penalty=repetition_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             grammar=grammar if schema is None else Grammar.from_schema(schema),
         )
-    except (TypeError, ValueError) as error:  # TypeError: what no JSON has, in a schema
+    except (TypeError, ValueError) as error:  # TypeError: a value in a schema that JSON lacks
         raise UnsupportedError(f"{error}.") from error
-    wanted = (draft_temperature, draft_top_k, draft_top_p)
-    if exchange is None and wanted != (None, None, None):
+    draft_sampling = (draft_temperature, draft_top_k, draft_top_p)
+    if exchange is None and draft_sampling != (None, None, None):
         raise UnsupportedError(
             f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
             f"draft_top_p go with {', '.join(PROTOCOL_REGISTRY)}."
         )
-    drafter = _drafting(target, exchange, *wanted)
+    drafter = _drafter_sampling(target, exchange, *draft_sampling)
     if exchange is not None:
         exchange.check(target, drafter)
-    chosen = own_options((options.to_dict() if options is not None else {}) | own)
+    chosen = protocol_options((options.to_dict() if options is not None else {}) | protocol_values)
     if exchange is not None and exchange.Options in chosen:
         exchange = exchange.with_options(chosen[exchange.Options])
     if seed is None:
@@ -238,8 +238,8 @@ def plan(
     return Plan(
         protocol=protocol,
         exchange=exchange,
-        sampling=SamplingParams(sampling=target, seed=seed, logits_options=shaping),
-        drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=shaping),
+        sampling=SamplingParams(sampling=target, seed=seed, logits_options=logits_options),
+        drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=logits_options),
         expansion=_expansion(protocol, exchange, window, expansion),
         auto=window == AUTO,
         max_tokens=max_tokens,
@@ -249,43 +249,43 @@ def plan(
     )
 
 
-def own_options(given: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
-    """Read the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
-    found: dict[type[ProtocolOptions], ProtocolOptions] = {}
-    left = {name: value for name, value in given.items() if value is not None}
+def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
+    """Parse the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
+    options: dict[type[ProtocolOptions], ProtocolOptions] = {}
+    left = {name: value for name, value in values.items() if value is not None}
     for kind in option_types():
-        mine = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
+        fields = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
         try:
-            found[kind] = kind.from_mapping(mine)
+            options[kind] = kind.from_mapping(fields)
         except ValueError as error:
             raise UnsupportedError(f"{error}.") from error
     if left:
         raise UnsupportedError(f"There is no option {min(left)!r}.")
-    return found
+    return options
 
 
 def expect_effective(
-    protocol: str, passed: Collection[str], written: Callable[[str], str] = str
+    protocol: str, option_names: Collection[str], format_name: Callable[[str], str] = str
 ) -> None:
     """Raise `UnsupportedError` for options that have no effect under this protocol.
 
-    written: formats an option's name as the caller writes it.
+    format_name: formats an option's name as the caller writes it.
     """
     taken = (
         PROTOCOL_REGISTRY[protocol].Options.__struct_fields__
         if protocol in PROTOCOL_REGISTRY
         else ()
     )
-    for name in passed:
+    for name in option_names:
         if name not in taken:
-            has = [
-                one
-                for one, each in PROTOCOL_REGISTRY.items()
-                if name in each.Options.__struct_fields__
+            protocols = [
+                other
+                for other, registered in PROTOCOL_REGISTRY.items()
+                if name in registered.Options.__struct_fields__
             ]
             raise UnsupportedError(
-                f"{written(name)} goes with {written('protocol')} {' or '.join(has)}, or {AUTO} "
-                f"that may take it, not with {protocol}."
+                f"{format_name(name)} goes with {format_name('protocol')} {' or '.join(protocols)},"
+                f" or {AUTO} that may take it, not with {protocol}."
             )
 
 
@@ -294,13 +294,13 @@ def alternatives(
 ) -> list[Plan]:
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
-    The lossless ones at temperature 0 are `greedy`, `ahead` and `stream`: every drafting protocol
-    accepts alike there, and `greedy` sends least. With a seed at a higher temperature they are
-    `coupled`, `ahead` and `stream`, whose texts are equal, so that the text can be repeated. A
-    window in the options is the only one. Of `ahead` there are two plans, unless the options say
-    whose hints it uses: everybody's, and the edge's alone, for which nothing is drafted. offered:
-    the edge's protocols; it takes windows of ``most`` tokens, all nodes of a tree counted. All
-    plans have the same seed.
+    At temperature 0 the lossless protocols are `greedy`, `ahead` and `stream`: all drafting
+    protocols have the same acceptance there, and `greedy` sends least. At a higher temperature with
+    a seed they are `coupled`, `ahead` and `stream`, which generate the same text, so that the seed
+    reproduces it. A window in the options is the only choice. `ahead` has two plans unless the
+    options name the source of hints: all sources, and the edge alone, without drafting on the
+    device. offered: the edge's protocols; most: the edge's window, in tokens or nodes of a tree.
+    All plans have the same seed.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -319,17 +319,17 @@ def alternatives(
         if name not in offered:
             continue
         try:
-            plans += _plans(name, options, windows)
-        except UnsupportedError as error:  # `greedy` does not sample, nor does a decision head
+            plans += _plans_of(name, options, windows)
+        except UnsupportedError as error:  # `greedy` and decision heads require temperature 0
             refused = refused or error
-    if refused is not None and not any(one.exchange for one in plans):
+    if refused is not None and not any(candidate.exchange for candidate in plans):
         raise refused
     if not plans:
         lacking = {
             name: PROTOCOL_REGISTRY[name].requires for name in eligible if name in PROTOCOL_REGISTRY
         }
         needs = "".join(
-            f" For {' and '.join(name for name, one in lacking.items() if one == need)} the edge "
+            f" For {' and '.join(name for name, part in lacking.items() if part == need)} the edge "
             f"needs a {need} for this drafter."
             for need in dict.fromkeys(filter(None, lacking.values()))
         )
@@ -342,19 +342,19 @@ def alternatives(
             f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
             f"edge, name others, or allow lossy ones.{needs}"
         )
-    fitting = [one for one in plans if nodes_at_most(one.expansion) <= most]
+    fitting = [candidate for candidate in plans if nodes_at_most(candidate.expansion) <= most]
     return fitting or plans
 
 
-def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
+def _plans_of(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
     wanted: Options = {**options, "protocol": name}
     if name in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[name].streams:
         wanted = {**wanted, "window": None}
-        asked = plan(**wanted)
+        hinted = plan(**wanted)
         edge = AheadOptions(hints="edge")
-        if asked.exchange is None or asked.exchange.options != AheadOptions():
-            return [asked]
-        return [asked, replace(asked, exchange=asked.exchange.with_options(edge))]
+        if hinted.exchange is None or hinted.exchange.options != AheadOptions():
+            return [hinted]
+        return [hinted, replace(hinted, exchange=hinted.exchange.with_options(edge))]
     if name not in PROTOCOL_REGISTRY:
         nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
         wanted = {**wanted, **nothing}
@@ -369,15 +369,15 @@ def _plans(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
 def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     if auto.among is not None:
         return auto.among
-    kept = [STREAM]
+    eligible = [STREAM]
     for name, exchange in PROTOCOL_REGISTRY.items():
         if not exchange.lossless:
-            kept += [name] if auto.lossy else []
+            eligible += [name] if auto.lossy else []
         elif greedy:
-            kept += [name] if exchange.streams or name == Greedy.name else []
+            eligible += [name] if exchange.streams or name == Greedy.name else []
         elif exchange.deterministic or not seeded:
-            kept.append(name)
-    return [*kept, LOCAL] if auto.lossy else kept
+            eligible.append(name)
+    return [*eligible, LOCAL] if auto.lossy else eligible
 
 
 def _sampling(
@@ -389,7 +389,7 @@ def _sampling(
         raise UnsupportedError(f"{prefix}{error}.") from error
 
 
-def _drafting(
+def _drafter_sampling(
     target: Sampling,
     exchange: SpeculationProtocol[Any] | None,
     temperature: float | None,
@@ -416,17 +416,17 @@ def _expansion(
     window: "int | Literal['auto'] | None",
     expansion: Sequence[int] | None,
 ) -> Expansion:
-    """Return ⟨k₁…k_L⟩ of the windows; empty for the baselines."""
+    """Return ⟨k₁…k_L⟩ of the windows; empty for protocols without windows."""
     if window is None:
         window = 4 if expansion is None else len(expansion)
     elif expansion is not None:
-        raise UnsupportedError("An expansion says how deep windows are: give it without a window.")
+        raise UnsupportedError("An expansion sets the depth of windows: give it without a window.")
     _check_window(window)
     if expansion is None:
         if exchange is None or exchange.streams:
             return ()
         levels = AUTO_LEVELS if window == AUTO else int(window)
-        return _fitting(exchange.expansion(levels))
+        return _cut_to_window(exchange.expansion(levels))
     if exchange is None or not exchange.allows_trees:
         trees = ", ".join(name for name, other in PROTOCOL_REGISTRY.items() if other.allows_trees)
         raise UnsupportedError(f"Protocol {protocol} drafts a chain; expansion goes with {trees}.")
@@ -445,7 +445,7 @@ def _check_window(window: object) -> None:
         raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
 
 
-def _fitting(expansion: Expansion) -> Expansion:
+def _cut_to_window(expansion: Expansion) -> Expansion:
     """Cut the expansion to the levels that fit into a window."""
     while nodes_at_most(expansion) > MAX_WINDOW:
         expansion = expansion[:-1]

@@ -1,4 +1,4 @@
-"""Records of rounds, and of the answers that they add up to."""
+"""Records of rounds and of whole answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 class Timings:
     """Seconds of each stage of a round.
 
-    uplink and downlink are separated by the edge's clock; its offset is that of the quickest
-    exchange, assuming that both ways took equally long. Their sum needs no assumption. queue: time
-    at the edge outside of the target's pass and the rule.
+    uplink, downlink: separated by the edge's clock, whose offset is estimated from the quickest
+    exchange under the assumption that both ways took equally long; their sum needs no assumption.
+    queue: time at the edge outside the target's pass and the verification rule.
     """
 
     draft: float = 0.0
@@ -46,38 +46,39 @@ class Round:
 
     protocol: str
     start: int  # committed tokens before the round
-    window: int  # γ: the most drafted tokens that could be accepted, the levels of a tree
+    window: int  # γ: the most drafted tokens that could be accepted; in a tree, its levels
     accepted: int
     tokens: list[int]  # committed by this round and kept in the answer
-    # tokens drafted: γ in a chain, all distinct nodes of a tree; under `ahead` here, meanwhile
+    # drafted tokens: γ in a chain, all distinct nodes of a tree; under `ahead`, those that the
+    # device drafted since the last round
     nodes: int = 0
     uplink_bytes: int = 0  # frames as handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
-    notes: dict[str, float] = field(default_factory=dict)  # of the protocol's counters, by name
-    inquired: int = 0  # hidden states that the edge asked for, in a second exchange
-    pass_s: float = 0.0  # of the target; under `stream` the device may not have waited for it
-    # under `ahead`: whose hints were in the target's pass ("device", "text", "edge"; "": none), of
-    # which ``window`` were drafted and ``accepted`` came true
+    notes: dict[str, float] = field(default_factory=dict)  # values of the protocol's counters
+    inquired: int = 0  # hidden states that the edge requested, in a second exchange
+    # seconds of the target's pass; under `stream` the device may not have waited for all of it
+    pass_s: float = 0.0
+    # under `ahead`: source of the hints in the target's pass ("device", "text", "edge"; "": none);
+    # ``window`` counts these hints, ``accepted`` the right ones
     source: str = ""
-    # under `ahead`, of the device's own drafts of these tokens, whether they reached the target in
-    # time or not: tokens committed since the last correction, with a draft of them or without, how
-    # many drafts were compared, up to the first wrong one, and how many of these agreed
+    # under `ahead`: (tokens since the last correction, compared drafts, agreed drafts). Counts the
+    # device's drafts of these tokens up to the first wrong one, even those that came too late
     run: tuple[int, int, int] | None = None
-    # of the accepted tokens those, numbered from 0, that this end drafted without a model, for a
-    # grammar left one text
+    # indices of the accepted tokens that the device drafted without a model: the grammar allowed
+    # one text only
     forced: tuple[int, ...] = ()
-    # of the tokens, if asked for; that of a token that this end sampled comes a round later
+    # one for each token, if requested; that of a token sampled on the device comes a round later
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
     @property
     def verified(self) -> int:
-        """Positions verified: the accepted ones and the first rejected (tslt 2.1)."""
+        """Verified positions: the accepted ones and the first rejected (tslt 2.1)."""
         return min(self.window, self.accepted + 1)
 
     @property
     def origins(self) -> Sequence[tuple[str, list[int]]]:
-        """The tokens in runs, each with where it came from, as `Piece` has it."""
+        """The tokens in runs, each with its origin; see `Piece.origin`."""
         last = "bonus" if self.accepted == self.window else "corrected"
         if self.protocol == LOCAL:
             last = LOCAL
@@ -89,7 +90,7 @@ class Round:
         return *self._accepted_runs(), rest
 
     def _accepted_runs(self) -> Iterator[tuple[str, list[int]]]:
-        """The accepted tokens, in runs of forced and of drafted ones."""
+        """Split the accepted tokens into runs of forced and of drafted ones."""
         forced = {*self.forced}
         accepted = enumerate(self.tokens[: self.accepted])
         for was_forced, run in groupby(accepted, lambda pair: pair[0] in forced):
@@ -102,10 +103,10 @@ class Round:
 
 
 class Forecast(NamedTuple):
-    """The predicted cost of one alternative, in seconds a committed token.
+    """The predicted cost of one alternative, in seconds per committed token.
 
-    edge_s: that the target computes for it; None where that was not predicted. hints: whose hints
-    the target takes, of a protocol that has any.
+    edge_s: the target's computing time; None if not predicted. hints: source of the hints, under a
+    protocol with hints.
     """
 
     protocol: str
@@ -117,10 +118,10 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Protocol and window for one answer, and why.
+    """Protocol and window for one answer, with the reason.
 
-    token_s: predicted seconds a committed token; None if the policy predicts nothing. forecasts: of
-    all alternatives, the cheapest first. hints: whose are used, of a protocol that has any.
+    token_s: predicted seconds per committed token; None if the policy predicts nothing. forecasts:
+    all alternatives, the cheapest first. hints: source of the hints, under a protocol with hints.
     """
 
     policy: str
@@ -139,18 +140,18 @@ class Probing(NamedTuple):
     uplink_bytes: int = 0
     downlink_bytes: int = 0
 
-    def since(self, before: "Probing") -> "Probing":
+    def since(self, earlier: "Probing") -> "Probing":
         """Subtract an earlier count."""
-        return Probing(*(now - then for now, then in zip(self, before, strict=True)))
+        return Probing(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
     """A loss of the edge during an answer.
 
-    at: committed tokens by then, the prompt's included, as `Round.start`. lost_s: seconds from
+    at: committed tokens at the loss, prompt included, as in `Round.start`. lost_s: seconds from
     noticing the loss until tokens were verified again, or until the answer's end. local_tokens:
-    tokens that the drafter generated alone meanwhile.
+    tokens that the drafter generated alone in this time.
     """
 
     at: int
@@ -162,12 +163,12 @@ class Recovery:
 class Generation:
     """One answer. ``tokens`` includes the end token, ``text`` neither it nor the stop string.
 
-    parts: the text as read, by the target's family: words, thought, calls. prompt_logprobs: of each
-    token of the prompt (``prompt_ids``), if asked for and told; the first has none.
+    parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
+    one for each token of the prompt (``prompt_ids``), if requested; None for the first.
 
-    link: the link's state when the answer began; None without an edge. choice: that of protocol
-    "auto"; None for other protocols. probing: the cost of measuring the link for this answer.
-    recoveries: the losses of the edge.
+    link: the link's state when the answer began; None without an edge. choice: the choice of
+    protocol "auto"; None for other protocols. probing: the cost of measuring the link for this
+    answer. recoveries: the losses of the edge.
     """
 
     protocol: str
@@ -188,24 +189,24 @@ class Generation:
 
     @property
     def turn(self) -> Turn:
-        """The answer's words, its thought, and its calls of tools."""
+        """The answer's words, thought, and tool calls."""
         return Turn.from_parts(self.parts)
 
     @property
     def logprobs(self) -> list[TokenLogprob | None]:
-        """Of each token, if asked for.
+        """Log-probabilities of the tokens, if requested.
 
-        None for what the drafter said alone, and for a last token that this end sampled (`dssd`).
+        None for tokens of the drafter alone, and for a last token sampled on the device (`dssd`).
         """
         return [
-            told
-            for one in self.rounds
-            for told in (one.logprobs or [None] * len(one.tokens))[: len(one.tokens)]
+            logprob
+            for round_ in self.rounds
+            for logprob in (round_.logprobs or [None] * len(round_.tokens))[: len(round_.tokens)]
         ]
 
     @property
     def tokens_per_s(self) -> float:
-        """Committed tokens per second, reading the prompt included."""
+        """Committed tokens per second, including the time to read the prompt."""
         return len(self.tokens) / self.total_s if self.total_s else 0.0
 
     @property
@@ -215,24 +216,24 @@ class Generation:
 
     @property
     def forced(self) -> int:
-        """The tokens that the device drafted without a model; 0 without a grammar."""
-        return sum(at < len(one.tokens) for one in self.rounds for at in one.forced)
+        """Number of tokens drafted without a model; 0 without a grammar."""
+        return sum(at < len(round_.tokens) for round_ in self.rounds for at in round_.forced)
 
     @property
     def hints(self) -> dict[str, tuple[int, int]]:
-        """Under `ahead`: drafts in the target's passes and how many came true, by their source."""
-        found: dict[str, tuple[int, int]] = {}
+        """Under `ahead`: (drafts in the target's passes, accepted ones) by source of the hints."""
+        counts: dict[str, tuple[int, int]] = {}
         for round_ in self.rounds:
             if round_.source:
-                drafted, accepted = found.get(round_.source, (0, 0))
-                found[round_.source] = drafted + round_.window, accepted + round_.accepted
-        return found
+                drafted, accepted = counts.get(round_.source, (0, 0))
+                counts[round_.source] = drafted + round_.window, accepted + round_.accepted
+        return counts
 
     @property
     def notes(self) -> dict[str, float | None]:
-        """Every counter over all rounds: totals of whole numbers, shares of others.
+        """Every counter over all rounds: a total if it counts, else a share.
 
-        A share is None if there is nothing to divide by.
+        A share is None if its denominator is 0.
         """
         return {name: counter.summarize(self.rounds) for name, counter in counters().items()}
 
@@ -246,10 +247,10 @@ class Generation:
 
 
 def acceptance(rounds: Sequence[Round]) -> float:
-    """Compute α: the share accepted of the positions that were verified; 0 without drafts.
+    """Compute α: the accepted share of the verified positions; 0 without drafts.
 
-    A position is verified when all before it were accepted (tslt Definition 2.1); in a tree it is
-    accepted when one of its candidates is (tslt (39)).
+    A position is verified if all positions before it were accepted (tslt Definition 2.1); in a tree
+    it is accepted if one of its candidates is (tslt (39)).
     """
     verified = sum(round_.verified for round_ in rounds)
     return sum(round_.accepted for round_ in rounds) / verified if verified else 0.0
@@ -259,15 +260,15 @@ def acceptance(rounds: Sequence[Round]) -> float:
 class Piece:
     """A part of an answer.
 
-    origin: ``drafted`` (and accepted), ``forced`` (the same, without a model: a grammar left one
-    text), ``corrected`` (the target's token in place of a rejected
-    one), ``bonus`` (after a window that was accepted whole), ``target`` (of a stream's pass without
-    drafts), ``local`` (of the drafter alone, not verified).
+    origin: ``drafted`` (and accepted), ``forced`` (drafted without a model: the grammar allowed one
+    text only), ``corrected`` (the target's token in place of a rejected one), ``bonus`` (after a
+    fully accepted window), ``target`` (from a stream's pass without drafts), ``local`` (the
+    drafter's own, not verified).
     """
 
     text: str
     tokens: list[int]
     origin: str
-    logprobs: Sequence[TokenLogprob | None] = ()  # if asked for, as far as they are known yet
-    # what is known by now to be words, thought, or a call; it may lag behind the text
+    logprobs: Sequence[TokenLogprob | None] = ()  # if requested, and already known
+    # words, thought and calls parsed so far; may lag behind the text
     parts: Sequence[TurnPart] = ()

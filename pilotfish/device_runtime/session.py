@@ -3,11 +3,11 @@
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them.
 
-What the session holds is its last owner's. Where another one begins, both ends forget it, unless it
-is shared: else the time of an answer would tell how far its prompt is what another said.
+The committed tokens belong to the last owner. When another owner begins, both ends forget them,
+unless sharing is on: the time of an answer would reveal a prefix that another owner used.
 
 Under policy "local" a window without a verdict is dropped whole. Only the link decides that, never
-the tokens drawn, and `local` draws from another stream, so the output's law stays.
+the drawn tokens, and `local` draws from another random stream, so the output law is unchanged.
 """
 
 import time
@@ -63,7 +63,7 @@ _UNKNOWN = Channel()
 class Session:
     """One conversation with one edge, or with none for `local`.
 
-    shares: what one owner said may make another's answer faster.
+    shares: an owner's answer may reuse the tokens of another owner.
     """
 
     def __init__(
@@ -78,23 +78,23 @@ class Session:
         self._drafter = drafter
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
-        self._interrupt = interrupt or CancelToken()
-        # of drafts under `ahead`, at temperature 0 and above it; they learn from answer to answer
-        self._odds = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
+        self._cancel_token = interrupt or CancelToken()
+        # acceptance estimators under `ahead`, one greedy, one sampled; they persist across answers
+        self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._plan: Plan | None = None
-        self._last: Round | None = None  # of this generation
+        self._last_round: Round | None = None  # the generation's last round
         self._prompt_length = 0
-        self.prompt_logprobs: list[TokenLogprob | None] = []  # if asked for, once they have come
-        self._shaper: LogitsProcessor | None = None
+        self.prompt_logprobs: list[TokenLogprob | None] = []  # filled once they have arrived
+        self._logits_processor: LogitsProcessor | None = None
         self._constraint: DraftAdvice | None = None
         self._shares = shares
-        self._owner: Owner = DEFAULT_OWNER  # whose the committed tokens are
+        self._owner: Owner = DEFAULT_OWNER  # owner of the committed tokens
 
     @property
     def context(self) -> int:
-        """The most tokens, the prompt's included, that both ends have room for.
+        """The most tokens, prompt included, that fit both ends.
 
-        A drafter of another vocabulary sets no limit: when its context is full, it drafts nothing.
+        A drafter with another vocabulary sets no limit: it stops drafting when its context is full.
         """
         if not self._drafter.bridge.trivial:
             return self.edge.limits.context
@@ -110,12 +110,12 @@ class Session:
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
-        channel: the link as measured for this generation, for a decision head. constraint: of what
-        is drafted, by the plan's grammar. owner: whose it is.
+        channel: the link as measured for this generation, for a decision head. constraint: the
+        plan's grammar, applied to drafts. owner: the user who asks.
         """
         ids = prompt.ids
         if len(ids) == 0:
-            raise MalformedError("The prompt is empty; a generation needs a token to go on from.")
+            raise MalformedError("The prompt is empty; a generation needs at least one token.")
         if len(ids) >= self.context:
             raise PromptTooLongError(
                 f"The prompt has {len(ids)} tokens; drafter and target together take at most "
@@ -123,8 +123,8 @@ class Session:
             )
         if plan.protocol == LOCAL and len(prompt.draft_ids) > self._drafter.context:
             raise PromptTooLongError(
-                f"The prompt has {len(prompt.draft_ids)} tokens of the drafter's, which takes at most "
-                f"{self._drafter.context}."
+                f"The prompt has {len(prompt.draft_ids)} tokens in the drafter's vocabulary; the "
+                f"drafter takes at most {self._drafter.context}."
             )
         self._check_drafter(plan)
         biased = max(plan.sampling.logits_options.logit_bias, default=0)
@@ -132,22 +132,20 @@ class Session:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {biased}; the target has {self._vocab}."
             )
-        self._shaper, self._constraint = (
-            plan.sampling.logits_processor(len(ids), constraint),
-            constraint,
-        )
-        kept = self.shared(ids, owner)
-        self.committed.truncate(kept)
-        self.committed.extend(ids[kept:])
+        self._logits_processor = plan.sampling.logits_processor(len(ids), constraint)
+        self._constraint = constraint
+        shared = self.shared_tokens(ids, owner)
+        self.committed.truncate(shared)
+        self.committed.extend(ids[shared:])
         if owner != self._owner:
             if not self._shares:
                 self._drafter.reset()
                 self.edge.forget()
             self._owner = owner
         self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))
-        self._plan, self._last = plan, None
+        self._plan, self._last_round = plan, None
         self.prompt_logprobs, self._prompt_length = [], len(ids)
-        self.edge.truncate(kept)
+        self.edge.truncate(shared)
         self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
 
     def _check_drafter(self, plan: Plan) -> None:
@@ -165,27 +163,27 @@ class Session:
             )
         if plan.protocol == LOCAL and not drafter.standalone:
             raise UnsupportedError(
-                f"The drafter {drafter.name} repeats what was said, and can say nothing by itself: "
-                "protocol local needs a model."
+                f"The drafter {drafter.name} only repeats earlier text: protocol local needs a "
+                "model."
             )
 
-    def shared(self, prompt: NDArray[np.uint32], owner: Owner = DEFAULT_OWNER) -> int:
-        """Count the first tokens of the owner's prompt that the session holds already."""
+    def shared_tokens(self, prompt: NDArray[np.uint32], owner: Owner = DEFAULT_OWNER) -> int:
+        """Count the first tokens of the owner's prompt that the session already holds."""
         if owner != self._owner and not self._shares:
             return 0
         return common_prefix(self.committed.ids, prompt)
 
     def join(self) -> None:
-        """Bring the edge up to date: at the start, and after the drafter went on alone."""
+        """Send the edge the committed tokens: at the start, and after the drafter went on alone."""
         assert self._plan is not None
         if self._constraint is not None:
-            self._constraint.alone = False
+            self._constraint.decides_alone = False
         self.edge.begin()
-        if not self._plan.streams:  # while the edge reads, too
-            self._drafter.prefill(self.committed.ids, self._interrupt.check)
+        if not self._plan.streams:  # reads while the edge does
+            self._drafter.prefill(self.committed.ids, self._cancel_token.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
-        """Return what a decision head needs of link and drafter; None for other protocols."""
+        """Return a decision head's inputs on link and drafter; None for other protocols."""
         if not plan.depends_on_link:
             return None
         return DecisionConditions(
@@ -198,12 +196,12 @@ class Session:
         )
 
     def truncate(self, length: int) -> None:
-        """Drop all but ``length`` committed tokens: the answer ended within a round."""
+        """Keep only ``length`` committed tokens: the answer ended within a round."""
         self.committed.truncate(length)
         self.edge.truncate(length)
 
     def end(self) -> None:
-        """Note that the answer is complete."""
+        """Tell the drafter that the answer is complete."""
         self._drafter.end(self.committed.ids)
 
     # Speculation
@@ -214,67 +212,67 @@ class Session:
         assert exchange is not None
         start, began_ns = len(self.committed), time.monotonic_ns()
         reply = None
-        while reply is None:  # a second time only if another edge came, with smaller windows
+        while reply is None:  # repeats only if another edge with smaller windows has come
             draft = self._draft(plan, exchange, remaining, ends)
             drafted_ns = time.monotonic_ns()
             sent = self.edge.send(exchange, draft)
-            if exchange.requests_states:  # the edge may ask for the last token's state
+            if exchange.requests_states:  # the edge may request the last token's state
                 self._drafter.decode_last()
             reply = self.edge.wait_verdict(
                 exchange, draft, sent, drafted_ns, late=exchange.requests_states
             )
-        ruling = self._prompt_of(plan, _ruling(draft, reply), start)
-        ruling, logprobs = self._logprobs_of(plan, draft, ruling)
-        accepted = len(draft.path(ruling.accepted))
-        notes = exchange.check_notes(ruling.notes, window=draft.depth, accepted=accepted)
+        decision = self._take_prompt_logprobs(plan, _decision(draft, reply), start)
+        decision, logprobs = self._take_logprobs(plan, draft, decision)
+        accepted = len(draft.path(decision.accepted))
+        notes = exchange.check_notes(decision.notes, window=draft.depth, accepted=accepted)
         token = exchange.finish_round(
-            draft, ruling, plan.sampling, round_start=start, vocab_size=self._vocab
+            draft, decision, plan.sampling, round_start=start, vocab_size=self._vocab
         )
-        tokens = self._commit(draft, ruling, token)
+        tokens = self._commit(draft, decision, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
-        self._last = _record(exchange, draft, notes, reply, start, tokens)
-        self._last.logprobs = logprobs
-        self._last.forced = self._drafter.forced_positions(accepted)
-        return self._last
+        self._last_round = _record(exchange, draft, notes, reply, start, tokens)
+        self._last_round.logprobs = logprobs
+        self._last_round.forced = self._drafter.forced_positions(accepted)
+        return self._last_round
 
-    def _logprobs_of(
-        self, plan: Plan, draft: Draft, ruling: Decision
+    def _take_logprobs(
+        self, plan: Plan, draft: Draft, decision: Decision
     ) -> tuple[Decision, list[TokenLogprob | None]]:
-        """Return the ruling without the frame of logprobs, and what that tells of its tokens.
+        """Take the frame of logprobs off a decision; returns both.
 
-        Tells the last round what it could not know: the logprob of its pending token.
+        If the frame also has the logprob of the last round's pending token, that round gets it.
         """
         if plan.logprobs is None:
-            return ruling, []
-        if not ruling.frames:
-            raise MalformedError("The edge's verdict lacks the logprobs asked for.")
-        *frames, frame = ruling.frames
-        count = len(draft.path(ruling.accepted)) + (ruling.token is not None)
-        told = decode_logprobs(frame, plan.logprobs, self._vocab, (count, count + 1))
-        if len(told) > count:
-            pending = told.pop(0)
-            if self._last is not None and self._last.logprobs:
-                self._last.logprobs[-1] = pending
-        if ruling.token is None:
-            told.append(None)
-        return ruling._replace(frames=frames), told
+            return decision, []
+        if not decision.frames:
+            raise MalformedError("The edge's verdict lacks the requested logprobs.")
+        *frames, frame = decision.frames
+        count = len(draft.path(decision.accepted)) + (decision.token is not None)
+        logprobs = decode_logprobs(frame, plan.logprobs, self._vocab, (count, count + 1))
+        if len(logprobs) > count:
+            pending = logprobs.pop(0)
+            if self._last_round is not None and self._last_round.logprobs:
+                self._last_round.logprobs[-1] = pending
+        if decision.token is None:
+            logprobs.append(None)
+        return decision._replace(frames=frames), logprobs
 
-    def _prompt_of(self, plan: Plan, ruling: Decision, start: int) -> Decision:
-        """Return the ruling without the frame of the prompt's logprobs, if it has one."""
+    def _take_prompt_logprobs(self, plan: Plan, decision: Decision, start: int) -> Decision:
+        """Take the frame of the prompt's logprobs, if any, off a decision."""
         if not self.edge.expects_prompt_logprobs(start):
-            return ruling
-        if not ruling.frames:
+            return decision
+        if not decision.frames:
             raise MalformedError("The edge's verdict lacks the prompt's logprobs.")
-        *frames, frame = ruling.frames
-        self._note_prompt(plan, frame, start)
-        return ruling._replace(frames=frames)
+        *frames, frame = decision.frames
+        self._set_prompt_logprobs(plan, frame, start)
+        return decision._replace(frames=frames)
 
-    def _note_prompt(self, plan: Plan, frame: Buffer, start: int) -> None:
-        """Take in the logprobs of the first ``start`` tokens, as far as they are the prompt's."""
+    def _set_prompt_logprobs(self, plan: Plan, frame: Buffer, start: int) -> None:
+        """Set the prompt's logprobs from a frame with those of the first ``start`` tokens."""
         assert plan.prompt_logprobs is not None
-        told = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
-        self.prompt_logprobs = [None, *told[: self._prompt_length - 1]]
+        logprobs = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
+        self.prompt_logprobs = [None, *logprobs[: self._prompt_length - 1]]
         self.edge.has_prompt_logprobs = True
 
     def _draft(
@@ -282,33 +280,33 @@ class Session:
     ) -> Draft:
         """Draft a window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
         levels = min(remaining, self.context - len(self.committed)) - 1
-        expansion = self._room(plan.expansion, levels)
+        expansion = self._fitting_expansion(plan.expansion, levels)
         return self._drafter.draft(
             self.committed.ids,
             expansion,
             exchange,
             plan.drafting,
             ends,
-            logits_processor=self._shaper,
+            logits_processor=self._logits_processor,
             auto=plan.auto,
         )
 
-    def _commit(self, draft: Draft, ruling: Decision, token: int) -> list[int]:
-        """Commit the accepted path and the token after it, at both ends; returns these tokens."""
+    def _commit(self, draft: Draft, decision: Decision, token: int) -> list[int]:
+        """Commit the accepted path and the token after it, at both ends; returns the tokens."""
         if token >= self._vocab:
             raise MalformedError(f"The edge's verdict names token {token} of {self._vocab}.")
-        path, ids = draft.path(ruling.accepted), draft.ids.tolist()
+        path, ids = draft.path(decision.accepted), draft.ids.tolist()
         tokens = [*(ids[node - 1] for node in path), token]
         self.committed.extend(tokens)
-        # a token sampled here is pending: the edge gets it with the next window
-        self.edge.set_edge_length(len(self.committed) - (ruling.token is None))
+        # a token sampled on the device is pending: the edge gets it with the next window
+        self.edge.set_edge_length(len(self.committed) - (decision.token is None))
         self._drafter.keep_path(path)
         return tokens
 
-    def _room(self, expansion: Expansion, levels: int) -> Expansion:
+    def _fitting_expansion(self, expansion: Expansion, levels: int) -> Expansion:
         """Cut the expansion to ``levels``, the edge's window and the context.
 
-        Counts the most nodes that the tree may have: the tokens drawn must not decide its size.
+        Counts the most nodes that the tree may have: its size must not depend on the drawn tokens.
         """
         expansion = expansion[: max(0, levels)]
         room = max(0, min(self.edge.limits.window, self.context - len(self.committed) - 1))
@@ -319,26 +317,28 @@ class Session:
     # Streams
 
     def stream(self, plan: Plan, count: int, ends: Collection[int]) -> Iterator[Round]:
-        """Let the target generate ``count`` tokens, under `ahead` with hints."""
+        """Yield ``count`` tokens that the target generates; under `ahead`, with hints."""
         count = min(count, self.context - len(self.committed))
         end = len(self.committed) + count
-        runner = self._forerunner(plan, count, ends)
-        if runner is None:
+        forerunner = self._forerunner(plan, count, ends)
+        if forerunner is None:
             for tokens in self.edge.stream_tokens(count):
-                yield self._streamed(plan, tokens, end)
+                yield self._commit_stream(plan, tokens, end)
             return
-        for tokens in self.edge.stream_tokens(count, runner.step):
-            record = self._streamed(plan, tokens, end)
-            met, leg = runner.meet(record.tokens, record.source, record.pass_s)
-            record.run = (met.depth, met.compared, met.agreed)
-            record.nodes, record.uplink_bytes = leg.drafts, record.uplink_bytes + leg.sent_bytes
-            record.timings = _shared(record.timings, leg.draft_s)
-            if leg.forced and record.source == DEVICE:
-                record.forced = tuple(at for at in leg.forced if at < record.accepted)
+        for tokens in self.edge.stream_tokens(count, forerunner.step):
+            record = self._commit_stream(plan, tokens, end)
+            comparison, stats = forerunner.record_tokens(
+                record.tokens, record.source, record.pass_s
+            )
+            record.run = (comparison.depth, comparison.compared, comparison.agreed)
+            record.nodes, record.uplink_bytes = stats.drafts, record.uplink_bytes + stats.sent_bytes
+            record.timings = _split_wait(record.timings, stats.draft_s)
+            if stats.forced and record.source == DEVICE:
+                record.forced = tuple(at for at in stats.forced if at < record.accepted)
             yield record
 
     def _forerunner(self, plan: Plan, count: int, ends: Collection[int]) -> Forerunner | None:
-        """Return what drafts ahead of this stream; None where nothing does."""
+        """Make the forerunner of this stream; None if the device drafts nothing."""
         if not isinstance(plan.exchange, Ahead) or not plan.exchange.device_drafts:
             return None
         committed = self.committed.ids
@@ -346,34 +346,34 @@ class Session:
             self._drafter,
             self.edge,
             plan,
-            self._odds[plan.sampling.sampling.greedy],
+            self._estimators[plan.sampling.sampling.greedy],
             committed,
-            self._shaper,
+            self._logits_processor,
             last=len(committed) + count - 1,
             ends=ends,
         )
 
-    def _streamed(self, plan: Plan, tokens: StreamedTokens, end: int) -> Round:
-        """Commit tokens of the target; ``end``: no position from there on was asked for."""
+    def _commit_stream(self, plan: Plan, tokens: StreamedTokens, end: int) -> Round:
+        """Commit the tokens of a stream message. end: position after the last requested token."""
         reply, answer, waited_ns = tokens
         start = len(self.committed)
         prompt = self.edge.expects_prompt_logprobs(start)
-        asked = (plan.logprobs is not None) + prompt
-        if len(answer.frames) != 1 + asked or len(answer.frames[0]) == 0:
+        extra_frames = (plan.logprobs is not None) + prompt
+        if len(answer.frames) != 1 + extra_frames or len(answer.frames[0]) == 0:
             raise MalformedError("The edge sent a stream message without tokens, or logprobs.")
         if prompt:
-            self._note_prompt(plan, answer.frames[-1], start)
+            self._set_prompt_logprobs(plan, answer.frames[-1], start)
         if start + count_ids(answer.frames[0], self._vocab) > end:
-            raise MalformedError("The edge sent more tokens than it was asked for.")
+            raise MalformedError("The edge sent more tokens than the device requested.")
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
-        if not _fits(reply, len(ids)):
-            raise MalformedError("The edge's account of drafts does not fit its tokens.")
+        if not _are_possible(reply, len(ids)):
+            raise MalformedError("The edge's counts of drafts do not fit its tokens.")
         logprobs: list[TokenLogprob | None] = []
         if plan.logprobs is not None:
             logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))
         self.committed.extend(ids)
         self.edge.set_edge_length(len(self.committed))
-        # only the part of the pass that was waited for: the tokens may have arrived before
+        # only the part of the pass that the device waited for: the tokens may have arrived before
         verify_ns = min(waited_ns, reply.times.verify_ns)
         return Round(
             protocol=plan.protocol,
@@ -391,50 +391,52 @@ class Session:
 
     # The drafter alone
 
-    def _shape_alone(self, logits: Floats) -> None:
-        """Shape a row [V] that no edge looks at; `BadGrammarError` if it leaves no token."""
-        if self._shaper is None:
+    def _process_alone(self, logits: Floats) -> None:
+        """Process a row [V] of logits without an edge; `BadGrammarError` if no token remains."""
+        if self._logits_processor is None:
             return
         if self._constraint is not None:
-            self._constraint.alone = True
-        self._shaper.process(logits[None], self.committed.ids, [()])
+            self._constraint.decides_alone = True
+        self._logits_processor.process(logits[None], self.committed.ids, [()])
         if not np.isfinite(logits.max()):
             raise BadGrammarError("The drafter has no token that the grammar allows.")
 
-    def local(self, law: SamplingParams, count: int) -> Iterator[Round]:
-        """Run `local`: the drafter generates alone, until its context is full."""
+    def local(self, sampling: SamplingParams, count: int) -> Iterator[Round]:
+        """Yield the rounds of `local`: the drafter generates alone, until its context is full."""
         for _ in range(min(count, self.context - len(self.committed))):
             if self._drafter.remaining_context(self.committed.ids) < 0:
                 return
             started_ns = time.monotonic_ns()
             start = len(self.committed)
-            self._drafter.prefill(self.committed.ids, self._interrupt.check)
+            self._drafter.prefill(self.committed.ids, self._cancel_token.check)
             logits = self._drafter.logits(self.committed.ids)
-            self._shape_alone(logits)
-            token = choose(logits, law, start, Purpose.LOCAL)
+            self._process_alone(logits)
+            token = choose(logits, sampling, start, Purpose.LOCAL)
             self.committed.extend([token])
             record = Round(protocol=LOCAL, start=start, window=0, accepted=0, tokens=[token])
             record.timings.draft = (time.monotonic_ns() - started_ns) * _NS
             yield record
 
 
-def _fits(reply: Tokens, count: int) -> bool:
-    """Whether what is told of a pass's drafts can be: ``count`` tokens came of it."""
-    whose = SOURCES if reply.drafted else ("", *SOURCES)
-    most = min(reply.drafted, count)
-    return reply.source in whose and reply.accepted <= most and reply.drafted <= MOST_DRAFTS
+def _are_possible(reply: Tokens, count: int) -> bool:
+    """Check that a pass's reported draft counts are possible, given its ``count`` tokens."""
+    sources = SOURCES if reply.drafted else ("", *SOURCES)
+    max_accepted = min(reply.drafted, count)
+    return (
+        reply.source in sources and reply.accepted <= max_accepted and reply.drafted <= MOST_DRAFTS
+    )
 
 
-def _shared(waited: Timings, draft_s: float) -> Timings:
-    """Divide the time from one token to the next: what was spent drafting was not waited."""
+def _split_wait(waited: Timings, draft_s: float) -> Timings:
+    """Split the time between two tokens into drafting and waiting."""
     draft_s = min(draft_s, waited.total)
     downlink_s = max(0.0, waited.downlink - draft_s)
     verify_s = waited.total - draft_s - downlink_s
     return Timings(draft=draft_s, verify=verify_s, downlink=downlink_s)
 
 
-def _ruling(draft: Draft, reply: VerifiedWindow) -> Decision:
-    """Convert the verdict to a ruling; `MalformedError` if it does not fit the window."""
+def _decision(draft: Draft, reply: VerifiedWindow) -> Decision:
+    """Convert the verdict to a decision; `MalformedError` if it does not fit the window."""
     verdict = reply.verdict
     if verdict.accepted > len(draft.ids):
         raise MalformedError("The edge's verdict does not fit the window that was sent.")

@@ -1,10 +1,10 @@
-"""The turns of one `Device`: it has one conversation, so one answer at a time may use it.
+"""Turns of one `Device`: it has one conversation, so one answer at a time may use it.
 
 In:  calls from any thread. Out: a `DeviceTurn` for each, in the order of request, or a typed error.
 
-A thread that has an answer open would wait for itself, so it is refused at once. After `close`, and
-in a process that was forked from the device's own, every call is refused: the sockets and the
-model's threads stay with the process that opened them.
+A thread with an open answer would wait for itself, so it gets an error at once. After `close`, and
+in a process forked from the device's own, every call gets an error: the sockets and the model's
+threads stay with the process that opened them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pilotfish.device_runtime.record import Generation, Piece
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_AGAIN_S = 0.1  # after which a running answer is interrupted again, in case it had only begun
-_LOOK_S = 1.0  # after which a waiting caller looks for itself whether the present stream is dropped
+_INTERRUPT_AGAIN_S = 0.1  # until a running answer is interrupted again, in case it had not begun
+_CHECK_DROPPED_S = 1.0  # until a waiting caller checks whether the present stream was dropped
 
 _collecting: set[int] = set()  # threads within the garbage collector
 
@@ -45,9 +45,9 @@ gc.callbacks.append(_note_collection)
 class DeviceTurn:
     """The right to use a device, from an answer's beginning to its end.
 
-    pieces: what makes the answer. opener: the thread that began it; reader: the one that took its
-    last piece; running: the one that works on it now, None between two pieces. over: it has ended.
-    dropped: nobody can read on, and it has not ended yet.
+    pieces: generator of the answer. opener: thread that began the answer; reader: thread that took
+    the last piece; running: thread that works on the answer now, None between two pieces. over: the
+    answer has ended. dropped: the stream was deleted before its end.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DeviceTurns:
     """Grants turns in the order of request. Thread-safe."""
 
     def __init__(self) -> None:
-        # Re-entrant: a caller that waits ends a dropped answer itself.
+        # Re-entrant: a waiting caller ends a dropped answer itself.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[DeviceTurn] = deque()
         self._present: DeviceTurn | None = None
@@ -70,12 +70,12 @@ class DeviceTurns:
 
     @property
     def usable(self) -> bool:
-        """Whether the device is open, and this process its own."""
+        """Whether the device is open, and was opened by this process."""
         return not self._closed and not self._forked
 
     @property
     def _forked(self) -> bool:
-        # asked before any lock is taken, which another thread may have held at the fork
+        # checked before taking any lock: another thread may have held it at the fork
         return os.getpid() != self._process
 
     def check(self) -> None:
@@ -89,9 +89,9 @@ class DeviceTurns:
             raise DeviceClosedError("The device is closed: open another one.")
 
     def take(self, turn: DeviceTurn) -> None:
-        """Wait for a turn, which the caller passes to `end` whatever comes of it.
+        """Wait for a turn; the caller must pass it to `end` in any case.
 
-        Raises `DeviceInUseError` if this thread has the present one, and `DeviceClosedError`.
+        Raises `DeviceInUseError` if this thread has the present turn, and `DeviceClosedError`.
         """
         self.check()
         with self._changed:
@@ -102,22 +102,22 @@ class DeviceTurns:
                     if self._present is not None and self._present.dropped:
                         self.end(self._present)
                     else:
-                        self._refuse_own(turn.opener)
-                        self._changed.wait(_LOOK_S)
+                        self._refuse_holder(turn.opener)
+                        self._changed.wait(_CHECK_DROPPED_S)
                 self.check()
                 self._present = turn
             finally:
                 self._forget(turn)
 
     def _forget(self, turn: DeviceTurn) -> None:
-        """Let a turn wait no longer."""
+        """Remove a turn from the queue."""
         if turn in self._waiting:
             self._waiting.remove(turn)
         self._changed.notify_all()
 
-    def _refuse_own(self, me: threading.Thread) -> None:
+    def _refuse_holder(self, thread: threading.Thread) -> None:
         present = self._present
-        if present is not None and me in (present.opener, present.reader):
+        if present is not None and thread in (present.opener, present.reader):
             raise DeviceInUseError(
                 "This thread has an answer of the device open, which must end first: read its "
                 "stream to the end, or close() it. Devices made by beside() answer side by side."
@@ -127,7 +127,7 @@ class DeviceTurns:
     def running(self, turn: DeviceTurn) -> Iterator[None]:
         """Work on an answer in the calling thread during the block."""
         self.check()
-        me = threading.current_thread()
+        thread = threading.current_thread()
         with self._changed:
             self.check()
             if turn.running is not None:
@@ -135,7 +135,7 @@ class DeviceTurns:
                     "Another thread is taking the next piece of this stream: read a stream in one "
                     "thread at a time."
                 )
-            turn.running = turn.reader = me
+            turn.running = turn.reader = thread
         try:
             yield
         except InterruptedGenerationError:
@@ -148,7 +148,7 @@ class DeviceTurns:
                 self._changed.notify_all()
 
     def end(self, turn: DeviceTurn) -> None:
-        """Give up the answer if it has not ended, and free the device; for any thread.
+        """End the answer if it has not ended, and free the device; for any thread.
 
         Raises `DeviceInUseError` while another thread works on it.
         """
@@ -158,15 +158,15 @@ class DeviceTurns:
             self._forget(turn)
             if self._present is not turn:
                 return
-            me = threading.current_thread()
+            thread = threading.current_thread()
             pieces = turn.pieces
             within = pieces is not None and getgeneratorstate(pieces) == GEN_RUNNING
-            if turn.running not in (None, me) or within:
+            if turn.running not in (None, thread) or within:
                 raise DeviceInUseError(
-                    "This stream's next piece is being made, in another thread or around this "
-                    "callback: interrupt() the device first."
+                    "Another thread, or the caller of this callback, is generating the stream's "
+                    "next piece: interrupt() the device first."
                 )
-            turn.running = me
+            turn.running = thread
         try:
             if turn.pieces is not None:
                 turn.pieces.close()
@@ -187,9 +187,10 @@ class DeviceTurns:
             self.end(turn)
 
     def close(self, interrupt: Callable[[], None]) -> bool:
-        """Refuse all that waits or comes, and end the present answer; whether nobody else did.
+        """Refuse all waiting and later calls, and end the present answer.
 
-        interrupt: makes an answer that runs in another thread end soon.
+        Returns False if another call has already done so. interrupt: ends an answer that runs in
+        another thread.
         """
         if self._forked:
             return False
@@ -201,7 +202,7 @@ class DeviceTurns:
             self._changed.notify_all()
             while present is not None and present.running is not None:
                 interrupt()
-                self._changed.wait(_AGAIN_S)
+                self._changed.wait(_INTERRUPT_AGAIN_S)
             if self._ended:
                 return False
             self._ended = True
@@ -211,16 +212,16 @@ class DeviceTurns:
 
 
 class AnswerStream(Iterator[Piece]):
-    """The pieces of an answer as they come. Its device is free again after the last one.
+    """Yields the pieces of an answer as they come, in any thread, one at a time.
 
-    Or after `close`, at the end of a ``with``, or when the stream is dropped. It may be read in any
-    thread, in one at a time. generation: the whole answer once it has ended; None before.
+    The device is free again after the last piece, after `close`, at the end of a ``with``, or when
+    the stream is deleted. generation: the whole answer once it has ended; None before.
     """
 
     def __init__(
         self, turns: DeviceTurns, turn: DeviceTurn, whole: Callable[[], Generation]
     ) -> None:
-        self._turns, self._turn, self._whole = turns, turn, whole
+        self._turns, self._turn, self._last_answer = turns, turn, whole
         self.generation: Generation | None = None
 
     def __next__(self) -> Piece:
@@ -233,12 +234,12 @@ class AnswerStream(Iterator[Piece]):
         return piece
 
     def _next(self) -> Piece | None:
-        """Return the next piece; None at the end, where another answer may begin."""
+        """Return the next piece; None at the end, which frees the device."""
         assert self._turn.pieces is not None
         try:
             piece = next(self._turn.pieces, None)
             if piece is None:
-                self.generation = self._whole()
+                self.generation = self._last_answer()
         except BaseException:
             self._turns.end(self._turn)
             raise
@@ -247,7 +248,7 @@ class AnswerStream(Iterator[Piece]):
         return piece
 
     def close(self) -> None:
-        """Give up the answer if it has not ended, and free the device; for any thread.
+        """End the answer if it has not ended, and free the device; for any thread.
 
         Raises `DeviceInUseError` while another thread waits for a piece, and in a callback.
         """
@@ -266,9 +267,9 @@ class AnswerStream(Iterator[Piece]):
 
     def __del__(self) -> None:
         if not hasattr(self, "_turn"):
-            return  # a Ctrl-C came before it had one
-        # The collector stops a thread at any line, where it may hold a lock that ending needs: the
-        # next caller ends the answer then.
+            return  # a Ctrl-C interrupted the constructor
+        # The garbage collector runs at any line of a thread, which may hold a lock that `end`
+        # needs. Then the next caller ends the answer.
         self._turn.dropped = True
         if threading.get_ident() not in _collecting:
             self._turns.end(self._turn)

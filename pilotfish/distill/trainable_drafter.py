@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.export.atomic import replacing
 from pilotfish.export.sources import DEFAULT, Progress, WeightSource, open_source
@@ -32,7 +32,7 @@ def expect_torch() -> None:
     for name in ("torch", "transformers"):
         if find_spec(name) is None:
             raise EngineError(
-                f"Training needs {name}, which is not installed: {installing('distill')}."
+                f"Training needs {name}, which is not installed: {install_command('distill')}."
             )
 
 

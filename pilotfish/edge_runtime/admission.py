@@ -1,11 +1,10 @@
-"""Limit each client's messages a second, its share of the serving thread's time, and the bytes that
-it is sent without a pass.
+"""Rate limits of each client: messages, time of the serving thread, and bytes of cheap replies.
 
-Each client has three buckets, in bounded memory. A client that is alone may use all the time. While
-others send messages, too, those that cost much can have half of it, in equal parts, and all of it
-if there are no others: what a message costs is owed whole, however much it is, and its client is
-refused until it is paid. Bytes likewise: what a pass has made is paid by that; but what only
-repeats it, or tells of the target, is not.
+Each client has three token buckets, in bounded memory. A client that is alone may use all the time.
+While cheap clients send messages too, all costly clients together get half of the time, in equal
+parts; with no cheap ones they share all of it. A message is charged in full after it was served,
+and its client is refused until the debt is paid off. Replies that a pass computed are not charged
+in bytes; repeated replies, and replies about the target itself, are.
 """
 
 from collections import OrderedDict
@@ -14,15 +13,15 @@ from math import exp, inf
 
 from pilotfish.base.errors import RateLimitedError
 
-_CLIENTS = 1024  # most clients; beyond these the one silent longest is forgotten
-_SHARE = 0.5  # of the serving thread's time, for all costly clients together beside others
-_AT_ONCE_S = 0.1  # of its time that a client may use in a burst
-_COSTLY = 0.1  # of its time, with which a client is one of the costly
-_REPLIES_AT_ONCE = 16 << 20  # bytes of replies without a pass, in a burst
-_REPLIES_BPS = 4 << 20  # and a second
-_SPARE = 0.5  # of a second's messages, which hints leave to requests
-_WANTED_S = 1.0  # after its last message, during which another client counts as present
-_COUNTED_S = 0.1  # how often those are counted
+_CLIENTS = 1024  # most clients; a new one then replaces the one that was silent longest
+_SHARE = 0.5  # share of the thread's time for all costly clients while there are cheap ones
+_BURST_S = 0.1  # thread time that a client may use in a burst
+_COSTLY_SHARE = 0.1  # a client that uses more of the thread's time is costly
+_REPLY_BURST = 16 << 20  # bytes of cheap replies in a burst
+_REPLY_BYTES_PER_S = 4 << 20  # bytes of cheap replies, sustained
+_RESERVED_SHARE = 0.5  # share of the message bucket that hints must leave to requests
+_PRESENT_S = 1.0  # a client counts as present this long after its last message
+_COUNT_EVERY_S = 0.1  # interval of counting present and costly clients
 
 
 @dataclass(slots=True)
@@ -30,45 +29,45 @@ class _Buckets:
     messages: float
     seconds: float
     bytes: float
-    at_s: float  # when they were looked at
-    present_s: float  # likewise, by a clock that stops while messages and rules are worked on
-    beside: int = 0  # other clients that sent messages then
-    used_s: float = 0.0  # of the serving thread's time lately: what is older counts for less
+    updated_s: float  # last refill
+    present_s: float  # last message, by a clock that stops while messages are served
+    others: int = 0  # other clients present at the last message
+    used_s: float = 0.0  # recent time of the serving thread, decaying
 
 
 class Admission:
-    """Counts each client's messages and their time; the rate may be changed at any time."""
+    """Rate limiter over all clients. ``rate``, messages/s of a client, may be changed."""
 
     def __init__(self, messages_per_s: float) -> None:
         self.rate = messages_per_s
-        self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()  # the last to speak is last
-        self._present: set[bytes] = set()  # the clients that have sent messages lately
-        self._costly: set[bytes] = set()  # those of them whose messages cost much
-        self._count_s = -inf  # when they are counted again
-        self._spent_s = 0.0  # on all clients: meanwhile nobody was heard
+        self._buckets: OrderedDict[bytes, _Buckets] = OrderedDict()  # most recently active last
+        self._present: set[bytes] = set()  # clients that sent messages lately
+        self._costly: set[bytes] = set()  # present clients with costly messages
+        self._next_count_s = -inf  # when to count them again
+        self._spent_s = 0.0  # time spent serving all clients
 
-    def admit(self, owner: bytes, now_s: float, *, spared: bool = False) -> None:
+    def admit(self, owner: bytes, now_s: float, *, optional: bool = False) -> None:
         """Count one message of ``owner``; `RateLimitedError` if it came too soon.
 
-        spared: it can be done without, and so must not use up what others of the owner's need.
+        optional: the owner can do without this message, so it may not use the reserved share.
         """
         present_s = now_s - self._spent_s
-        self._look(now_s, present_s)
+        self._count_clients(now_s, present_s)
         self._present.add(owner)
         others = len(self._present) - 1
         most = max(1.0, self.rate)
         buckets = self._buckets.pop(owner, None) or _Buckets(
-            most, _AT_ONCE_S, _REPLIES_AT_ONCE, now_s, present_s
+            most, _BURST_S, _REPLY_BURST, now_s, present_s
         )
         self._buckets[owner] = buckets
         if len(self._buckets) > _CLIENTS:
             self._forget(now_s)
-        gone_s = now_s - buckets.at_s
-        buckets.at_s, buckets.present_s, buckets.beside = now_s, present_s, others
+        gone_s = now_s - buckets.updated_s
+        buckets.updated_s, buckets.present_s, buckets.others = now_s, present_s, others
         buckets.messages = min(most, buckets.messages + gone_s * self.rate)
-        buckets.bytes = min(_REPLIES_AT_ONCE, buckets.bytes + gone_s * _REPLIES_BPS)
-        buckets.seconds = min(_AT_ONCE_S, buckets.seconds + self._paid_s(gone_s))
-        if buckets.messages < 1.0 + (_SPARE * most if spared else 0.0):
+        buckets.bytes = min(_REPLY_BURST, buckets.bytes + gone_s * _REPLY_BYTES_PER_S)
+        buckets.seconds = min(_BURST_S, buckets.seconds + self._repaid_s(gone_s))
+        if buckets.messages < 1.0 + (_RESERVED_SHARE * most if optional else 0.0):
             raise RateLimitedError("Too many messages in this second; slow down.")
         if buckets.seconds < 0.0 and others:
             raise RateLimitedError(
@@ -77,65 +76,65 @@ class Admission:
         buckets.messages -= 1.0
 
     def charge(self, owner: bytes, spent_s: float) -> None:
-        """Count the processor's time spent on a client's message, or on a rule of its rounds.
+        """Charge processor time spent on a client's message, or on verifying its windows.
 
-        A client that is alone then owes for one message at most: nobody waited for the others.
+        A client that is alone never owes for more than one message, since it delays nobody.
         """
         self._spent_s += spent_s
         buckets = self._buckets.get(owner)
         if buckets is not None:
             buckets.used_s += spent_s
             left_s = buckets.seconds - spent_s
-            if not buckets.beside:
+            if not buckets.others:
                 left_s = max(left_s, min(buckets.seconds, -spent_s))
             buckets.seconds = left_s
 
     def over_budget(self, owner: bytes, now_s: float) -> bool:
-        """Whether a client owes time, while others send messages: what it waits for can wait."""
+        """Whether a client owes time while others are present, so that its work can wait."""
         buckets = self._buckets.get(owner)
         if buckets is None or buckets.seconds >= 0.0:
             return False
-        self._look(now_s, now_s - self._spent_s)
-        if buckets.seconds + self._paid_s(now_s - buckets.at_s) >= 0.0:
+        self._count_clients(now_s, now_s - self._spent_s)
+        if buckets.seconds + self._repaid_s(now_s - buckets.updated_s) >= 0.0:
             return False
         return not self._present <= {owner}
 
-    def _paid_s(self, gone_s: float) -> float:
-        """Return what a client's debt is less by, after so many seconds."""
+    def _repaid_s(self, gone_s: float) -> float:
+        """Return the debt that a client pays off in ``gone_s`` seconds."""
         share = _SHARE if len(self._present) > len(self._costly) else 1.0
         return gone_s * share / max(1, len(self._costly))
 
     def may_send(self, owner: bytes) -> bool:
-        """Whether an admitted client may be sent a reply that no pass has made."""
+        """Whether an admitted client has bytes left for a cheap reply."""
         buckets = self._buckets.get(owner)
         return buckets is None or buckets.bytes >= 0.0
 
     def charge_bytes(self, owner: bytes, size: int) -> None:
-        """Count the bytes of such a reply."""
+        """Charge the bytes of a cheap reply."""
         buckets = self._buckets.get(owner)
         if buckets is not None:
             buckets.bytes -= size
 
-    def _look(self, now_s: float, present_s: float) -> None:
-        """Look now and then who has sent messages lately, and whose cost much."""
-        if now_s >= self._count_s:
-            kept = exp((self._count_s - _COUNTED_S - now_s) / _WANTED_S)
-            self._count_s = now_s + _COUNTED_S
+    def _count_clients(self, now_s: float, present_s: float) -> None:
+        """Update the sets of present and of costly clients, every `_COUNT_EVERY_S`."""
+        if now_s >= self._next_count_s:
+            decay = exp((self._next_count_s - _COUNT_EVERY_S - now_s) / _PRESENT_S)
+            self._next_count_s = now_s + _COUNT_EVERY_S
             self._present.clear()
             self._costly.clear()
             for client, buckets in self._buckets.items():
-                if present_s - buckets.present_s < _WANTED_S:
+                if present_s - buckets.present_s < _PRESENT_S:
                     self._present.add(client)
-                    if buckets.used_s > _COSTLY * _WANTED_S or buckets.seconds < 0.0:
+                    if buckets.used_s > _COSTLY_SHARE * _PRESENT_S or buckets.seconds < 0.0:
                         self._costly.add(client)
-                buckets.used_s *= kept
+                buckets.used_s *= decay
 
     def _forget(self, now_s: float) -> None:
-        """Forget the client that is silent longest, of those that owe nothing if there are some."""
+        """Forget the client that was silent longest, preferably one without debt."""
         clients = (
             client
             for client, buckets in self._buckets.items()
-            if buckets.seconds + (now_s - buckets.at_s) * _SHARE / _CLIENTS >= 0.0
+            if buckets.seconds + (now_s - buckets.updated_s) * _SHARE / _CLIENTS >= 0.0
         )
         client = next(clients, next(iter(self._buckets)))
         del self._buckets[client]

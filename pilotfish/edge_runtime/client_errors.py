@@ -1,4 +1,4 @@
-"""Whose fault an error is: the request's, which is told, or the edge's, which its log tells."""
+"""Tell request errors, which clients may see, from the edge's own, which only its log shows."""
 
 import logging
 
@@ -9,12 +9,12 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 def is_client_error(error: Exception) -> bool:
-    """Whether a client may be told an error as it is: the engines' are of this machine."""
+    """Whether a client may see an error. Engine errors describe this machine, so are hidden."""
     return isinstance(error, PilotfishError) and not isinstance(error, EngineError)
 
 
 def to_client_error(error: Exception, what: str) -> PilotfishError:
-    """Return what a client is told of an error; logs the edge's own as ``what``."""
+    """Return the error to send to the client; logs an error of the edge as ``what``."""
     if isinstance(error, PilotfishError) and is_client_error(error):
         return error
     _log.error(what, exc_info=error)

@@ -1,39 +1,39 @@
-"""What a draft costs a target pass, in tokens that the edge makes fewer meanwhile.
+"""Cost of one draft position: tokens the edge would have produced in the time it adds to a pass.
 
-In:  each pass: its positions, its seconds, the tokens that it committed. Out: the price; and of the
-drafts that several sessions offer a pass, how many it takes.
+In:  each pass: positions, seconds, committed tokens. Out: the cost of a draft; and how many of the
+     drafts that several sessions propose for a pass it takes.
 
-A pass over S positions takes a + b·S. A draft adds a position, so it delays every session of the
-pass by b; in that time the edge would have made b·X tokens, X being its tokens a second. A draft is
-worth its odds: it is taken if they are at least b·X. So a full edge takes none, and `ahead` is
-`stream` there; a lone session's draft costs next to nothing.
+A pass over S positions takes a + b·S seconds. A draft adds a position, so it delays every session
+of the pass by b seconds, in which the edge would have produced b·X tokens, at X tokens a second. A
+draft is taken if its acceptance is at least b·X. So a full edge takes none, and `ahead` becomes
+`stream` there; a lone session's draft costs almost nothing.
 
-That is fair to the sum of all sessions, not to each. So where sessions share a pass, drafts may
-make it longer only by what the one that gains least has gained lately, and 1.5 %: one that brings
-no drafts shall keep 0.97 of its tokens a second, and taking in the hints of others costs as much.
+That is fair to the sum of the sessions, not to each. Where sessions share a pass, drafts may
+lengthen it only by the recent gain of the session that gains least, plus 1.5 %: a session without
+drafts should keep 0.97 of its tokens a second, and receiving others' hints costs it as much again.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_FADE = 0.98  # a pass
-# How much the slope that was measured at the start counts, as a sum of squared deviations: passes
-# of one size tell nothing about the slope.
+_FADE = 0.98  # weight of older passes, per pass
+# Weight of the slope measured at the start, as a sum of squared deviations: passes of equal size
+# contain no information about the slope.
 _TRUST = 40.0
-# A pass that takes more than so many times what was expected stalled: the edge stood still, which
-# says nothing of positions. If passes before it did, too, so many times count: what lasts is
-# followed.
+# A pass stalled if it took more than `_STALLED` times the expected seconds: then the edge itself
+# stood still, and the expected time is recorded. If another stalled within the `_BEFORE` passes
+# before, `_STALLED` times the expected time is recorded, so that a lasting slowdown is followed.
 _STALLED, _BEFORE = 4.0, 16
-_LEAST = 0.002  # of a price: no draft is free
-_SLOWED = 0.015  # of its tokens a second, that a session may lose by the drafts of others
-_SAVED = 4.0  # drafts that passes may leave to later ones
+_LEAST = 0.002  # lowest cost of a draft, tokens
+_SLOWED = 0.015  # share of its speed that a session may lose to others' drafts
+_SAVED = 4.0  # most unused drafts that shared passes carry over
 
 
 class DraftCost:
-    """Fits b and X, by passes of at most a window a session.
+    """Estimates b and X from passes over windows, not prompts.
 
-    at_start: seconds of a pass by its positions.
+    initial_times: seconds of a pass by its positions, measured at the start.
     """
 
     def __init__(self, initial_times: Mapping[int, float]) -> None:
@@ -44,15 +44,15 @@ class DraftCost:
         self._slope_s = _slope(self._widths, self._seconds)
         self._weight = self._positions = self._spent_s = 0.0
         self._squares = self._products = 0.0  # Σ S², Σ S·seconds
-        self._expected_s = 0.0  # what these passes would have taken at the start
+        self._expected_s = 0.0  # seconds that these passes would have taken at the start
         self._tokens = 0.0
-        self._saved = 0.0  # drafts that shared passes could have taken
-        self._noted = True  # whether the last pass was
-        self._steady = _BEFORE  # passes since one stalled
+        self._saved = 0.0  # unused drafts of shared passes
+        self._recorded = True  # whether the last pass was recorded
+        self._steady = _BEFORE  # passes since the last stall
 
     def record_pass(self, positions: int, seconds: float) -> None:
-        """Note a pass."""
-        self._noted = True
+        """Record a pass over windows."""
+        self._recorded = True
         usual_s = self.predict_pass_s(positions)
         self._steady += 1
         if 0.0 < _STALLED * usual_s < seconds:
@@ -68,17 +68,17 @@ class DraftCost:
         self._tokens *= _FADE
 
     def skip_pass(self) -> None:
-        """Leave out a pass, since it read a prompt as well, and the tokens that it commits."""
-        self._noted = False
+        """Leave out a pass that also read a prompt, and the tokens that it commits."""
+        self._recorded = False
 
     def record_tokens(self, tokens: int) -> None:
-        """Note tokens that the last pass committed."""
-        if self._noted:
+        """Record the tokens that the last pass committed."""
+        if self._recorded:
             self._tokens += tokens
 
     @property
     def seconds_per_position(self) -> float:
-        """b: seconds that a position adds to a pass."""
+        """Seconds that one more position adds to a pass, b."""
         if not self._weight:
             return self._slope_s
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
@@ -90,14 +90,14 @@ class DraftCost:
 
     @property
     def tokens_per_s(self) -> float:
-        """X, while the target is at work; one token a pass before there was any."""
+        """Tokens per second of target time, X; before any pass, one token a pass."""
         if self._tokens and self._spent_s:
             return self._tokens / self._spent_s
         return 1.0 / self._seconds[0] if self._seconds[0] else 0.0
 
     @property
     def tokens_per_draft(self) -> float:
-        """b·X: the tokens that a draft costs."""
+        """Cost of a draft in tokens, b·X."""
         return max(_LEAST, float(self.seconds_per_position * self.tokens_per_s))
 
     def predict_pass_s(self, positions: int) -> float:
@@ -110,19 +110,21 @@ class DraftCost:
     def allocate(
         self, positions: int, proposals: Sequence[Sequence[float]], tokens_per_pass: Sequence[float]
     ) -> list[int]:
-        """Count the drafts of each session that a pass takes.
+        """Return how many drafts of each session a pass takes.
 
-        positions: without drafts. offers: odds of each session's drafts, along the path and so
-        falling. paces: tokens a pass that each session has had lately; 1 without drafts.
+        positions: those of the pass without drafts. proposals: path acceptances of each session's
+        drafts, falling. tokens_per_pass: recent speed of each session; 1 without drafts.
         """
-        counts = [len(offer) for offer in proposals]
+        counts = [len(proposal) for proposal in proposals]
         position_s = self.seconds_per_position
         if len(proposals) == 1 or position_s <= 0.0:
             return counts
         longer_s = (min(tokens_per_pass) / (1.0 - _SLOWED) - 1.0) * self.predict_pass_s(positions)
         room = longer_s / position_s + self._saved
         if sum(counts) > room:
-            best = sorted((-odds, at) for at, offer in enumerate(proposals) for odds in offer)
+            best = sorted(
+                (-acceptance, at) for at, offer in enumerate(proposals) for acceptance in offer
+            )
             counts = [0] * len(proposals)
             for _, at in best[: int(room)]:
                 counts[at] += 1

@@ -39,8 +39,8 @@ _Keys: TypeAlias = Annotated[
 class EdgeLimits(Struct, frozen=True, kw_only=True):
     """The edge's limits; exceeding one raises a typed error.
 
-    context is also bounded by the model's. The rate is sustained, per client, with bursts of up to
-    one second. A device has one connection for each lane.
+    The context is also bounded by the model's. The message rate is sustained, per client, with
+    bursts of up to one second. A device has one connection for each lane.
     """
 
     sessions: Annotated[int, setting("sessions at once", ge=1)] = 16
@@ -98,7 +98,7 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 
 
 class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
-    """An edge daemon's settings; `ConfigError` for those that contradict each other."""
+    """An edge daemon's settings; `ConfigError` if they contradict each other."""
 
     target: Annotated[Path, setting("the target's artifact", metavar="DIR")]
     federate: Annotated[
@@ -128,7 +128,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     ] = None
     draft_threads: Annotated[
         int,
-        setting("CPU threads of --draft; the target leaves it so many cores", ge=1, metavar="N"),
+        setting("CPU threads of --draft; the target leaves these cores to it", ge=1, metavar="N"),
     ] = 1
     listen: _Listen = "tcp://127.0.0.1:7077"
     keys: _Keys | None = None
@@ -160,8 +160,8 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     heads: Annotated[
         tuple[str, ...] | None,
         setting(
-            "a decision head for wisv-full and wisv-selective: a path, or the name of a shipped "
-            'one (default: all shipped ones for this target); may be repeated; "none": no head',
+            "the path of a decision head for wisv-full and wisv-selective; may be repeated; "
+            '"none": no head (default: none)',
             flag="head",
             metavar="NAME",
             repeat=True,
@@ -210,12 +210,12 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def _kinds(self) -> list[str]:
-        asked = {
+        options = {
             "federated": self.federate,
             "pipeline": self.pipeline,
             "cluster": self.cluster.runner,
         }
-        return [kind for kind, given in asked.items() if given]
+        return [kind for kind, value in options.items() if value]
 
     @property
     def kind(self) -> str:
@@ -224,7 +224,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def target_threads(self) -> int | None:
-        """CPU threads of a target in this process; None: as many as CPUs that it may use."""
+        """CPU threads of a target in this process; None: all usable CPUs."""
         if self.threads is not None or self.draft is None:
             return self.threads
         return max(1, usable_cpus() - self.draft_threads)
@@ -235,16 +235,13 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         return self.federate or self.pipeline
 
     @property
-    def head_names(self) -> tuple[str, ...] | None:
-        """The decision heads to load; None: the shipped ones that were made for the target."""
-        # a federation's artifact only gives the vocabulary, so no head fits its target
-        if self.heads == ("none",) or (self.heads is None and self.kind == "federated"):
-            return ()
-        return self.heads
+    def head_names(self) -> tuple[str, ...]:
+        """The paths of the decision heads to load."""
+        return () if self.heads in (None, ("none",)) else self.heads or ()
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):
-    """A node's settings. sessions and context: at least those of its edge."""
+    """A node's settings; its sessions and context must be at least those of its edge."""
 
     target: Annotated[
         Path,

@@ -12,9 +12,9 @@ from functools import partial
 import zmq
 
 from pilotfish.base.supervisor import Supervisor, inherited_socket
-from pilotfish.edge_runtime.beside import Beside, open_drafter
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
+from pilotfish.edge_runtime.edge_drafter import Beside, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generations import Send
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
@@ -40,10 +40,10 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the passes whose times the welcome holds
-_PATIENCE = 5.0  # longest passes that the watchdog's interval must cover
-_SWITCH_S = 5e-4  # after which the drafter lets the serving thread have the interpreter
-_LOADING_S = 600.0  # for loading a large target, during which a supervisor must not stop it
+_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the timed passes; devices get the times
+_PATIENCE = 5.0  # least watchdog interval, in longest passes
+_SWITCH_S = 5e-4  # interpreter switch interval with an edge drafter
+_LOADING_S = 600.0  # start-up time that the supervisor must allow
 
 
 def serve(
@@ -55,8 +55,8 @@ def serve(
 ) -> int:
     """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
 
-    ``announce`` is called with the endpoint once devices are served; ``reread`` at SIGHUP, to read
-    the configuration again. Returns the exit code.
+    ``announce`` is called with the endpoint once devices can connect; ``reread`` reads the
+    configuration again at SIGHUP. Returns the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -89,7 +89,7 @@ def serve(
                 resources = resources if target.has_hidden_states else resources.without_heads()
                 passes = _pass_times(target)
                 draft_cost = DraftCost({each.tokens: each.ns * 1e-9 for each in passes})
-                beside = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
+                edge_drafter = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
         except _OrphanedError:
             return 0
         # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
@@ -105,12 +105,14 @@ def serve(
             _sender(listener, metrics),
             passes,
             draft_cost=draft_cost,
-            edge_drafter=beside,
-            drafter_pass_times=_to_messages({} if beside is None else beside.pass_times),
+            edge_drafter=edge_drafter,
+            drafter_pass_times=_to_messages(
+                {} if edge_drafter is None else edge_drafter.pass_times
+            ),
             resources=resources,
             allowed=None if keys is None else keys.allowed,
             metrics=metrics,
-            # before peers come: what it adds to this process would be taken for theirs
+            # complete before clients connect: its memory would be attributed to them
             vocabulary=reading.result(),
         )
         scheduler.over_budget = handler.over_budget
@@ -118,14 +120,27 @@ def serve(
         gc.freeze()  # loaded objects stay: exempt them from collections between rounds
         signals.take_over()
         loop = EdgeLoop(
-            *(listener, scheduler, target, handler, settings, signals, supervisor),
-            artifact.manifest.model,
-            inspection,
-            lifeline,
+            listener=listener,
+            scheduler=scheduler,
+            target=target,
+            handler=handler,
+            settings=settings,
+            signals=signals,
+            supervisor=supervisor,
+            model=artifact.manifest.model,
+            inspection=inspection,
+            lifeline=lifeline,
         )
         if metrics_server is not None:
             metrics_server.set_sources(
-                MetricsSources(artifact.manifest, metrics, listener, handler, target, inspection)
+                MetricsSources(
+                    manifest=artifact.manifest,
+                    metrics=metrics,
+                    listener=listener,
+                    handler=handler,
+                    target=target,
+                    inspection=inspection,
+                )
             )
         announce(listener.endpoint)
         supervisor.ready(loop.status)
@@ -156,7 +171,7 @@ def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer
 
 
 def _read_vocabulary(artifact: Artifact) -> Vocabulary:
-    """Read a vocabulary, also for grammars, which takes a second or more."""
+    """Read the vocabulary and prepare it for grammars, which takes a second or more."""
     vocabulary = Vocabulary.from_artifact(artifact)
     with suppress(GrammarError):  # a model that cannot end a constrained answer
         vocabulary.grammars.warm()
@@ -170,18 +185,18 @@ def _start_drafter(
     draft_cost: DraftCost,
     metrics: EdgeMetrics,
 ) -> Beside | None:
-    """Load and start the drafter beside the target, if there is to be one."""
+    """Load and start the edge drafter, if one is configured."""
     if config.draft is None:
         return None
     drafter = open_drafter(config, target)
-    # its draws are milliseconds of Python; the serving thread would wait for 5 ms of them each time
+    # a draw takes milliseconds of Python, and the serving thread would wait 5 ms for each switch
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
-    beside = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
-    stack.callback(beside.close)
-    beside.start()
+    edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
+    stack.callback(edge_drafter.close)
+    edge_drafter.start()
     _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
-    return beside
+    return edge_drafter
 
 
 class _OrphanedError(Exception):
@@ -212,7 +227,7 @@ def _to_messages(times: Mapping[int, float]) -> list[PassTime]:
 
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
-    """Accept connections while the target loads, so that a restarted edge is not taken as lost."""
+    """Accept connections while the target loads, so that devices do not take the edge as lost."""
     receiver = BackgroundReceiver(event_handlers(listener))
     receiver.start()
     receiver.begin()

@@ -1,7 +1,7 @@
-"""What the edge counts of its work.
+"""The edge's counters, gauges and histograms.
 
-The serving thread (or the receiver, on its turn) writes; the metrics server reads the figures from
-another thread, and may see one a round older than the next.
+The serving thread (or the receiver, on its turn) writes them; the metrics server reads them from
+another thread, so two figures may be a round apart.
 """
 
 import time
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
-from pilotfish.edge_runtime.hint_sources import Attached
+from pilotfish.edge_runtime.hint_sources import AttachedHints
 from pilotfish.wire.protocols import SpeculationProtocol, counters
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
-# sessions that idled too long, that yielded to a new one, whose key was taken off the list
+# idle for too long; displaced by a new session; key removed from the allow-list
 _ENDINGS: Final = ("expired", "displaced", "revoked")
 
 
 @dataclass
 class EdgeMetrics:
-    """Everything that is counted since the start, as `base.metrics` declares it."""
+    """All metrics since the start, as `base.metrics` declares them."""
 
     batch_sessions: Histogram = histogram(
         "batch_sessions", "Sessions that share a target pass.", _WIDTHS
@@ -33,7 +33,9 @@ class EdgeMetrics:
     queue_s: Histogram = histogram(
         "queue_seconds", "Time that a window, or a stream's token, waits for its pass.", _SECONDS
     )
-    verify_s: Histogram = histogram("verify_seconds", "Time of such a pass and its rule.", _SECONDS)
+    verify_s: Histogram = histogram(
+        "verify_seconds", "Time of such a pass and its verification.", _SECONDS
+    )
     failed_passes: int = counter("failed_passes", "Target passes that ended in an error.")
     bytes_in: int = counter("received_bytes", "Bytes of messages from devices.")
     bytes_out: int = counter("sent_bytes", "Bytes of messages to devices.")
@@ -41,16 +43,16 @@ class EdgeMetrics:
     windows: Counter[str] = counter("windows", "Windows decided on.", "protocol")
     drafted: Counter[str] = counter("drafted_tokens", "Tokens of these windows.", "protocol")
     accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
-    notes: dict[tuple[str, str], float] = notes(counters, lambda one: one.metric)
+    notes: dict[tuple[str, str], float] = notes(counters, lambda each: each.metric)
     streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
-    # "kept"; "stale": behind other tokens than those here; "unknown": of no generation that runs;
-    # "malformed"; "refused": beyond the rate, or of a key that is not allowed
-    hints: Counter[str] = counter("hints", "Hints that came, by what became of them.", "outcome")
+    # outcomes: "kept"; "stale" (they follow other tokens than the edge's); "unknown" (no such
+    # generation runs); "malformed"; "refused" (beyond the rate, or the key is not allowed)
+    hints: Counter[str] = counter("hints", "Hints received, by outcome.", "outcome")
     hint_drafts: Counter[str] = counter(
         "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
-    drafter_passes: int = counter("drafter_passes", "Passes of the drafter beside the target.")
+    drafter_passes: int = counter("drafter_passes", "Passes of the edge's drafter.")
     drafter_tokens: int = counter("drafter_tokens", "Tokens that it drafted.")
     drafter_s: float = counter("drafter_seconds", "Time that it computed.")
     refusals: Counter[str] = counter("refusals", "Requests refused.", "code")
@@ -58,16 +60,16 @@ class EdgeMetrics:
         "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS
     )
     dropped_replies: int = counter("dropped_replies", "Replies that their device did not take.")
-    # "done"; "refused": not all of it could be taken over
+    # results: "done"; "refused" (some of it could not be applied)
     reloads: Counter[str] = counter("reloads", "Configuration and keys read again.", "result")
     config_valid: bool = gauge(
         "config_last_reload_successful",
-        "Whether all of configuration and keys could be taken over when they were read last.",
+        "Whether the last read of configuration and keys was fully applied.",
         first=lambda: True,
     )
     config_valid_s: float = gauge(
         "config_last_reload_success_timestamp_seconds",
-        "When they last could, in seconds since 1970.",
+        "When they were last fully applied, in seconds since 1970.",
         first=time.time,
     )
     broken_keys: int = gauge("broken_key_files", "Files on the allow-list without a key.")
@@ -75,13 +77,13 @@ class EdgeMetrics:
         "device_jobs", "Windows, prompts and streamed tokens done for each device.", "device"
     )
     node_events: Counter[tuple[str, str]] = counter(
-        "node_events", "What befell a node of the target.", "node", "event"
+        "node_events", "Events of the target's nodes, such as losses.", "node", "event"
     )
     node_bytes: Counter[tuple[str, str]] = counter(
         "node_bytes", "Bytes to and from a node.", "node", "direction"
     )
     node_compute_s: dict[str, float] = counter(
-        "node_compute_seconds", "Time that a node says it computed.", "node"
+        "node_compute_seconds", "Computing time that a node reports.", "node"
     )
 
     @property
@@ -89,7 +91,7 @@ class EdgeMetrics:
         """Target passes made."""
         return sum(self.batch_sessions.counts)
 
-    def record_hints(self, attached: Attached, accepted: int) -> None:
+    def record_hints(self, attached: AttachedHints, accepted: int) -> None:
         """Count the drafts of a pass under `ahead`."""
         if attached.budget is not None:
             self.hint_drafts[attached.budget.name] += len(attached.ids)
@@ -104,7 +106,7 @@ class EdgeMetrics:
         queue_s: float,
         verify_s: float,
     ) -> None:
-        """Count a window that has been decided on."""
+        """Count a decided window."""
         name = protocol.name
         self.windows[name] += 1
         self.drafted[name] += drafted
@@ -114,6 +116,6 @@ class EdgeMetrics:
         self.record_times(queue_s, verify_s)
 
     def record_times(self, queue_s: float, verify_s: float) -> None:
-        """Count how long a window, or a token of a stream, waited and was computed."""
+        """Record queue and verification time of a window or a stream's token."""
         self.queue_s.add(queue_s)
         self.verify_s.add(verify_s)

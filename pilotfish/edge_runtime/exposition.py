@@ -3,7 +3,7 @@
 In:  a WSGI application that needs only method, path, query and headers. Out: its answers, by the
 standard library's HTTP server: a thread for each connection, one request on each.
 
-Law: at most `_CONNECTIONS` at once, none for longer than `_PATIENCE_S`. For a further connection
+Law: at most `_CONNECTIONS` at once, none for longer than `_TIMEOUT_S`. For a further connection
 one is closed: one without a request yet, if any, else one being answered; among these the oldest of
 the address with most connections. So a scrape succeeds beside any number of idle connections and of
 clients that do not read their answers.

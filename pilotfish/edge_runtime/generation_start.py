@@ -1,16 +1,15 @@
-"""Start generations: check what a device asks for, and compile its grammar elsewhere.
+"""Start generations: check a device's `Begin`, and have its grammar compiled in another thread.
 
-In:  a `Begin`, and whatever comes for its generation before its grammar is compiled. Out: a session
-     whose generation has begun, and its prompt's job; or a typed refusal.
+In:  a `Begin`, and the requests that arrive for its generation before its grammar is compiled.
+Out: a session with a running generation, and its prompt's job; or a typed refusal.
 
-All that is cheap to check is checked first. A generation with a grammar then waits for the
-`GrammarCompiler`, and so do the requests for it; the session's last generation goes on until then.
+Cheap checks come first. A generation with a grammar then waits for the `GrammarCompiler`, and its
+requests wait with it; until then the session's previous generation continues.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,15 +21,15 @@ from pilotfish.base.errors import (
     RateLimitedError,
     UnknownSessionError,
 )
-from pilotfish.edge_runtime.beside import Beside, Trail
 from pilotfish.edge_runtime.client_errors import to_client_error
+from pilotfish.edge_runtime.edge_drafter import Beside, Trail
 from pilotfish.edge_runtime.generations import Generations
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hint_sources import create_hint_sources
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
 from pilotfish.edge_runtime.resources import EdgeResources
-from pilotfish.edge_runtime.sessions import Sessions, SessionState
+from pilotfish.edge_runtime.sessions import QueuedGeneration, Sessions, SessionState
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
@@ -39,48 +38,20 @@ from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol
 from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
-_MOST_HINTS = 8  # held for one grammar; beside them a device sends one window or pull
+_MOST_HINTS = 8  # hints that wait with a grammar, besides one window or pull
 
 _log = logging.getLogger("pilotfish.edge")
 
-Received = tuple[m.Request, Envelope, int]  # with the time, by the monotonic clock
 Serve = Callable[[m.Request, Envelope, int], None]
 Charge = Callable[[bytes, float], None]
 Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
 
 
-@dataclass(eq=False, slots=True)
-class QueuedGeneration:
-    """A generation that waits for its grammar.
-
-    request: the window, states or pull that waits with it, and when it came; hints: likewise.
-    """
-
-    begin: m.Begin
-    envelope: Envelope
-    new: Ids
-    sampling_params: SamplingParams
-    protocol: SpeculationProtocol[Any] | None
-    compilation: Compilation
-    request: "Received | None" = None
-    hints: "list[Received]" = field(default_factory=list)
-
-    @property
-    def requests(self) -> "list[Received]":
-        """All that waits, in the order in which it is served."""
-        return [*([] if self.request is None else [self.request]), *self.hints]
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return sum(envelope.size for _, envelope, _ in self.requests)
-
-
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve, refuse: do so with a request that has waited; charge: a client for time of this thread.
-    vocab_size: of the target.
+    serve, refuse: functions that serve or refuse a request that has waited. charge: function that
+    charges a client for time of this thread. vocab_size: the target's.
     """
 
     def __init__(
@@ -116,27 +87,27 @@ class GenerationStarter:
         check_frame_count(envelope.frames, 1 + constrained)
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
-        if length >= self._limits.context:  # before so many ids are decoded
+        if length >= self._limits.context:  # checked before the ids are decoded
             raise PromptTooLongError(
                 f"The prompt has {length} tokens; this edge takes at most "
                 f"{self._limits.context - 1}."
             )
         new = decode_ids(frame, self._vocab)
         protocol = None if begin.protocol == STREAM else get_protocol(begin.protocol)
-        shaping = begin.logits_options(envelope.frames[1] if constrained else None)
+        logits_options = begin.logits_options(envelope.frames[1] if constrained else None)
         sampling_params = SamplingParams(
-            sampling=begin.sampling, seed=begin.seed, logits_options=shaping
+            sampling=begin.sampling, seed=begin.seed, logits_options=logits_options
         )
         if protocol is not None:
             protocol.check(sampling_params.sampling)
             protocol = self._resources.configure(protocol, begin)
         if length == 0:
-            raise MalformedError("A generation needs at least one token to go on from.")
+            raise MalformedError("A generation needs at least one token to start from.")
         if begin.prompt_logprobs is not None:
             self._logits_processors.expect_model_logits()
             expect_sendable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
         self._logits_processors.check(begin, sampling_params, length)
-        session = self._session_for(begin, envelope.owner)
+        session = self._open_session(begin, envelope.owner)
         self.cancel(session)
         if sampling_params.logits_options.grammar is None:
             self._start(session, begin, new, sampling_params, protocol)
@@ -144,8 +115,8 @@ class GenerationStarter:
         compilation = Compilation(
             envelope.owner,
             sampling_params.logits_options.grammar,
-            2 if self._drafts_beside(protocol) else 1,
-            partial(self._compiled, session),
+            2 if self._uses_edge_drafter(protocol) else 1,
+            partial(self._on_compiled, session),
         )
         session.queued = QueuedGeneration(
             begin, envelope, new, sampling_params, protocol, compilation
@@ -157,9 +128,9 @@ class GenerationStarter:
             raise
 
     def queue_request(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
-        """Keep a request until its generation begins; returns whether it is kept.
+        """Queue a request until its generation begins; returns False if none waits.
 
-        A later window or pull takes the place of the first: it is the same one, sent again.
+        A later window or pull replaces the first, since it is the same one sent again.
         """
         if not isinstance(request, m.Window | m.States | m.Pull | m.Hint):
             return False
@@ -170,9 +141,9 @@ class GenerationStarter:
             return False
         if queued.begin.generation != request.generation:
             return False
-        kept = (request, envelope, received_ns)
+        received = (request, envelope, received_ns)
         if isinstance(request, m.Hint):
-            queued.hints = [*queued.hints, kept][-_MOST_HINTS:]
+            queued.hints = [*queued.hints, received][-_MOST_HINTS:]
             return True
         others = (each.queued for each in self._sessions if each.owner == envelope.owner)
         size = sum(each.size for each in others if each is not None and each is not queued)
@@ -180,11 +151,11 @@ class GenerationStarter:
             raise RateLimitedError(
                 "Too many bytes of this key wait for grammars already; slow down."
             )
-        queued.request = kept
+        queued.request = received
         return True
 
     def cancel(self, session: SessionState, error: PilotfishError | None = None) -> None:
-        """Give up a generation that waits for its grammar; refuse what waits, if with an error."""
+        """Cancel a generation that waits for its grammar; with an error, refuse its requests."""
         queued, session.queued = session.queued, None
         if queued is not None:
             self._compiler.cancel(queued.compilation)
@@ -192,20 +163,20 @@ class GenerationStarter:
                 self._refuse_all(queued, error)
 
     def cancel_ended(self, session: SessionState) -> None:
-        """Refuse what waits for a grammar in a session that ends by another's doing."""
+        """Refuse the requests that wait for a grammar in a session that the edge ends."""
         self.cancel(session, UnknownSessionError("The edge has dropped this session."))
 
     def give_up(self, session: SessionState) -> None:
-        """Forget a generation that waits, and the session if it was opened for that."""
+        """Cancel a waiting generation, and close the session if it was opened for it."""
         self.cancel(session)
         if session.generation < 0:
             self._sessions.close(session)
 
-    def _compiled(self, session: SessionState, compilation: Compilation) -> None:
-        """Go on with a generation whose grammar has been compiled, or refuse it."""
+    def _on_compiled(self, session: SessionState, compilation: Compilation) -> None:
+        """Start a generation whose grammar has been compiled, or refuse it."""
         queued = session.queued
         if queued is None or queued.compilation is not compilation:
-            return  # given up meanwhile
+            return  # cancelled in the meantime
         begun_s, error = time.thread_time(), compilation.error
         session.queued = None
         if error is None:
@@ -221,10 +192,10 @@ class GenerationStarter:
     def _start_queued(
         self, session: SessionState, queued: QueuedGeneration
     ) -> PilotfishError | None:
-        """Start a generation that has waited; returns what is wrong with it."""
+        """Start a generation that has waited; returns an error, or None."""
         begin, constraints = queued.begin, queued.compilation.constraints
         try:
-            self._expect_kept(begin, session.committed)
+            self._expect_prefix(begin, session.committed)
             self._start(
                 session, begin, queued.new, queued.sampling_params, queued.protocol, constraints
             )
@@ -246,7 +217,7 @@ class GenerationStarter:
         protocol: SpeculationProtocol[Any] | None,
         constraints: Sequence[GrammarConstraint] = (),
     ) -> None:
-        """Begin a generation in its session. constraints: for the target, and for the drafter."""
+        """Start a generation in its session. constraints: the target's, then the edge drafter's."""
         logits_processor = self._logits_processors.create(
             begin, sampling_params, constraints[0] if constraints else None
         )
@@ -254,11 +225,9 @@ class GenerationStarter:
         committed = session.committed
         committed.truncate(begin.keep)
         committed.extend(new)
-        session.generation, session.sampling_params, session.protocol = (
-            begin.generation,
-            sampling_params,
-            protocol,
-        )
+        session.generation = begin.generation
+        session.sampling_params = sampling_params
+        session.protocol = protocol
         session.logits_processor = logits_processor
         session.verify_cpu_s = constraints[0].cpu_s if constraints else 0.0
         session.logprobs = (
@@ -269,13 +238,13 @@ class GenerationStarter:
             if begin.prompt_logprobs is None
             else PromptLogprobs(committed.ids, begin.prompt_logprobs)
         )
-        follow = None
-        if self._drafts_beside(protocol):
-            follow = self._following(
+        make_trail = None
+        if self._uses_edge_drafter(protocol):
+            make_trail = self._trail_factory(
                 session, begin, sampling_params, constraints[1] if constraints else None
             )
         session.hints = create_hint_sources(
-            protocol, committed, self._limits.window, follow, session.hints
+            protocol, committed, self._limits.window, make_trail, session.hints
         )
         session.window_state = session.stream = None
         session.awaits_pending = session.ended = False
@@ -284,11 +253,11 @@ class GenerationStarter:
         elif len(new) > 1:  # read the prompt while the device drafts
             self._generations.queue_prefill(session)
 
-    def _drafts_beside(self, protocol: SpeculationProtocol[Any] | None) -> bool:
-        """Whether the drafter beside the target may follow such a generation."""
+    def _uses_edge_drafter(self, protocol: SpeculationProtocol[Any] | None) -> bool:
+        """Whether the edge drafter may draft for a generation of this protocol."""
         return self._edge_drafter is not None and protocol is not None and protocol.streams
 
-    def _following(
+    def _trail_factory(
         self,
         session: SessionState,
         begin: m.Begin,
@@ -296,9 +265,8 @@ class GenerationStarter:
         constraint: GrammarConstraint | None,
     ) -> Callable[[], Trail]:
         assert self._edge_drafter is not None
-        logits_processor = self._logits_processors.create(
-            begin, sampling_params, constraint
-        )  # of its own thread
+        # a second one: the drafter's thread uses it
+        logits_processor = self._logits_processors.create(begin, sampling_params, constraint)
         ids = session.committed.ids
         return partial(
             self._edge_drafter.follow,
@@ -309,13 +277,13 @@ class GenerationStarter:
             logits_processor,
         )
 
-    def _session_for(self, begin: m.Begin, owner: bytes) -> SessionState:
+    def _open_session(self, begin: m.Begin, owner: bytes) -> SessionState:
         try:
             session = self._sessions.use(begin.session, owner)
         except UnknownSessionError:
             if begin.keep:
                 raise
-            self._expect_kept(begin, CommittedTokens())
+            self._expect_prefix(begin, CommittedTokens())
             return self._sessions.open(begin.session, owner)
         latest = session.generation
         if session.queued is not None:
@@ -325,11 +293,11 @@ class GenerationStarter:
                 f"The edge is at generation {latest} of this session already, and "
                 f"generation {begin.generation} does not come after it."
             )
-        self._expect_kept(begin, session.committed)
+        self._expect_prefix(begin, session.committed)
         return session
 
     @staticmethod
-    def _expect_kept(begin: m.Begin, committed: CommittedTokens) -> None:
+    def _expect_prefix(begin: m.Begin, committed: CommittedTokens) -> None:
         if begin.keep > len(committed) or committed.hash_at(begin.keep) != begin.hash:
             raise DivergedError(
                 f"The edge holds {len(committed)} tokens of this session, and the first "

@@ -1,7 +1,7 @@
-"""Turn the sessions' requests into jobs, and finished jobs into replies.
+"""Turn the sessions' requests into target jobs, and finished jobs into replies.
 
 Jobs read prompts, verify windows and generate streams. A finished job updates its session, and the
-device gets its reply.
+device gets a reply.
 """
 
 import time
@@ -15,13 +15,13 @@ from pilotfish.base.errors import BadGrammarError, BusyError, InternalError, Pil
 from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
-from pilotfish.edge_runtime.hint_sources import NONE_ATTACHED, Attached, HintSources
+from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import SessionState, Stream, WindowState
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor, node_paths
 from pilotfish.speculation.randomness import Purpose
@@ -37,13 +37,14 @@ from pilotfish.wire.protocols import (
 )
 from pilotfish.wire.protocols.protocol import Ids
 
-_SCORED = 48  # rows of a pass over a prompt that tells log-probabilities; wider than a window's
-Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # whether it was taken
+# Rows of each pass that scores a prompt. Wider than `NARROW`, so that it counts as a prompt's.
+_SCORED_ROWS = 48
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # returns whether it was sent
 Submit = Callable[[Job], None]
 
 
 class Generations:
-    """The sessions' work at the target. ends: the target's end tokens; context: its limit."""
+    """The sessions' work at the target. ends: the target's end tokens. context: its positions."""
 
     def __init__(
         self,
@@ -66,25 +67,25 @@ class Generations:
 
     def queue_prefill(self, session: SessionState) -> None:
         """Queue all committed tokens but the last: the prompt is read while the device drafts."""
-        tokens = session.committed.ids[:-1].copy()  # the committed tokens may change meanwhile
+        tokens = session.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, verify=None))
 
     def queue_prompt_scoring(self, session: SessionState, prompt: PromptLogprobs) -> None:
-        """Queue the prompt but its last token, to tell how likely each next one was.
+        """Queue the prompt without its last token, to compute each next token's log-probability.
 
-        Of what was told before a pass failed, nothing.
+        Parts that were computed before a pass failed are skipped.
         """
         tokens = prompt.ids[:-1]
-        for begin in range(0, len(tokens), _SCORED):
-            part = tokens[: begin + _SCORED]
+        for begin in range(0, len(tokens), _SCORED_ROWS):
+            part = tokens[: begin + _SCORED_ROWS]
             if prompt.covers(begin, len(part)):
                 continue
 
-            def rule(logits: Floats, _: Floats, end: int = len(part)) -> None:
+            def verify(logits: Floats, _: Floats, end: int = len(part)) -> None:
                 prompt.record(end, logits)
 
             rows = len(part) - begin
-            self._queue(session, Job(session.id, session.slot, part, rows=rows, verify=rule))
+            self._queue(session, Job(session.id, session.slot, part, rows=rows, verify=verify))
 
     def queue_window(
         self,
@@ -94,13 +95,13 @@ class Generations:
         sampling_params: SamplingParams,
     ) -> None:
         """Queue a window."""
-        self._score_again(session)
+        self._requeue_prompt_scoring(session)
         session.window_state, draft = window_state, window_state.draft
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         text = tokens[: len(tokens) - len(draft.ids)]
-        rule = partial(
-            _rule,
+        verify = partial(
+            _verify_window,
             protocol,
             draft,
             sampling_params,
@@ -109,12 +110,12 @@ class Generations:
             session.logprobs,
         )
         rows = len(draft.ids) + 1
-        job = Job(session.id, session.slot, tokens, rows, rule, draft)
+        job = Job(session.id, session.slot, tokens, rows, verify, draft)
         job.temperature = sampling_params.sampling.temperature
         self._queue(session, job)
 
     def queue_stream_token(self, session: SessionState) -> None:
-        """Queue the stream's next token, if more are wanted; hints come to it at its pass."""
+        """Queue the stream's next token, if more are requested; its pass attaches the hints."""
         stream, sampling_params, length = (
             session.stream,
             session.sampling_params,
@@ -125,12 +126,12 @@ class Generations:
         if stream.remaining <= 0 or length >= self._context:
             session.stream = None
             return
-        self._score_again(session)
+        self._requeue_prompt_scoring(session)
         tokens = session.committed.ids.copy()
-        rule = partial(
-            _stream_rule, sampling_params, tokens, session.logits_processor, session.logprobs, ()
+        verify = partial(
+            _verify_stream, sampling_params, tokens, session.logits_processor, session.logprobs, ()
         )
-        job = Job(session.id, session.slot, tokens, rows=1, verify=rule)
+        job = Job(session.id, session.slot, tokens, rows=1, verify=verify)
         job.temperature = sampling_params.sampling.temperature
         if session.hints is not None:
             job.hints = _StreamHints(
@@ -138,8 +139,8 @@ class Generations:
             )
         self._queue(session, job)
 
-    def _score_again(self, session: SessionState) -> None:
-        """Queue what of the prompt a failed pass has left untold."""
+    def _requeue_prompt_scoring(self, session: SessionState) -> None:
+        """Queue the parts of the prompt that a failed pass left without log-probabilities."""
         prompt = session.prompt_logprobs
         if prompt is not None and not session.jobs and prompt.start == len(session.committed):
             self.queue_prompt_scoring(session, prompt)
@@ -150,13 +151,13 @@ class Generations:
         start: int,
         ids: Sequence[int],
         times: m.Times,
-        attached: Attached = NONE_ATTACHED,
+        attached: AttachedHints = NO_HINTS,
         accepted: int = 0,
         logprobs: m.Buffer | None = None,
     ) -> int:
-        """Send tokens of a stream, from position ``start`` on; returns the bytes of their frames.
+        """Send a stream's tokens from position ``start`` on; returns the bytes of their frames.
 
-        taken: the drafts of their pass. logprobs: their frame, if they were asked for.
+        attached: the drafts of their pass. logprobs: the frame of log-probabilities, if requested.
         """
         assert session.stream is not None
         tokens = m.Tokens(
@@ -169,9 +170,9 @@ class Generations:
             accepted=accepted,
         )
         frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
-        told = () if logprobs is None else (logprobs,)
+        extra = () if logprobs is None else (logprobs,)
         return self.send_with_prompt_logprobs(
-            session, session.stream.client, tokens, (frame, *told)
+            session, session.stream.client, tokens, (frame, *extra)
         )
 
     def send_with_prompt_logprobs(
@@ -183,20 +184,24 @@ class Generations:
     ) -> int:
         """Send a reply, with the prompt's log-probabilities if they are due; returns the bytes.
 
-        They go with the first reply, once: again only over another connection, or if they were not
-        taken. What was sent over the same one is on its way.
+        They go with the first reply, once. They are sent again only over a new connection, or if
+        sending failed; what was sent over the same connection will arrive.
         """
-        told = session.prompt_logprobs
-        if told is None or told.start != reply.start or told.sent_to == client:
+        prompt_logprobs = session.prompt_logprobs
+        if (
+            prompt_logprobs is None
+            or prompt_logprobs.start != reply.start
+            or prompt_logprobs.sent_to == client
+        ):
             self._send(client, reply, frames)
         else:
-            frames = (*frames, told.frame)
+            frames = (*frames, prompt_logprobs.frame)
             if self._send(client, reply, frames):
-                told.sent_to = client
+                prompt_logprobs.sent_to = client
         return sum(map(len, frames))
 
     def stop(self, session: SessionState) -> None:
-        """Cancel the session's jobs; keeps the committed tokens."""
+        """Cancel the session's jobs, but keep its committed tokens."""
         session.cancel_jobs()
         session.stream = None
         if session.hints is not None:
@@ -212,11 +217,11 @@ class Generations:
         elif job.decision is None:
             return  # a prompt has been read
         elif isinstance(job.decision, StatesNeeded):
-            self._inquire(session, job, job.decision)
+            self._request_states(session, job, job.decision)
         elif session.stream is not None:
-            self._streamed(session, session.stream, job, job.decision)
+            self._finish_stream_pass(session, session.stream, job, job.decision)
         elif session.window_state is not None:
-            self._verified(
+            self._finish_window(
                 session,
                 session.window_state,
                 _times(job, session.window_state.received_ns),
@@ -229,12 +234,12 @@ class Generations:
         session.jobs.append(job)
         self._submit(job)
 
-    def _inquire(self, session: SessionState, job: Job, wanted: StatesNeeded) -> None:
-        """Ask the device for the hidden states needed to decide on its window."""
+    def _request_states(self, session: SessionState, job: Job, states_needed: StatesNeeded) -> None:
+        """Request the hidden states that the decision on a window needs."""
         window_state = session.window_state
         if window_state is None:
             return
-        window_state.states_needed, window_state.reply_frames = wanted, wanted.frames
+        window_state.states_needed, window_state.reply_frames = states_needed, states_needed.frames
         window_state.states_request = m.StatesRequest(
             session=session.id,
             generation=session.generation,
@@ -246,40 +251,42 @@ class Generations:
     def verify_with_states(
         self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int
     ) -> None:
-        """Decide on a window by the states that the device sent, without another pass."""
+        """Decide on a window with the device's states, without another pass."""
         window_state, protocol = session.window_state, session.protocol
         assert window_state is not None
         assert window_state.states_needed is not None
         assert protocol is not None
-        ruling = protocol.verify_with_states(window_state.draft, window_state.states_needed, frames)
+        decision = protocol.verify_with_states(
+            window_state.draft, window_state.states_needed, frames
+        )
         window_state.states_needed = None
         if session.logprobs is not None:
-            session.logprobs.record_decision(ruling)
+            session.logprobs.record_decision(decision)
         held_ns = time.monotonic_ns() - received_ns
         times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
-        self._verified(session, window_state, times, ruling)
+        self._finish_window(session, window_state, times, decision)
 
-    def _verified(
-        self, session: SessionState, window_state: WindowState, times: m.Times, ruling: Decision
+    def _finish_window(
+        self, session: SessionState, window_state: WindowState, times: m.Times, decision: Decision
     ) -> None:
         verdict = m.Verdict(
             session=session.id,
             generation=session.generation,
             start=window_state.start,
-            accepted=ruling.accepted,
-            token=ruling.token,
+            accepted=decision.accepted,
+            token=decision.token,
             times=times,
-            notes=list(ruling.notes),
+            notes=list(decision.notes),
         )
-        frames = [*ruling.frames]
+        frames = [*decision.frames]
         if session.logprobs is not None:
             frames.append(session.logprobs.commit())
-        # first of all: the device waits for it
+        # sent first, since the device waits for it
         self.send_with_prompt_logprobs(session, window_state.client, verdict, frames)
         draft = window_state.draft
         window_state.set_verdict(verdict, frames)
-        accepted = [int(draft.ids[node - 1]) for node in draft.path(ruling.accepted)]
-        token = [] if ruling.token is None else [ruling.token]
+        accepted = [int(draft.ids[node - 1]) for node in draft.path(decision.accepted)]
+        token = [] if decision.token is None else [decision.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
         self._draft_cost.record_tokens(len(accepted) + 1)
         session.awaits_pending = not token
@@ -291,40 +298,42 @@ class Generations:
                 session.protocol,
                 len(draft.ids),
                 len(accepted),
-                ruling.notes,
+                decision.notes,
                 spent.queue_ns * 1e-9,
                 spent.verify_ns * 1e-9,
             )
 
-    def _streamed(self, session: SessionState, stream: Stream, job: Job, ruling: Decision) -> None:
-        start, token = len(session.committed), ruling.token
-        assert token is not None  # a stream's rule always samples one
-        drafts = job.tokens[start : start + ruling.accepted].tolist()
-        # less may be asked for than when the pass began; its first token is committed nevertheless
-        ids = _until(self._ends, [*drafts, token])[: max(1, stream.remaining)]
+    def _finish_stream_pass(
+        self, session: SessionState, stream: Stream, job: Job, decision: Decision
+    ) -> None:
+        start, token = len(session.committed), decision.token
+        assert token is not None  # `_verify_stream` always samples one
+        drafts = job.tokens[start : start + decision.accepted].tolist()
+        # fewer may be requested than when the pass began; the first token is committed anyway
+        ids = _cut_at_end(self._ends, [*drafts, token])[: max(1, stream.remaining)]
         session.committed.extend(ids)
         session.ended = ids[-1] in self._ends
         stream.remaining = 0 if session.ended else stream.remaining - len(ids)
         self._metrics.streamed += len(ids)
         self._draft_cost.record_tokens(len(ids))
-        taken, accepted = NONE_ATTACHED, min(ruling.accepted, len(ids))
+        attached, accepted = NO_HINTS, min(decision.accepted, len(ids))
         if session.hints is not None:
-            taken = session.hints.record_pass(ids, accepted)
-            self._metrics.record_hints(taken, accepted)
-        told = None if session.logprobs is None else session.logprobs.commit(len(ids))
+            attached = session.hints.record_pass(ids, accepted)
+            self._metrics.record_hints(attached, accepted)
+        logprobs = None if session.logprobs is None else session.logprobs.commit(len(ids))
         times = _times(job, stream.received_ns)
         self._metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
-        self.send_tokens(session, start, ids, times, taken, accepted, told)
+        self.send_tokens(session, start, ids, times, attached, accepted, logprobs)
         stream.received_ns = time.monotonic_ns()
         self.queue_stream_token(session)
 
     def _fail(self, session: SessionState, error: Exception) -> None:
-        """Send the error of a failed pass; the device may send the same round again."""
+        """Send the error of a failed pass; the device may then repeat the round."""
         if not (isinstance(error, PilotfishError) and is_client_error(error)):
             error = InternalError("The target failed at this round; see the edge's log.")
         waiting = session.window_state or session.stream
         start = len(session.committed)
-        self.stop(session)  # its other jobs too: the same round comes again
+        self.stop(session)  # other jobs too, since the device repeats the round
         if waiting is not None:
             failure = m.Failure(
                 code=error.code,
@@ -337,7 +346,7 @@ class Generations:
 
 
 class _StreamHints:
-    """The hints of a stream's next pass."""
+    """Proposes and attaches the hints of a stream's next pass."""
 
     def __init__(
         self,
@@ -369,7 +378,7 @@ class _StreamHints:
         text = job.tokens[: len(committed)]
         session = self._session
         job.verify = partial(
-            _stream_rule,
+            _verify_stream,
             self._sampling_params,
             text,
             session.logits_processor,
@@ -378,7 +387,7 @@ class _StreamHints:
         )
 
 
-def _rule(
+def _verify_window(
     protocol: SpeculationProtocol[Any],
     draft: Draft,
     sampling_params: SamplingParams,
@@ -390,24 +399,28 @@ def _rule(
 ) -> Decision | StatesNeeded:
     dead: Sequence[int] = ()
     if logits_processor is not None:
-        dead = _shape(logits_processor, logits, text, node_paths(draft.ids.tolist(), draft.parents))
-    decided = protocol.verify(draft, logits, sampling_params, round_start=len(text), hidden=hidden)
+        dead = _process_logits(
+            logits_processor, logits, text, node_paths(draft.ids.tolist(), draft.parents)
+        )
+    decision = protocol.verify(draft, logits, sampling_params, round_start=len(text), hidden=hidden)
     if dead:
-        _expect_alive(draft, decided, dead)
+        _expect_no_dead_end(draft, decision, dead)
     if logprobs is not None:
-        logprobs.record(draft, logits, decided)
-    return decided
+        logprobs.record(draft, logits, decision)
+    return decision
 
 
-def _expect_alive(draft: Draft, decided: Decision | StatesNeeded, dead: Sequence[int]) -> None:
-    """Raise `BadGrammarError` if the decision goes by a row that nothing may follow."""
-    # a decision head decides later, and may let any of them pass
-    on_path = {0, *draft.path(decided.accepted)} if isinstance(decided, Decision) else {*dead}
+def _expect_no_dead_end(
+    draft: Draft, decision: Decision | StatesNeeded, dead: Sequence[int]
+) -> None:
+    """Raise `BadGrammarError` if the decision uses a row after which the grammar allows nothing."""
+    # a decision head decides later, and may accept any of them
+    on_path = {0, *draft.path(decision.accepted)} if isinstance(decision, Decision) else {*dead}
     if on_path.intersection(dead):
         raise BadGrammarError(DEAD_END)
 
 
-def _shape(
+def _process_logits(
     logits_processor: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
 ) -> Sequence[int]:
     try:
@@ -418,7 +431,7 @@ def _shape(
         raise BadGrammarError(str(error)) from error
 
 
-def _stream_rule(
+def _verify_stream(
     sampling_params: SamplingParams,
     text: Ids,
     logits_processor: LogitsProcessor | None,
@@ -429,23 +442,23 @@ def _stream_rule(
 ) -> Decision:
     dead: Sequence[int] = ()
     if logits_processor is not None:
-        dead = _shape(logits_processor, logits, text, node_paths(drafts, None))
+        dead = _process_logits(logits_processor, logits, text, node_paths(drafts, None))
     position = len(text)
-    ruling = Decision(
+    decision = Decision(
         *count_agreed(
             drafts,
             lambda index: choose(logits[index], sampling_params, position + index, Purpose.TARGET),
         )
     )
-    if dead and min(dead) <= ruling.accepted:
+    if dead and min(dead) <= decision.accepted:
         raise BadGrammarError(DEAD_END)
     if logprobs is not None:
-        logprobs.record_stream(drafts, logits, ruling)
-    return ruling
+        logprobs.record_stream(drafts, logits, decision)
+    return decision
 
 
-def _until(ends: Collection[int], ids: list[int]) -> list[int]:
-    """Cut the ids behind the first end token."""
+def _cut_at_end(ends: Collection[int], ids: list[int]) -> list[int]:
+    """Cut the ids after the first end token."""
     end = next((at for at, id in enumerate(ids) if id in ends), len(ids))
     return ids[: end + 1]
 

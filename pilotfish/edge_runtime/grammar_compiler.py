@@ -1,12 +1,11 @@
-"""Try and compile the grammars of generations in a thread of its own, key by key.
+"""Compile grammars in a thread of its own, fairly among keys.
 
-In:  compilations, each of one generation. Out: the same ones with their constraints, or with the
-     error to refuse the generation with; a descriptor tells when there are some.
+In:  compilations, one a generation. Out: the same, with their constraints or the error to refuse
+     the generation with; a descriptor becomes readable when some are finished.
 
-The serving thread would stall all devices by this. Here a costly grammar delays only the next ones:
-of all keys that wait, the one whose grammars have taken least of the processor goes first, and the
-thread yields to the serving one wherever both want the processor (the parser is no Python: it does
-not hold the interpreter while it compiles).
+In the serving thread a costly grammar would stall all devices. Here it delays only other grammars:
+the waiting key whose grammars have used least processor time goes first, and the thread has a lower
+priority than the serving one (the parser is native code and does not hold the interpreter lock).
 """
 
 import logging
@@ -27,18 +26,17 @@ from pilotfish.speculation.logits_options import Grammar
 
 _log = logging.getLogger("pilotfish.edge")
 
-_OWNERS = 1024  # most keys whose use of the processor is known
+_OWNERS = 1024  # most keys with a record of their processor time
 _LEAVING_S = 1.0
 _TURN_S = 0.002
-_NICENESS = 10  # more, of the thread, and of the process in which it tries grammars
+_NICENESS = 10  # added to that of the thread, and so of the process that tries grammars
 
 
 @dataclass(eq=False, slots=True)
 class Compilation:
-    """A grammar to compile. count: constraints that are wanted of it. done: called in the
-    serving thread, with the compilation itself.
+    """A grammar to compile; ends with either ``count`` constraints or an error.
 
-    Either all constraints are there in the end, or an error.
+    done: called with the compilation, in the serving thread.
     """
 
     owner: bytes
@@ -50,7 +48,7 @@ class Compilation:
 
 
 class GrammarCompiler(threading.Thread):
-    """The thread, which starts with the first grammar. `close` ends it."""
+    """The compiling thread. It starts with the first grammar; `close` ends it."""
 
     def __init__(self, grammars: Grammars) -> None:
         super().__init__(name="grammars", daemon=True)
@@ -58,8 +56,8 @@ class GrammarCompiler(threading.Thread):
         self._changed = threading.Condition()
         self._waiting: dict[bytes, deque[Compilation]] = {}  # by owner
         self._finished: deque[Compilation] = deque()
-        # by owner, the latest user last; one that comes after a silence begins at ``_virtual_s``,
-        # what the owner had used whose turn it was last
+        # processor seconds by owner, the latest user last; an owner that returns after a pause
+        # starts at ``_virtual_s``, the seconds of the owner served last
         self._used_s: OrderedDict[bytes, float] = OrderedDict()
         self._virtual_s = 0.0
         self._closed = False
@@ -70,7 +68,7 @@ class GrammarCompiler(threading.Thread):
 
     @property
     def descriptor(self) -> int:
-        """Is readable when something is finished."""
+        """Descriptor that is readable when a compilation is finished."""
         return self._news.fileno()
 
     def submit(self, compilation: Compilation) -> None:
@@ -94,7 +92,7 @@ class GrammarCompiler(threading.Thread):
             self._changed.notify()
 
     def cancel(self, compilation: Compilation) -> None:
-        """Forget a compilation, unless it is under way; its end may still be told."""
+        """Forget a compilation. If it is running, ``done`` is still called."""
         with self._changed:
             queue = self._waiting.get(compilation.owner)
             if queue is not None:
@@ -104,9 +102,9 @@ class GrammarCompiler(threading.Thread):
                     del self._waiting[compilation.owner]
 
     def run_callbacks(self) -> bool:
-        """Call ``done`` of what is finished, in the calling thread, for one turn of its loop.
+        """Call ``done`` of finished compilations in the calling thread, for at most `_TURN_S`.
 
-        False: what is left rings again.
+        Returns False: if some are left, the descriptor becomes readable again.
         """
         self._news.read(4096)
         until_s = time.monotonic() + _TURN_S
@@ -119,7 +117,7 @@ class GrammarCompiler(threading.Thread):
         return False
 
     def run(self) -> None:
-        """Compile, until `close`."""
+        """Compile until `close`."""
         with suppress(OSError, AttributeError):
             thread = threading.get_native_id()
             usual = os.getpriority(os.PRIO_PROCESS, thread)
@@ -132,7 +130,7 @@ class GrammarCompiler(threading.Thread):
             self._bell.write(b"!")  # where the pipe is full, it is readable anyway
 
     def close(self) -> None:
-        """End the thread, after the grammar that it is at; what waits is forgotten."""
+        """End the thread after its present grammar; forgets waiting compilations."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -143,7 +141,7 @@ class GrammarCompiler(threading.Thread):
             self._bell.close()
 
     def _next(self) -> Compilation | None:
-        """Wait for the next compilation; None: there will be none."""
+        """Wait for the next compilation; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
@@ -157,23 +155,23 @@ class GrammarCompiler(threading.Thread):
             return compilation
 
     def _compile(self, compilation: Compilation) -> float:
-        """Compile; returns the processor's seconds that it took, without those of a trial."""
+        """Compile; returns the processor seconds, without those of the trial process."""
         spent_s = 0.0
         try:
             for _ in range(compilation.count):
-                constraint = self._grammars.constraint(compilation.grammar, spared=True)
+                constraint = self._grammars.constraint(compilation.grammar, with_spare=True)
                 spent_s += constraint.cpu_s
                 compilation.constraints.append(constraint)
         except GrammarBusyError as error:
             compilation.error = BusyError(str(error))
         except GrammarError as error:
             compilation.error = BadGrammarError(str(error))
-        except BaseException:  # the parser's own panics are no `Exception`
+        except BaseException:  # the parser's panics are no `Exception`
             _log.exception("a grammar could not be compiled")
             compilation.error = InternalError("The edge failed at this grammar; see its log.")
         return spent_s
 
     def _charge(self, owner: bytes, spent_s: float) -> None:
-        """Note what an owner has used of the processor."""
+        """Add to an owner's processor seconds."""
         with self._changed:
             self._used_s[owner] = self._used_s.pop(owner, self._virtual_s) + spent_s

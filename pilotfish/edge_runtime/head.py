@@ -6,7 +6,7 @@ Out: logits z = w2·ReLU(w1·u + b1) + b2 of the probability ρ = σ(z) to rejec
      u = [h_D ; h_T ; c], everything standardised as in training (wisv (23)-(25)); or, from a
      `HeadJudge`, which mismatches are rejected at a threshold (wisv (27)).
 
-A head is made for one pair of models and refused for another (`suits`, `serves`).
+A head is trained for one pair of models and refused for others (`check_target`, `supports`).
 """
 
 import logging
@@ -25,8 +25,8 @@ from pilotfish.edge_runtime.head_file import (
     HeadCard,
     Tensors,
     check_tensors,
-    checked_card,
     read_head,
+    validate_card,
     write_head,
 )
 from pilotfish.engines.manifest import Manifest
@@ -34,17 +34,11 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.wire.codecs.hidden import HiddenFormat
 
 _log = logging.getLogger("pilotfish.edge")
-_ALONE = 1 << 18  # multiplications, up to which OpenBLAS starts no second thread
-_SHIPPED = Path(__file__).parent / "heads"
+_SINGLE_THREAD = 1 << 18  # multiplications, up to which OpenBLAS starts no second thread
 
 Score = Callable[
     [NDArray[np.floating], NDArray[np.floating], NDArray[np.integer]], NDArray[np.float32]
 ]
-
-
-def list_shipped_heads() -> list[str]:
-    """List the names of the heads that come with Pilotfish."""
-    return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
 def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64]:
@@ -53,16 +47,16 @@ def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64
     Knuth's multiplicative hash: the fraction of id·2654435761 / 2³², times the buckets.
     """
     spread = tokens.astype(np.uint64) * np.uint64(2654435761) & np.uint64(0xFFFFFFFF)
-    found: NDArray[np.uint64] = spread * np.uint64(buckets) >> np.uint64(32)
-    return found.astype(np.int64)
+    scaled: NDArray[np.uint64] = spread * np.uint64(buckets) >> np.uint64(32)
+    return scaled.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class HeadJudge:
     """A head bound to one request's link and threshold.
 
-    width: d of the drafter's states; form: the format that they should be sent in. bound: the
-    threshold's logit. Thread-safe.
+    width: d of the drafter's states. form: wire format of these states. bound: the threshold's
+    logit. Thread-safe.
     """
 
     width: int
@@ -94,28 +88,22 @@ class DecisionHead:
     """
 
     def __init__(self, card: HeadCard, tensors: Tensors) -> None:
-        self.card = checked_card(card)
+        self.card = validate_card(card)
         check_tensors(self.card, tensors)
         self.tensors = tensors
         self._fold()
-        self._metadata = False
+        self._warned = False
 
     @classmethod
     def load(cls, name: str) -> "DecisionHead":
-        """Load the shipped head of this name, or else that at the path NAME.json or NAME.
+        """Load the head at the path NAME.json or NAME.
 
         Raises:
             HeadError: if there is none, or its files are damaged or too large.
         """
-        known = list_shipped_heads()
-        if name in known:
-            return cls(*read_head(_SHIPPED / f"{name}.json"))
         path = Path(name if name.endswith(".json") else f"{name}.json")
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
-            raise HeadError(
-                f"There is no head {name}: give the path of its .json file"
-                + (f", or one of {', '.join(known)}." if known else ".")
-            )
+            raise HeadError(f"There is no head {name}: give the path of its .json file.")
         return cls(*read_head(path))
 
     def save(self, folder: str | Path) -> Path:
@@ -128,29 +116,30 @@ class DecisionHead:
         return path
 
     def check_target(self, target: Manifest) -> None:
-        """Raise `PairMismatchError` unless the head was made for this target's weights.
+        """Raise `PairMismatchError` unless the head was trained for this target's weights.
 
-        Another precision of them is accepted with a warning: states differ a little.
+        Another precision is accepted with a warning, since its states differ little.
         """
-        made = self.card.target
-        if (made.origin, made.hidden) != (target.origin, target.dimensions.hidden):
+        expected = self.card.target
+        if (expected.origin, expected.hidden) != (target.origin, target.dimensions.hidden):
             raise PairMismatchError(
-                f"The decision head {self.card.name} was made for the target {made.model} (weights "
-                f"{made.origin}, hidden states of {made.hidden}), not for {target.model} (weights "
-                f"{target.origin}, hidden states of {target.dimensions.hidden}): give the edge a "
-                "head that was trained for its target, or none."
+                f"The decision head {self.card.name} was made for the target {expected.model} "
+                f"(weights {expected.origin}, hidden states of {expected.hidden}), not for "
+                f"{target.model} (weights {target.origin}, hidden states of "
+                f"{target.dimensions.hidden}): give the edge a head that was trained for its "
+                "target, or none."
             )
-        if made.precision != target.precision and not self._metadata:
-            self._metadata = True
+        if expected.precision != target.precision and not self._warned:
+            self._warned = True
             _log.warning(
                 "the decision head %s was trained on %s states of %s and judges %s ones",
-                self.card.name, made.precision, made.model, target.precision,
+                self.card.name, expected.precision, expected.model, target.precision,
             )  # fmt: skip
 
     def supports(self, drafter_origin: str, hidden_size: int) -> bool:
-        """Whether the head was made for a drafter of these weights and this hidden size."""
-        made = self.card.drafter
-        return (made.origin, made.hidden) == (drafter_origin, hidden_size)
+        """Whether the head was trained for a drafter of these weights and this hidden size."""
+        expected = self.card.drafter
+        return (expected.origin, expected.hidden) == (drafter_origin, hidden_size)
 
     def logits(
         self,
@@ -206,7 +195,7 @@ class DecisionHead:
         """Compute the part of w1·u + b1 that all mismatches of a request share, [h]."""
         if self.card.link is None:
             return self._b1.astype(np.float32)
-        c = self.card.link.standardised(channel.features())
+        c = self.card.link.standardise(channel.features())
         with np.errstate(over="ignore"):
             return (self._b1 + self._link @ c).astype(np.float32)
 
@@ -221,18 +210,18 @@ class DecisionHead:
         with np.errstate(over="ignore", invalid="ignore"):
             # [m, h]
             inner = offset + (
-                self._of_states(drafter, target, len(tokens))
+                self._project_states(drafter, target, len(tokens))
                 if self.card.features == "states"
-                else self._of_tokens(tokens)
+                else self._project_tokens(tokens)
             )
             logits: NDArray[np.float32] = (
                 np.multiply(np.maximum(inner, 0.0), self._w2).sum(axis=1) + self._b2
             )
-        # ReLU would turn −∞, an overflow, into 0
+        # ReLU would turn an overflow, −∞, into 0
         logits[~np.isfinite(inner).all(axis=1)] = np.nan
         return logits
 
-    def _of_states(
+    def _project_states(
         self, drafter: NDArray[np.floating], target: NDArray[np.floating], count: int
     ) -> NDArray[np.float32]:
         at = self.card.drafter.hidden
@@ -244,15 +233,15 @@ class DecisionHead:
             )
         return _product(drafter, self._inputs[:at]) + _product(target, self._inputs[at:])
 
-    def _of_tokens(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
+    def _project_tokens(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         if tokens.shape != (len(tokens), 2):
             raise ValueError(f"The head reads two token ids a mismatch, not {tokens.shape}.")
         buckets = len(self._inputs) // 2
         # [m, 2]
-        found = token_buckets(tokens, buckets)
+        columns = token_buckets(tokens, buckets)
         # [m, h]
-        summed: NDArray[np.float32] = self._inputs[found[:, 0]]
-        summed += self._inputs[buckets + found[:, 1]]
+        summed: NDArray[np.float32] = self._inputs[columns[:, 0]]
+        summed += self._inputs[buckets + columns[:, 1]]
         return summed
 
 
@@ -263,14 +252,14 @@ def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDAr
     round's, as in a sweep, are multiplied at once.
     """
     single: NDArray[np.float32] = states.astype(np.float32, copy=False)
-    piece = _ALONE // max(1, len(single) * weights.shape[1])
+    piece = _SINGLE_THREAD // max(1, len(single) * weights.shape[1])
     if piece < 8:
         return single @ weights
-    found = single[:, :piece] @ weights[:piece]
+    product = single[:, :piece] @ weights[:piece]
     for start in range(piece, len(weights), piece):
         end = start + piece
-        found += single[:, start:end] @ weights[start:end]
-    return found
+        product += single[:, start:end] @ weights[start:end]
+    return product
 
 
 def _logit(threshold: float) -> float:

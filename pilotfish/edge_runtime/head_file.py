@@ -1,6 +1,6 @@
 """Read and write the two files of a decision head: its card, and its weights.
 
-In:  NAME.json, a `HeadCard`, and beside it NAME.safetensors, whose SHA-256 the card holds:
+In:  NAME.json, a `HeadCard`, and NAME.safetensors, the SHA-256 of which is in the card:
      w1 [h, n], b1 [h], w2 [h], b2 [1], and of a head that reads hidden states also mean and std
      [d_D + d_T]; float32 or float16. n is the width of u (wisv (23)): d_D + d_T for hidden
      states, 2·buckets for tokens, and 4 more for the link.
@@ -24,8 +24,8 @@ from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 
 FORMAT: Final = 1
-CARD_BYTES = 1 << 16  # the most of a card, and of its weights
-WEIGHTS_BYTES = 4_000_000
+CARD_BYTES = 1 << 16  # largest card
+WEIGHTS_BYTES = 4_000_000  # largest file of weights
 HIDDEN_WIDTH = 1024  # the largest h
 BUCKETS = 1 << 16
 
@@ -40,7 +40,7 @@ Value = Annotated[str, msgspec.Meta(max_length=256)] | float | bool | int | None
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the pair; origin and precision as in its `Manifest`; hidden: d of its states."""
+    """A model of the pair. origin, precision: as in its `Manifest`. hidden: d of its states."""
 
     model: Text
     origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
@@ -49,24 +49,24 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Mean and deviation of the link's features in training, and the bound of c in deviations."""
+    """Mean and deviation of the link's features in training. clip: bound of c, in deviations."""
 
     names: tuple[Text, Text, Text, Text] = FEATURES
     mean: PerFeature
     std: PerFeature
     clip: Annotated[float, msgspec.Meta(gt=0)]
 
-    def standardised(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+    def standardise(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """Compute c of wisv (23), f64 [..., 4] as `features`; NaN (unknown) becomes 0, the mean."""
         deviations = (features - np.array(self.mean)) / np.array(self.std)
         return np.where(np.isnan(deviations), 0.0, np.clip(deviations, -self.clip, self.clip))
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A threshold's effect on questions kept out of training; None: not measured.
+    """A threshold's effect on held-out questions; None: not measured.
 
-    forgiven: the share of mismatches; logit: the threshold's, None at 0 and 1. accuracy: the share
-    of correct answers; accepted_length: wisv's AAL, tokens a round.
+    logit: the threshold's, None at 0 and 1. forgiven: share of mismatches. accuracy: share of
+    correct answers. accepted_length: wisv's AAL, tokens a round.
     """
 
     threshold: Share
@@ -77,7 +77,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a head was trained; auc: on questions kept out; options: all other settings."""
+    """How a head was trained. auc: on held-out questions. options: all other settings."""
 
     questions: Count
     examples: Count
@@ -88,12 +88,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """NAME.json.
+    """Contents of NAME.json.
 
-    features: "states", h_D and h_T, or "tokens", the draft token and the target's as hashed
-    one-hots, for comparison. link: None for a head that does not read c. hidden: the format of the
-    drafter's states that it was trained with. threshold: the recommended one, of ρ (wisv (27)).
-    sha256: of NAME.safetensors; empty until `DecisionHead.save` fills it in.
+    features: "states" (h_D and h_T) or, for comparison, "tokens" (the draft token and the target's,
+    as hashed one-hots). link: None for a head that does not read c. hidden: format of the drafter's
+    states in training. threshold: recommended bound of ρ (wisv (27)). sha256: digest of
+    NAME.safetensors; empty until `DecisionHead.save` sets it.
     """
 
     format: Literal[1] = FORMAT
@@ -115,12 +115,12 @@ class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_head(path: Path) -> tuple[HeadCard, Tensors]:
-    """Read and check the card at ``path``, which ends in .json, and the tensors beside it.
+    """Read and check the card at ``path``, NAME.json, and the tensors in NAME.safetensors.
 
     Raises:
         HeadError: for a file that is missing, too large, damaged, or of a newer version.
     """
-    card = _decoded(without_bom(read_bounded(path, CARD_BYTES)), str(path))
+    card = _decode_card(without_bom(read_bounded(path, CARD_BYTES)), str(path))
     weights = path.with_suffix(".safetensors")
     data = read_bounded(weights, WEIGHTS_BYTES)
     if hashlib.sha256(data).hexdigest() != card.sha256:
@@ -128,7 +128,7 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
             f"{weights} is not the file that {path.name} was written with (its SHA-256 differs): "
             "copy or train the head again."
         )
-    tensors = _tensors_of(data, weights)
+    tensors = _load_tensors(data, weights)
     check_tensors(card, tensors)
     return card, tensors
 
@@ -162,61 +162,66 @@ def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, He
     return path, card
 
 
-def checked_card(card: HeadCard) -> HeadCard:
-    """Return the card as `read_head` would; `HeadError` for values out of bounds."""
-    return _decoded(msgspec.json.encode(card), f"The card of the head {card.name}")
+def validate_card(card: HeadCard) -> HeadCard:
+    """Return the card as `read_head` would; `HeadError` if a value is out of bounds."""
+    return _decode_card(msgspec.json.encode(card), f"The card of the head {card.name}")
 
 
 def check_tensors(card: HeadCard, tensors: Tensors) -> None:
-    """Raise `HeadError` if name, shape, type or values of the tensors do not fit the card."""
+    """Raise `HeadError` if names, shapes, types or values of the tensors do not fit the card."""
     expected = {"w1", "b1", "w2", "b2"} | ({"mean", "std"} if card.features == "states" else set())
     if tensors.keys() != expected:
-        raise _wrong(card, f"it has {_listed(tensors)}, and needs {_listed(expected)}")
+        raise _weights_error(
+            card, f"it has {_join_names(tensors)}, and needs {_join_names(expected)}"
+        )
     h, inputs = tensors["w1"].shape if tensors["w1"].ndim == 2 else (0, 0)
     if not 1 <= h <= HIDDEN_WIDTH:
-        raise _wrong(card, f"w1 must be [h, n] with h from 1 to {HIDDEN_WIDTH}")
+        raise _weights_error(card, f"w1 must be [h, n] with h from 1 to {HIDDEN_WIDTH}")
     if card.features == "states":
         states = card.drafter.hidden + card.target.hidden
         shapes = {"w1": (h, states + card.link_width), "mean": (states,), "std": (states,)}
     else:
         buckets, odd = divmod(inputs - card.link_width, 2)
         if odd or not 1 <= buckets <= BUCKETS:
-            raise _wrong(card, f"w1 has {inputs} columns, not two for each of 1 to {BUCKETS}")
+            raise _weights_error(
+                card, f"w1 has {inputs} columns, not two for each of 1 to {BUCKETS}"
+            )
         shapes = {"w1": (h, inputs)}
     for name, shape in {**shapes, "b1": (h,), "w2": (h,), "b2": (1,)}.items():
         tensor = tensors[name]
         if tensor.dtype not in (np.float32, np.float16):
-            raise _wrong(card, f"{name} is {tensor.dtype}, not float32 or float16")
+            raise _weights_error(card, f"{name} is {tensor.dtype}, not float32 or float16")
         if tensor.shape != shape:
-            raise _wrong(card, f"{name} is {list(tensor.shape)}, not {list(shape)}")
+            raise _weights_error(card, f"{name} is {list(tensor.shape)}, not {list(shape)}")
         if not np.isfinite(tensor).all():
-            raise _wrong(card, f"{name} is not finite everywhere")
+            raise _weights_error(card, f"{name} is not finite everywhere")
     if "std" in tensors and not (tensors["std"] > 0).all():
-        raise _wrong(card, "std is not positive everywhere")
+        raise _weights_error(card, "std is not positive everywhere")
 
 
-def _decoded(data: bytes, told: str) -> HeadCard:
+def _decode_card(data: bytes, subject: str) -> HeadCard:
     advice = "copy or train the head again"
-    with reading_file(lambda problem: HeadError(f"{told} is not valid ({problem}): {advice}.")):
-        found = msgspec.json.decode(data, type=FormatNumber).format
-        if found != FORMAT:
+    with reading_file(lambda problem: HeadError(f"{subject} is not valid ({problem}): {advice}.")):
+        file_format = msgspec.json.decode(data, type=FormatNumber).format
+        if file_format != FORMAT:
             raise HeadError(
-                f"{told} has format {found}, and this version reads {FORMAT}: train the head "
-                "again, or install the version that made it."
+                f"{subject} has format {file_format}, and this version reads {FORMAT}: train the "
+                "head again, or install the version that made it."
             )
         card = msgspec.json.decode(data, type=HeadCard)
     link = card.link
     if link is not None and link.names != FEATURES:
         raise HeadError(
-            f"{told} is for other features of the link than {', '.join(FEATURES)}: train it again."
+            f"{subject} is for other features of the link than {', '.join(FEATURES)}: "
+            "train it again."
         )
     if link is not None and min(link.std) <= 0:
-        raise HeadError(f"{told} is not valid: a deviation in link.std is not positive.")
+        raise HeadError(f"{subject} is not valid: a deviation in link.std is not positive.")
     return card
 
 
 def read_bounded(path: Path, max_bytes: int, kind: type[PilotfishError] = HeadError) -> bytes:
-    """Read a file of at most ``most`` bytes; raises an error of this kind otherwise."""
+    """Read a file of at most ``max_bytes``; raises an error of class ``kind`` otherwise."""
     with reading_file(lambda problem: kind(f"{path} cannot be read: {problem}.")):
         try:
             return read_content(path, max_bytes)
@@ -224,7 +229,7 @@ def read_bounded(path: Path, max_bytes: int, kind: type[PilotfishError] = HeadEr
             raise kind(f"There is no file {path}.") from None
 
 
-def _tensors_of(data: bytes, path: Path) -> Tensors:
+def _load_tensors(data: bytes, path: Path) -> Tensors:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -234,9 +239,9 @@ def _tensors_of(data: bytes, path: Path) -> Tensors:
         raise HeadError(f"{path} is not a safetensors file that can be read: {error}.") from None
 
 
-def _wrong(card: HeadCard, problem: str) -> HeadError:
+def _weights_error(card: HeadCard, problem: str) -> HeadError:
     return HeadError(f"The weights of the head {card.name} are not valid: {problem}.")
 
 
-def _listed(names: Mapping[str, object] | set[str]) -> str:
+def _join_names(names: Mapping[str, object] | set[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"

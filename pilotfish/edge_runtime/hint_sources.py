@@ -1,20 +1,19 @@
-"""Hints of a generation under `ahead`: whose drafts ride on the session's next pass, and how many.
+"""Hint sources of a generation under `ahead`: they propose drafts for the session's next pass.
 
-In:  the hints of each source. Out: at a pass's take-off, drafts; at its end, what became of them.
+In:  the hints of each source. Out: when a pass starts, its drafts; when it ends, their outcome.
 
-A pass has drafts of one source: of that whose offer promises most tokens, times what its promises
-have been worth in this session. Repeats of the text are compared with what is committed whether
-they are taken or not, so that they are taken only where they have shown to pay.
+A pass takes the drafts of one source: the one with the highest expected tokens, that is the sum of
+its acceptances times its reliability in this session. Text repeats are compared with the committed
+tokens whether a pass took them or not, so they are used only where they have proved right.
 
-Law: no source costs the edge more than its purse, whatever it claims. A purse holds tokens: a draft
-takes its price out of it (`edge_runtime.draft_cost`), and an accepted one puts a token in. A source that
-is wrong all the time is thus soon not looked at, but for a hundredth of the tokens made since; by
-and by its promises are believed again.
+Law: no source costs the edge more than its budget, whatever acceptances it claims. A budget is in
+tokens: a draft is charged its cost (`edge_runtime.draft_cost`), an accepted draft earns one token.
+A bad source's budget grows by 0.01 token for each committed one, so it is retried now and then.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.prompt_lookup import LookupMatch, find_match
@@ -23,142 +22,154 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
 
-if TYPE_CHECKING:
-    from pilotfish.edge_runtime.beside import Trail
-
-_FIRST, _MOST = 4.0, 8.0  # tokens of a purse
-_ALLOWANCE = 0.01  # for each token that the session commits
-_FADE = 0.95  # a pass with drafts of the source
-_KEPT = 3.0  # promised tokens that are taken as kept at first
-_TRUST = 1.5  # the most that a promise counts for
-_FORGET = 0.01  # of what promises were worth, for each token that the session commits
-_REST = 4  # passes: the longest between two searches for repeats
-_PACE = 2.0  # tokens a pass that are expected at first
+_FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # tokens of a budget
+_ALLOWANCE = 0.01  # tokens that a budget earns with each committed token
+_FADE = 0.95  # weight of older passes, per pass
+_PRIOR_TOKENS = 3.0  # initial count of promised and of accepted tokens
+_MOST_RELIABILITY = 1.5
+_FORGET = 0.01  # return of both counts to their prior, per committed token
+_MOST_REST = 4  # most passes between two searches for repeats
+_FIRST_TOKENS_PER_PASS = 2.0
 
 
 class Proposal(NamedTuple):
-    """Drafts behind the committed tokens, and the odds of each, given those before it."""
+    """Drafts that follow the committed tokens, and each one's acceptance given those before it."""
 
     ids: Sequence[int]
     acceptance: Sequence[float]
 
 
 class HintSource(Protocol):
-    """Where hints come from: it follows the session's committed tokens."""
+    """Source of hints: proposes drafts, and is updated with the session's committed tokens."""
 
     def propose(self, limit: int) -> Proposal:
-        """Return at most so many drafts behind the committed tokens; none is an empty offer."""
+        """Return at most ``limit`` drafts that follow the committed tokens; may be empty."""
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Note what was committed."""
+        """Update the source with committed tokens."""
+
+
+class RequestedHints(HintSource, Protocol):
+    """Source that drafts only as far as the device has requested tokens."""
+
+    def set_requested_end(self, last: int) -> None:
+        """Draft tokens before position ``last`` only; 0 stops drafting."""
 
 
 class DeviceHints:
-    """What the device has sent. chain: where it is kept."""
+    """Hints that the device has sent, stored in ``chain``."""
 
     def __init__(self, chain: HintChain) -> None:
         self.chain = chain
 
     def propose(self, limit: int) -> Proposal:
-        """Return the first of the chain."""
+        """Return the chain's first drafts."""
         return Proposal(self.chain.ids[:limit], self.chain.acceptances[:limit])
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Drop from the chain what was committed."""
+        """Drop committed tokens from the chain."""
         self.chain.drop_committed(ids)
 
 
 class TextHints:
-    """What followed the last time that the text's last tokens stood in it: no model is needed.
+    """Prompt lookup: proposes what followed an earlier occurrence of the text's last tokens.
 
-    After searches that brought nothing it rests for a pass, then for two, at most for four.
+    After a search without success it rests for one pass, then for two, at most for four.
     """
 
     def __init__(self, committed: CommittedTokens) -> None:
         self._committed = committed
-        self._odds = AcceptanceEstimator(REPEAT_PRIOR)
-        self._repeat: LookupMatch | None = None
+        self._estimator = AcceptanceEstimator(REPEAT_PRIOR)
+        self._match: LookupMatch | None = None
         self._expected: list[int] = []
-        self._missed = self._resting = 0
+        self._missed = self._rest = 0
 
     def propose(self, limit: int) -> Proposal:
-        """Return what is expected to be repeated."""
-        self._look()
+        """Return the tokens that may be repeated."""
+        self._update_match()
         ids = self._expected[:limit]
         return Proposal(
-            ids, self._odds.estimate_each([self._matched + at for at in range(len(ids))])
+            ids, self._estimator.estimate_each([self._match_length + at for at in range(len(ids))])
         )
 
     @property
-    def _matched(self) -> int:
-        return self._repeat.length if self._repeat is not None else 0
+    def _match_length(self) -> int:
+        return self._match.length if self._match is not None else 0
 
-    def _look(self) -> None:
-        """Find the place in the text that may be repeated, unless it is found already."""
+    def _update_match(self) -> None:
+        """Continue the present match, or search for another."""
         ids = self._committed.ids
-        if self._repeat is not None and self._repeat.end == len(ids):
+        if self._match is not None and self._match.end == len(ids):
             return
-        going = self._repeat.extend(ids) if self._repeat is not None else None
+        continued = self._match.extend(ids) if self._match is not None else None
         self._expected = []
-        if going is None and self._resting > 0:
-            self._repeat = None
+        if continued is None and self._rest > 0:
+            self._match = None
             return
-        self._repeat = going or find_match(ids)
-        if self._repeat is not None:
-            self._expected = self._repeat.continuation(ids, MOST_DRAFTS).tolist()
+        self._match = continued or find_match(ids)
+        if self._match is not None:
+            self._expected = self._match.continuation(ids, MOST_DRAFTS).tolist()
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Learn by what was committed, whether these drafts were taken or not."""
+        """Compare the expected tokens with the committed ones, whether a pass took them or not."""
         agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
-            self._odds.update(self._matched + at, expected == id)
+            self._estimator.update(self._match_length + at, expected == id)
             if expected != id:
                 break
             agreed += 1
-        # where nothing repeats, not every pass is worth a search
-        self._resting -= 1
+        # searching before every pass would not pay in a text without repeats
+        self._rest -= 1
         if agreed:
             self._missed = 0
-        elif self._resting < 0:
+        elif self._rest < 0:
             self._missed += 1
-            self._resting = min(self._missed, _REST)
+            self._rest = min(self._missed, _MOST_REST)
         self._expected = []
 
 
 @dataclass(slots=True)
 class SourceBudget:
-    """A source, and what its promises were worth in this session."""
+    """A source's budget and reliability in this session."""
 
     source: HintSource
     name: str
-    balance: float = _FIRST
-    _kept: float = _KEPT
-    _promised: float = _KEPT
+    balance: float = _FIRST_BALANCE
+    _accepted: float = _PRIOR_TOKENS
+    _promised: float = _PRIOR_TOKENS
 
     @property
     def reliability(self) -> float:
-        """Tokens won for each that the odds promised."""
-        return min(_TRUST, self._kept / self._promised)
+        """Accepted tokens for each that the acceptances promised."""
+        return min(_MOST_RELIABILITY, self._accepted / self._promised)
 
     def record_pass(self, drafted: int, accepted: int, promised: float, cost: float) -> None:
-        """Settle a pass with drafts of this source."""
-        self.balance = min(_MOST, self.balance + accepted - drafted * cost)
-        self._kept = _FADE * self._kept + (1.0 - _FADE) * accepted
+        """Record a pass with drafts of this source; cost is that of each draft."""
+        self.balance = min(_MOST_BALANCE, self.balance + accepted - drafted * cost)
+        self._accepted = _FADE * self._accepted + (1.0 - _FADE) * accepted
         self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
 
     def record_tokens(self, tokens: int) -> None:
-        """Note that the session committed so many tokens."""
-        self.balance = min(_MOST, self.balance + _ALLOWANCE * tokens)
-        self._kept += _FORGET * tokens * (_KEPT - self._kept)
-        self._promised += _FORGET * tokens * (_KEPT - self._promised)
+        """Record the number of tokens that the session committed."""
+        self.balance = min(_MOST_BALANCE, self.balance + _ALLOWANCE * tokens)
+        self._accepted += _FORGET * tokens * (_PRIOR_TOKENS - self._accepted)
+        self._promised += _FORGET * tokens * (_PRIOR_TOKENS - self._promised)
 
-    def copy_from(self, before: "SourceBudget") -> None:
-        """Go on as in the session's last generation."""
-        self.balance, self._kept, self._promised = before.balance, before._kept, before._promised
+    def copy_from(self, previous: "SourceBudget") -> None:
+        """Take over the source's statistics from the session's previous generation."""
+        self.balance, self._accepted, self._promised = (
+            previous.balance,
+            previous._accepted,
+            previous._promised,
+        )
 
 
-class Attached(NamedTuple):
-    """The drafts of a pass: whose, which, their odds along the path, and the price of each."""
+class AttachedHints(NamedTuple):
+    """The drafts of a pass.
+
+    budget: their source's; None: no drafts. path_acceptance: of each draft together with all
+    before it. cost: of each draft, in tokens.
+    """
 
     budget: SourceBudget | None
     ids: Sequence[int]
@@ -166,54 +177,54 @@ class Attached(NamedTuple):
     cost: float
 
 
-NONE_ATTACHED = Attached(None, (), (), 0.0)
+NO_HINTS = AttachedHints(None, (), (), 0.0)
 
 
 @dataclass
 class HintSources:
-    """The sources of one generation, and what of theirs is under way."""
+    """The sources of one generation, and the drafts of its pass under way."""
 
     budgets: Sequence[SourceBudget]
-    chain: HintChain | None  # of the device's; None: it is to send none
-    trail: "Trail | None" = None  # of the edge's own drafter, which is among the accounts
-    tokens_per_pass: float = _PACE  # tokens a pass lately
-    attached: Attached = NONE_ATTACHED
-    _best: Attached = NONE_ATTACHED  # of the last offer
+    chain: HintChain | None  # the device's hints; None: it sends none
+    trail: RequestedHints | None = None  # the edge drafter's, which is among the budgets
+    tokens_per_pass: float = _FIRST_TOKENS_PER_PASS  # recent average
+    attached: AttachedHints = NO_HINTS
+    _best: AttachedHints = NO_HINTS  # the latest proposal
 
     def set_requested_end(self, last: int) -> None:
-        """Note that the tokens before this position are asked for; 0: none any more."""
+        """Draft tokens before position ``last`` only; 0 stops drafting."""
         if self.trail is not None:
             self.trail.set_requested_end(last)
 
     def add_device_hint(
         self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int
     ) -> bool:
-        """Take in a hint of the device, as `HintChain.add`."""
+        """Add a hint of the device, as `HintChain.add` does."""
         return self.chain is not None and self.chain.add(start, digest, frames, vocab_size)
 
     def propose(self, limit: int, cost: float) -> Sequence[float]:
-        """Choose what to offer the next pass, at most ``most`` drafts, each at this price.
+        """Choose the next pass's proposal: at most ``limit`` drafts at ``cost`` tokens each.
 
-        Returns the odds of each, along the path.
+        Returns the path acceptance of each draft.
         """
-        self.attached = NONE_ATTACHED
+        self.attached = NO_HINTS
         limit = min(limit, MOST_DRAFTS)
-        offers = [_propose(budget, limit, cost) for budget in self.budgets]
-        best = max(offers, key=_gain, default=NONE_ATTACHED)
-        self._best = best if _gain(best) > 0.0 else NONE_ATTACHED
+        proposals = [_propose(budget, limit, cost) for budget in self.budgets]
+        best = max(proposals, key=_gain, default=NO_HINTS)
+        self._best = best if _gain(best) > 0.0 else NO_HINTS
         return self._best.path_acceptance
 
     def attach(self, count: int) -> Sequence[int]:
-        """Take the first ``count`` drafts of the last offer onto the pass; returns them."""
+        """Attach the first ``count`` drafts of the proposal to the pass; returns them."""
         best = self._best
         self.attached = best._replace(
             ids=best.ids[:count], path_acceptance=best.path_acceptance[:count]
         )
         return self.attached.ids
 
-    def record_pass(self, ids: Sequence[int], accepted: int) -> Attached:
-        """Note what the pass committed, and how many of its drafts; returns what it had taken."""
-        attached, self.attached = self.attached, NONE_ATTACHED
+    def record_pass(self, ids: Sequence[int], accepted: int) -> AttachedHints:
+        """Record a pass's committed tokens and accepted drafts; returns its attached hints."""
+        attached, self.attached = self.attached, NO_HINTS
         self.tokens_per_pass = _FADE * self.tokens_per_pass + (1.0 - _FADE) * len(ids)
         if attached.budget is not None:
             attached.budget.record_pass(
@@ -225,8 +236,8 @@ class HintSources:
         return attached
 
 
-def _gain(attached: Attached) -> float:
-    """Return the tokens that drafts are expected to win, less their price."""
+def _gain(attached: AttachedHints) -> float:
+    """Return the tokens that drafts are expected to gain, minus their cost."""
     if attached.budget is None:
         return 0.0
     return (
@@ -235,38 +246,39 @@ def _gain(attached: Attached) -> float:
     )
 
 
-def _propose(budget: SourceBudget, limit: int, cost: float) -> Attached:
-    """Return the drafts of a source that are worth their price, and that its purse can pay."""
+def _propose(budget: SourceBudget, limit: int, cost: float) -> AttachedHints:
+    """Return the drafts of a source that are worth their cost and within its budget."""
     if cost > 0.0:
         limit = int(min(limit, budget.balance / cost))
     if limit <= 0:
-        return NONE_ATTACHED
-    propose = budget.source.propose(limit)
-    path, worth = 1.0, []
-    for odds in propose.acceptance:
-        path *= odds
-        if path * budget.reliability < cost:
+        return NO_HINTS
+    proposal = budget.source.propose(limit)
+    product, path_acceptance = 1.0, []
+    for acceptance in proposal.acceptance:
+        product *= acceptance
+        if product * budget.reliability < cost:
             break
-        worth.append(path)
-    return Attached(budget, propose.ids[: len(worth)], worth, cost)
+        path_acceptance.append(product)
+    return AttachedHints(budget, proposal.ids[: len(path_acceptance)], path_acceptance, cost)
 
 
 def create_hint_sources(
     protocol: SpeculationProtocol[Any] | None,
     committed: CommittedTokens,
     window: int,
-    make_trail: "Callable[[], Trail] | None" = None,
+    make_trail: Callable[[], RequestedHints] | None = None,
     previous: HintSources | None = None,
 ) -> HintSources | None:
-    """Return the sources of a generation; None if it takes no hints.
+    """Create the sources of a generation; None if it takes no hints.
 
-    window: the most hints of a device that are kept. follow: has the edge's own drafter follow
-    it. before: of the session's last generation: what a source has shown there still counts.
+    window: most hints of a device that are stored. make_trail: starts the edge drafter. previous:
+    sources of the session's previous generation, whose statistics are taken over.
     """
     if not isinstance(protocol, Ahead):
         return None
     budgets: list[SourceBudget] = []
-    chain = trail = None
+    chain: HintChain | None = None
+    trail: RequestedHints | None = None
     if protocol.device_drafts:
         chain = HintChain(committed, window)
         budgets.append(SourceBudget(DeviceHints(chain), DEVICE))
@@ -276,7 +288,7 @@ def create_hint_sources(
             trail = make_trail()
             budgets.append(SourceBudget(trail, EDGE))
     for budget in budgets:
-        for last in previous.budgets if previous is not None else ():
-            if last.name == budget.name:
-                budget.copy_from(last)
+        for former in previous.budgets if previous is not None else ():
+            if former.name == budget.name:
+                budget.copy_from(former)
     return HintSources(budgets, chain, trail)

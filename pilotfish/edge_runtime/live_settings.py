@@ -1,8 +1,8 @@
-"""Read the daemon's settings and allow-list again while it serves.
+"""Reload the daemon's settings and allow-list while it serves.
 
-Law: a faulty or half-written configuration changes nothing, but the allow-list is read in any case.
-A key is allowed exactly as long as a valid file of the list holds it: a removed key is revoked, and
-so is one whose file is damaged.
+Law: a faulty or half-written configuration changes nothing, but the allow-list is reloaded in any
+case. A key is allowed exactly as long as a valid file of the list contains it: removing or damaging
+the file revokes the key.
 """
 
 import logging
@@ -38,9 +38,10 @@ def bounds_of(config: EdgeConfig) -> Bounds:
 
 
 class LiveSettings:
-    """The configuration and keys in force. troubles: the faults of the last reload.
+    """The configuration and keys in force.
 
-    allowed: names by allowed key; None: the edge has no keys.
+    allowed: device names by allowed key; None: the edge has no keys. problems: those of the last
+    reload.
     """
 
     def __init__(
@@ -52,19 +53,19 @@ class LiveSettings:
     ) -> None:
         self.config = config
         self.allowed = None if keys is None else keys.allowed
-        self._started = config
-        self._folder = config.keys  # of the allow-list in force
+        self._initial = config
+        self._folder = config.keys  # the one with the allow-list in force
         self._rotation = None if keys is None else KeyRotation(keys)
         self._reread = reread
         self._metrics = metrics
         self.problems: Sequence[str] = ()
         if keys is not None:
-            self.problems = keys.listed.broken
-            metrics.broken_keys = len(keys.listed.broken)
+            self.problems = keys.allow_list.broken
+            metrics.broken_keys = len(keys.allow_list.broken)
         self._report("started")
 
     def start(self, listener: Listener) -> None:
-        """Have a listener answer to the former key, too, if the edge starts within a rotation."""
+        """Make a listener accept the former key, too, if the edge starts within a rotation."""
         problems = [] if self._rotation is None else self._rotation.start(listener)
         if problems:
             self.problems = [*self.problems, *problems]
@@ -72,25 +73,25 @@ class LiveSettings:
 
     @property
     def problem(self) -> str:
-        """The faults in one line; "" for none."""
+        """The problems in one line; "" for none."""
         return summarize(self.problems)
 
     @property
     def keys_in_use(self) -> str:
-        """Which keys are in force, in a line."""
+        """The keys in force, in one line for the log."""
         if self.allowed is None or self._rotation is None:
-            return "no keys: whoever reaches this address is let in"
+            return "no keys: everyone who reaches this address may connect"
         return f"{self._rotation}; {len(self.allowed)} keys are allowed"
 
     def reload(self, listener: Listener, handler: MessageHandler) -> None:
-        """Read everything again and apply its valid parts."""
+        """Reload everything and apply the valid parts."""
         problems: list[str] = []
         try:
             config = self._reread()
         except (PilotfishError, OSError) as error:
             problems.append(str(error))
         else:
-            self._adopt(config, listener)
+            self._apply_config(config, listener)
         if self._folder is not None and listener.gate is not None:
             problems += self._reload_keys(self.config.keys or self._folder, self._folder)
             if self._rotation is not None:
@@ -101,9 +102,9 @@ class LiveSettings:
         self._metrics.reloads["refused" if problems else "done"] += 1
         self._report("reloaded")
 
-    def _adopt(self, config: EdgeConfig, listener: Listener) -> None:
-        fixed = fixed_changes(self._started, config)
-        if (self._started.keys is None) != (config.keys is None):
+    def _apply_config(self, config: EdgeConfig, listener: Listener) -> None:
+        fixed = fixed_changes(self._initial, config)
+        if (self._initial.keys is None) != (config.keys is None):
             fixed.append("keys")
         for name in fixed:
             _log.warning("%s has changed; that needs a restart", name)
@@ -112,10 +113,10 @@ class LiveSettings:
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
 
     def _reload_keys(self, folder: Path, before: Path) -> list[str]:
-        """Read the allow-list again; returns its faults."""
+        """Reload the allow-list; returns its problems."""
         try:
             listed = AllowList.load(folder)
-        except KeysError as error:  # not known whether keys were removed: keep them
+        except KeysError as error:  # unknown whether keys were removed: keep them
             return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
         self._metrics.broken_keys = len(listed.broken)
@@ -126,6 +127,6 @@ class LiveSettings:
         if not self.problems:
             self._metrics.config_valid_s = time.time()
         for problem in self.problems:
-            _log.error("%s but for this: %s", what, problem)
+            _log.error("%s except for this: %s", what, problem)
         if what == "reloaded":
             _log.info("reloaded; %s", self.keys_in_use)

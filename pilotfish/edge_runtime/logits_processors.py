@@ -1,6 +1,7 @@
-"""Make what shapes the target's logits in a generation, as a device's `Begin` asks for it.
+"""Check a generation's logits options, and create its `LogitsProcessor` for the target's logits.
 
-In:  a `Begin`, its law, and the constraint of its grammar. Out: a `Shaper`, or a typed refusal.
+In:  a `Begin`, its sampling parameters, and the constraint of its grammar. Out: a
+     `LogitsProcessor`, or a typed refusal.
 """
 
 from pilotfish.base.errors import (
@@ -16,35 +17,37 @@ from pilotfish.wire.protocols import SamplingParams
 
 
 class LogitsProcessors:
-    """Of one target. shapes: whether its logits are the model's own."""
+    """Creates logits processors. model_logits: whether the target's logits are a model's own."""
 
     def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
         self._vocab = vocabulary.vocab_size
         self._grammars = vocabulary.grammars
-        self._shapes = model_logits
+        self._model_logits = model_logits
 
     def expect_model_logits(self) -> None:
         """Raise `UnsupportedError` if the target's logits are not the model's own."""
-        if not self._shapes:
+        if not self._model_logits:
             raise UnsupportedError(
-                "This edge averages what its workers tell of their likeliest tokens; it does not "
-                "know the log-probabilities of a prompt."
+                "This edge averages its workers' likeliest tokens; it does not know the "
+                "log-probabilities of a prompt."
             )
 
     def check(self, begin: m.Begin, sampling_params: SamplingParams, length: int) -> None:
-        """Raise what is wrong with how a generation is shaped that begins with ``length`` tokens.
+        """Raise an error for bad logits options of a generation with a prompt of ``length`` tokens.
 
-        A grammar is not tried for that.
+        The grammar is checked without compiling it.
         """
-        if (told := begin.shape) is None:
+        if (shape := begin.shape) is None:
             return
-        if not self._shapes:
+        if not self._model_logits:
             raise UnsupportedError(
-                "This edge averages what its workers tell of their likeliest tokens; it takes no "
-                "penalties and no logit_bias, and no grammar."
+                "This edge averages its workers' likeliest tokens; it takes no penalties, no "
+                "logit_bias and no grammar."
             )
-        if told.since > length:
-            raise MalformedError(f"A prompt of {told.since} tokens is no part of {length}.")
+        if shape.since > length:
+            raise MalformedError(
+                f"A prompt of {shape.since} tokens is longer than the text of {length}."
+            )
         if (token := max(sampling_params.logits_options.logit_bias, default=0)) >= self._vocab:
             raise TokenOutOfRangeError(
                 f"logit_bias names token {token}; the target has {self._vocab}."
@@ -56,7 +59,7 @@ class LogitsProcessors:
     def create(
         self, begin: m.Begin, sampling_params: SamplingParams, constraint: Constraint | None
     ) -> LogitsProcessor | None:
-        """Return what shapes the logits of a generation; None: nothing does."""
+        """Create the processor of a generation; None if nothing changes its logits."""
         return (
             None
             if begin.shape is None

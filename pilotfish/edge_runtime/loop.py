@@ -1,11 +1,12 @@
-"""The edge's loop. `EdgeLoop.step` is the edge's half of a round."""
+"""The edge's main loop. `EdgeLoop.step` is the edge's half of a round."""
 
 import logging
 import time
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from pilotfish.base.errors import TargetLostError
 from pilotfish.base.supervisor import Supervisor
-from pilotfish.edge_runtime.attendance import Attendance
 from pilotfish.edge_runtime.live_settings import LiveSettings
 from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
@@ -18,14 +19,17 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LEAVING_S = 5.0  # what stopping takes besides
+_LEAVING_S: Final = 5.0  # time that stopping takes after the drain
+_LOG_PAUSE_S: Final = 1.0  # between two log entries about devices that come or go
+_MOST_NAMES: Final = 10  # devices in one log entry
 
 
 class EdgeLoop(ServingLoop):
-    """Messages in, target passes, verdicts out, until a signal ends it."""
+    """Receives messages, makes target passes and sends verdicts until a signal ends it."""
 
     def __init__(
         self,
+        *,
         listener: Listener,
         scheduler: Scheduler,
         target: Target,
@@ -39,7 +43,13 @@ class EdgeLoop(ServingLoop):
     ) -> None:
         compiled = {handler.compiler.descriptor: handler.start_compiled}
         super().__init__(
-            *(listener, handler.handle, signals, supervisor, inspection, lifeline), compiled
+            listener=listener,
+            handle=handler.handle,
+            signals=signals,
+            supervisor=supervisor,
+            inspection=inspection,
+            lifeline=lifeline,
+            more=compiled,
         )
         self._scheduler = scheduler
         self._target = target
@@ -51,18 +61,18 @@ class EdgeLoop(ServingLoop):
             {messages: self._receive, **compiled, **event_handlers(listener)}
         )
         self._receiver.start()
-        self._watch(target.sources)
-        self._attendance = Attendance()
-        self._leave_s: float | None = None  # when a drain ends; None: no signal asked for an end
+        self._set_sources(target.sources)
+        self._device_log = DeviceLog()
+        self._leave_s: float | None = None  # when a drain ends; None: not draining
 
     def step(self) -> None:
-        """Take in messages, batch their jobs, make one target pass, rule on each job, answer.
+        """Receive messages, batch their jobs, make one target pass, verify each job, and reply.
 
-        A target in this process computes in `start`; others have finished what came back by now.
+        A local target computes in `start`; for others this collects the passes that have finished.
         """
-        self._take_in(self._wait_s())
+        self._poll(self._wait_s())
         batch = self._scheduler.next_batch(patient=True)
-        self._receiver.begin()  # takes in what arrives meanwhile
+        self._receiver.begin()  # receives messages during the pass
         if batch is not None:
             self._target.start(batch.number, batch.spans)
         done = [
@@ -76,34 +86,34 @@ class EdgeLoop(ServingLoop):
 
     @property
     def status(self) -> str:
-        """What `systemctl status` shows."""
+        """The line that `systemctl status` shows."""
         devices, sessions = self._listener.connections.devices, len(self._handler.sessions)
         doing = "serving" if self._leave_s is None else "draining"
         problem = self._settings.problem
-        lacking = self._target.problem
+        target_problem = self._target.problem
         return (
             f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
-            f"{f'; {lacking}' if lacking else ''}{self._overlap}"
-            f"{f'; not in force: {problem}' if problem else ''}{self._room}"
+            f"{f'; {target_problem}' if target_problem else ''}{self._rotation_status}"
+            f"{f'; not in force: {problem}' if problem else ''}{self._crowd_status}"
         )
 
     @property
-    def _overlap(self) -> str:
-        """What the status line says of a rotation of the edge's key."""
+    def _rotation_status(self) -> str:
+        """The status line's part about a rotation of the edge's key."""
         listener = self._listener
         if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
             return ""
-        behind = _count(len(listener.gate.clients_of_former_key), "device")
-        return f"; two keys are answered to, {behind} came by the former one"
+        devices = _count(len(listener.gate.clients_of_former_key), "device")
+        return f"; two keys are accepted, {devices} came with the former one"
 
     @property
     def linger_s(self) -> float:
-        """How long the last replies have to leave: none, unless this was a drain."""
+        """Seconds to send the last replies after a drain; 0 if this was no drain."""
         return 0.0 if self._leave_s is None else min(1.0, self._settings.config.drain_s)
 
     def _wait_s(self) -> float:
-        """Seconds to wait for messages: none if there is a pass to make."""
+        """Return the seconds to wait for messages; 0 if a pass can be made."""
         waits = (self._idle_s, self._scheduler.wait_s(), self._target.due_s)
         return min(wait_s for wait_s in waits if wait_s is not None)
 
@@ -112,9 +122,8 @@ class EdgeLoop(ServingLoop):
         self._listener.connections.read_events()
         self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
         self._handler.expire()
-        self._attendance.log_changes(
-            self._listener.connections.owners(), self._settings.allowed or {}
-        )
+        owners = self._listener.connections.owners()
+        self._device_log.log_changes(owners, self._settings.allowed or {})
         if self._target.fatal_error:
             _log.error("the target is lost for good: %s", self._target.fatal_error)
             return TargetLostError.exit_code
@@ -133,13 +142,13 @@ class EdgeLoop(ServingLoop):
     def _stop(self, number: int) -> int | None:
         if number in SIGNAL_EXIT_CODES:
             return SIGNAL_EXIT_CODES[number]
-        if self._leave_s is not None:  # asked twice
+        if self._leave_s is not None:  # second signal
             return 0
         self._drain()
         return None
 
     def _drain(self) -> None:
-        """Take nothing new, and leave when what is here has been answered."""
+        """Refuse new work, and end when all pending work has been answered."""
         self._leave_s = time.monotonic() + self._settings.config.drain_s
         self._listener.stop_accepting()
         self._handler.drain()
@@ -147,5 +156,33 @@ class EdgeLoop(ServingLoop):
         self._supervisor.extend(self._settings.config.drain_s + _LEAVING_S)
 
 
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+class DeviceLog:
+    """Logs which devices connect and disconnect, by name. Its entries are few, however many do."""
+
+    def __init__(self) -> None:
+        self._present: set[str] = set()
+        self._noted_s = -_LOG_PAUSE_S
+
+    def log_changes(self, owners: Collection[bytes], allowed: Mapping[bytes, str]) -> None:
+        """Log the changes since the last entry, at most once a second.
+
+        owners: keys of the connections. A key off the allow-list is not logged here: whoever
+        removes a key logs that.
+        """
+        if time.monotonic() - self._noted_s < _LOG_PAUSE_S:
+            return
+        self._noted_s = time.monotonic()
+        present = {allowed[owner] for owner in owners if owner in allowed}
+        for event, names in (
+            ("connected", present - self._present),
+            ("no longer connected", self._present - present),
+        ):
+            if names:
+                first = ", ".join(sorted(names)[:_MOST_NAMES])
+                more = len(names) - _MOST_NAMES
+                _log.info("%s: %s%s", event, first, f" and {more} more" if more > 0 else "")
+        self._present = present
+
+
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

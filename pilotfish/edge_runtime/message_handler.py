@@ -1,7 +1,7 @@
 """Serve the devices' messages. Called by the serving loop; never waits.
 
-Every request gets a reply, unless the protocol says otherwise. Any fault in a client's message ends
-in a typed failure for that client only.
+Every request gets a reply, unless the protocol says otherwise. A fault in a client's message causes
+a typed failure for that client only.
 """
 
 import logging
@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from pilotfish import wire
 from pilotfish.base.errors import (
     AccessDeniedError,
     ConflictError,
@@ -24,11 +23,12 @@ from pilotfish.base.errors import (
     UnknownSessionError,
     VersionMismatchError,
 )
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.admission import Admission
-from pilotfish.edge_runtime.beside import Beside
 from pilotfish.edge_runtime.client_errors import to_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.edge_drafter import Beside
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.generations import Generations, Send, Submit
@@ -50,15 +50,15 @@ from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
 
-_REPLY_BYTES = 256  # of a reply's header, about
+_REPLY_BYTES = 256  # approximate size of a reply's header
 
 
 class MessageHandler:
     """Serves messages and owns the sessions. Used by the serving loop.
 
-    passes, drafts: times of the target's and the edge's own drafter's passes; beside: the latter.
-    supplies: options and resources for protocols. allowed: names by allowed key; None: the edge has
-    no keys. vocabulary: None: it is read off the artifact.
+    pass_times, drafter_pass_times: of the target and of the edge drafter. resources: the edge's
+    options and resources for protocols. allowed: device names by allowed key; None: the edge has no
+    keys. vocabulary: None: read from the artifact.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MessageHandler:
     # Called by the daemon
 
     def apply_config(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
-        """Apply other limits and another allow-list; ends the sessions of removed keys."""
+        """Apply new limits and a new allow-list; ends the sessions of removed keys."""
         self._admission.rate = limits.messages_per_s
         self._expire_s = limits.expire_s
         self.sessions.per_owner = limits.sessions_per_client
@@ -143,26 +143,26 @@ class MessageHandler:
                 self._metrics.sessions_ended["revoked"] += 1
 
     def expire(self) -> None:
-        """End the sessions, and forget the transfers, that have been idle for too long."""
+        """End sessions and drop transfers that have been idle for too long."""
         self.sessions.expire(self._expire_s)
         self._uploads.expire()
         self._downloads.expire()
 
     def drain(self) -> None:
-        """Refuse new work, and finish only the windows under way."""
+        """Refuse new work; only the windows under way are finished."""
         self._draining = True
         for session in self.sessions:
-            self._starter.cancel(session, _draining())
+            self._starter.cancel(session, _draining_error())
             if not session.undecided:
                 self._generations.stop(session)
 
     @property
     def drained(self) -> bool:
-        """Whether every window has been decided on."""
+        """Whether every window has been decided."""
         return not any(session.jobs or session.undecided for session in self.sessions)
 
     def over_budget(self, owner: bytes) -> bool:
-        """Whether a client owes time of this thread, so that its rounds can wait."""
+        """Whether a client owes time of this thread, so that its jobs can wait."""
         return self._admission.over_budget(owner, time.monotonic())
 
     def sessions_by_device(self) -> dict[str, int]:
@@ -180,22 +180,22 @@ class MessageHandler:
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
                 raise AccessDeniedError("This key has been taken off the edge's allow-list.")
-            spared = m.is_hint(envelope.header)
-            self._admission.admit(envelope.owner, now_ns * 1e-9, spared=spared)
+            optional = m.is_hint(envelope.header)
+            self._admission.admit(envelope.owner, now_ns * 1e-9, optional=optional)
             admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
-        except PilotfishError as error:  # refusing a message unread costs next to nothing
+        except PilotfishError as error:  # cheap: the message was not decoded
             self._refuse(envelope, None, error, admitted=admitted)
             return
         self._serve(request, envelope, now_ns - envelope.queued_ns())
 
     def start_compiled(self) -> bool:
-        """Go on with the generations whose grammars have been compiled; False: with all of them."""
+        """Start generations whose grammars have been compiled; see `run_callbacks`."""
         return self.compiler.run_callbacks()
 
     def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        """Serve an admitted request; its client owes for the time that it takes."""
+        """Serve an admitted request, and charge its client for the time."""
         begun_s = time.thread_time()
         self._attempt(request, envelope, received_ns)
         self._admission.charge(envelope.owner, time.thread_time() - begun_s)
@@ -207,9 +207,9 @@ class MessageHandler:
             self._refuse(envelope, request, to_client_error(error, "a message could not be served"))
 
     def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        heeded = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
-        if self._draining and not isinstance(request, heeded):
-            raise _draining()
+        while_draining = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
+        if self._draining and not isinstance(request, while_draining):
+            raise _draining_error()
         if self._starter.queue_request(request, envelope, received_ns):
             return
         match request:
@@ -249,19 +249,19 @@ class MessageHandler:
             self._starter.give_up(session)
 
     def _expect_room_for_replies(self, envelope: Envelope) -> None:
-        """Raise `RateLimitedError` if the client has been sent too much that no pass has made."""
+        """Raise `RateLimitedError` if the client has used up its bytes of cheap replies."""
         if not self._admission.may_send(envelope.owner):
             raise RateLimitedError(
-                "This key asks for more bytes than an edge sends for nothing; slow down."
+                "This key requests too many bytes that need no target pass; slow down."
             )
 
     def _reply(self, envelope: Envelope, reply: m.Reply, frames: Sequence[m.Buffer] = ()) -> None:
-        """Send a reply that no pass has made."""
+        """Send a reply that needed no pass."""
         self._send(envelope.client, reply, frames)
         self._charge_reply(envelope, sum(map(len, frames)))
 
     def _charge_reply(self, envelope: Envelope, size: int) -> None:
-        """Count the bytes of such a reply's frames, and its header's, beyond the request's own."""
+        """Charge the bytes by which such a reply is larger than its request."""
         beyond = max(0, _REPLY_BYTES + size - envelope.size)
         self._admission.charge_bytes(envelope.owner, beyond)
 
@@ -279,7 +279,7 @@ class MessageHandler:
             )
         welcome = m.Welcome(
             version=m.VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=self._manifest.model,
             vocab_size=self._vocab,
             padded_vocab_size=self._manifest.padded_vocab_size,
@@ -308,7 +308,7 @@ class MessageHandler:
             self._more(request, envelope)
 
     def _chunk(self, chunk: m.Chunk, envelope: Envelope, received_ns: int) -> None:
-        """Take in a part of a large message, and serve the message once it is complete."""
+        """Receive a part of a large message, and serve the message once it is complete."""
         check_frame_count(envelope.frames, 1)
         here, body = self._uploads.receive_chunk(envelope.owner, chunk, envelope.frames[0])
         self._reply(envelope, m.Ack(transfer=chunk.transfer, offset=here))
@@ -316,14 +316,14 @@ class MessageHandler:
             return
         header, frames = unpack(body)
         size = len(header) + sum(map(len, frames))
-        if not envelope.frames[0]:  # served again, for a few bytes
+        if not envelope.frames[0]:  # a query: the message is served again
             self._expect_room_for_replies(envelope)
             size = envelope.size
         whole = Envelope(envelope.client, envelope.owner, header, frames, size)
         check_size(whole, self._message_bytes)
         request = m.decode_request(header)
         if isinstance(request, m.Chunk):
-            raise MalformedError("A message that comes in chunks is no chunk itself.")
+            raise MalformedError("A message in chunks cannot be a chunk itself.")
         # a `begin` has no reply that could be lost, and must not be served again
         keep = not isinstance(request, m.Begin)
         self._uploads.mark_served(envelope.owner, chunk.transfer, keep=keep)
@@ -373,13 +373,13 @@ class MessageHandler:
     def _retry(
         self, session: SessionState, last: WindowState, window: m.Window, envelope: Envelope
     ) -> None:
-        """Answer a repeated window: send the lost reply again, or let the pass go on."""
+        """Answer a repeated window: send the lost reply again, or let its pass continue."""
         if window.hash != session.committed.hash_at(last.committed_before):
             raise DivergedError(
                 f"The edge holds other tokens before {last.committed_before}: begin again."
             )
         if not last.matches(envelope.frames):
-            raise ConflictError(f"Another window at start {last.start} is already decided on.")
+            raise ConflictError(f"Another window at start {last.start} is already decided.")
         last.client = envelope.client
         self._repeat(session, last, envelope)
 
@@ -397,7 +397,7 @@ class MessageHandler:
             self._reply(envelope, last.states_request, last.reply_frames)
 
     def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
-        """Take the states that an inquiry asked for, or repeat the verdict if it was lost."""
+        """Verify with the requested states, or repeat the verdict if it was lost."""
         session = self._generation(states, envelope.owner)
         last = session.window_state
         if last is None or last.start != states.start:
@@ -415,41 +415,43 @@ class MessageHandler:
         session = self._generation(pull, envelope.owner)
         if session.protocol is not None and not session.protocol.streams:
             raise MalformedError("This generation speculates; it does not stream.")
-        held = len(session.committed)
-        if pull.start > held or session.committed.hash_at(pull.start) != pull.hash:
-            raise DivergedError(f"The edge holds {held} other tokens of this session.")
-        if pull.start < held:
+        length = len(session.committed)
+        if pull.start > length or session.committed.hash_at(pull.start) != pull.hash:
+            raise DivergedError(f"The edge holds {length} other tokens of this session.")
+        if pull.start < length:
             self._expect_room_for_replies(envelope)
-        ahead = session.committed.ids[pull.start :]
-        remaining = pull.count - len(ahead)
+        missed = session.committed.ids[pull.start :]
+        remaining = pull.count - len(missed)
         running = session.stream is not None
         session.stream = Stream(envelope.client, remaining, received_ns)
         if session.hints is not None:
             session.hints.set_requested_end(pull.start + pull.count)
-        if len(ahead):  # a retry: what the device has missed
+        if len(missed):  # a retry: the device did not get these
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
-            missed = ahead.tolist()
+            missed_ids = missed.tolist()
             log = session.logprobs
-            told = None if log is None else log.frame_of(pull.start, len(missed))
-            size = self._generations.send_tokens(session, pull.start, missed, times, logprobs=told)
+            frame = None if log is None else log.frame_of(pull.start, len(missed_ids))
+            size = self._generations.send_tokens(
+                session, pull.start, missed_ids, times, logprobs=frame
+            )
             self._charge_reply(envelope, size)
         if not running and not session.ended:
             self._generations.queue_stream_token(session)
 
     def _hint(self, hint: m.Hint, envelope: Envelope) -> str:
-        """Take in a hint; returns what became of it. No hint is answered, however wrong."""
+        """Add a hint; returns its outcome. No hint is answered, even a malformed one."""
         try:
             session = self.sessions.find(hint.session, envelope.owner)
             if session.generation != hint.generation or session.hints is None:
                 return "unknown"
-            kept = session.hints.add_device_hint(
+            accepted = session.hints.add_device_hint(
                 hint.start, hint.hash, envelope.frames, self._vocab
             )
         except UnknownSessionError:
             return "unknown"
         except PilotfishError:
             return "malformed"
-        return "kept" if kept else "stale"
+        return "kept" if accepted else "stale"
 
     def _generation(self, request: m.Window | m.States | m.Pull, owner: bytes) -> SessionState:
         session = self.sessions.use(request.session, owner)
@@ -462,11 +464,11 @@ class MessageHandler:
 
     @staticmethod
     def _expect_position(session: SessionState, start: int, digest: bytes) -> None:
-        held = len(session.committed)
-        if start != held or digest != session.committed.hash:
+        length = len(session.committed)
+        if start != length or digest != session.committed.hash:
             raise DivergedError(
-                f"The round starts at {start}, but the edge holds {held} tokens"
-                f"{'' if start != held else ' that differ from the device’s'}: begin again."
+                f"The round starts at {start}, but the edge holds {length} tokens"
+                f"{'' if start != length else ' that differ from the device’s'}: begin again."
             )
 
     def _expect_room(self, session: SessionState, pending: int, drafted: int) -> None:
@@ -504,7 +506,7 @@ class MessageHandler:
             self._metrics.hints["refused"] += 1  # no hint is answered
             return
         self._metrics.refusals[error.code] += 1
-        # what is admitted is bounded by the rate of messages, and told; what is not, by nothing
+        # admitted messages are limited by their rate; refusals of others need a limit of their own
         if not admitted and not self._admission.may_send(envelope.owner):
             self._metrics.dropped_replies += 1
             return
@@ -519,5 +521,5 @@ class MessageHandler:
         self._reply(envelope, failure)
 
 
-def _draining() -> DrainingError:
+def _draining_error() -> DrainingError:
     return DrainingError("This edge is about to stop; go on at another, or when it is back.")

@@ -1,19 +1,19 @@
 """The edge's figures for Prometheus, over a small HTTP server of its own.
 
-In:  the tally that the serving loop keeps, its connections, its gate. Out: the text format, made
-when it is asked for, in a thread of that server. Nothing here names a key. Devices are named only
-where the operator says so, by their files on the allow-list; and a foreign page in somebody's
-browser is told nothing: the ``Host`` must be this machine (`is_own_host`).
+In:  the serving loop's metrics, connections and gate. Out: the text format, made for each request
+     in a thread of that server. No metric contains a key. Devices are named only if the operator
+     says so, by their files on the allow-list. The ``Host`` of a request must be this machine
+     (`is_own_host`), so that no foreign page in a browser can read the figures.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pilotfish import wire
 from pilotfish.base.errors import ListenError, UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.base.metrics import metric, metric_families
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.exposition import Application, Exposition
 from pilotfish.edge_runtime.message_handler import MessageHandler
@@ -29,7 +29,7 @@ PREFIX: Final = "pilotfish_edge_"
 
 
 class MetricsSources(NamedTuple):
-    """What the figures are of."""
+    """The objects that the served figures are read from."""
 
     manifest: Manifest
     metrics: EdgeMetrics
@@ -42,11 +42,9 @@ class MetricsSources(NamedTuple):
 class MetricsServer:
     """Answers on (host, port) until it is closed; port 0 takes a free one, see ``address``.
 
-    hosts: names that requests may call this machine by, besides ``host``. devices: whether devices
-    are named.
-
-    Shows nothing but the build until `show` says of what. Raises `UnsupportedError` without the
-    library, `ListenError` if the address cannot be had.
+    hosts: further names of this machine that requests may use. devices: whether devices are named.
+    Serves no figures until `set_sources` is called. Raises `UnsupportedError` without the library,
+    `ListenError` if the address cannot be used.
     """
 
     def __init__(
@@ -56,47 +54,49 @@ class MetricsServer:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise UnsupportedError(
-                f"--metrics needs the extra `serve`: {installing('serve')}."
+                f"--metrics needs the extra `serve`: {install_command('serve')}."
             ) from None
         registry = CollectorRegistry()
         self._sources: MetricsSources | None = None
         self._devices = devices
         registry.register(self)
         try:
-            own = _for_own_hosts(make_wsgi_app(registry), (host, *hosts))
-            self._server = Exposition(own, host, port)
+            application = _for_own_hosts(make_wsgi_app(registry), (host, *hosts))
+            self._server = Exposition(application, host, port)
         except (OSError, OverflowError) as error:
             raise ListenError(f"Metrics cannot be served on {host}:{port}: {error}.") from error
         self.address = f"{host}:{self._server.port}"
 
     def set_sources(self, sources: MetricsSources) -> None:
-        """From now on the figures are of this; ``sight`` may be replaced at any time."""
+        """Serve the figures of these objects from now on."""
         self._sources = sources
 
     def describe(self) -> list["Metric"]:
-        """No names in advance: the registry would ask for figures to learn them."""
+        """Return no names in advance: the registry would collect figures to learn them."""
         return []
 
     def collect(self) -> Iterable["Metric"]:
-        """All families of metrics, as they stand now."""
+        """Return all families of metrics with their present figures."""
         return () if self._sources is None else _families(self._sources, devices=self._devices)
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._server.close()
 
 
 def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
-    """Answer requests for this machine; of others say only how it may be named."""
+    """Answer requests for this machine; reply to others with the valid names only."""
     names = frozenset(host.lower() for host in hosts)
 
     def application(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        asked = environment.get("HTTP_HOST", "")
-        if is_own_host(asked, names):
+        host = environment.get("HTTP_HOST", "")
+        if is_own_host(host, names):
             return answered(environment, start)
         start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
-        told = f"{asked[:100]!r} is not known here: ask by an address, or name it by --metrics-host"
-        return [f"{told}.\n".encode()]
+        message = (
+            f"{host[:100]!r} is not known here: ask by an address, or name it by --metrics-host"
+        )
+        return [f"{message}.\n".encode()]
 
     return application
 
@@ -107,20 +107,20 @@ def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     sessions = handler.sessions_by_device()
     yield from metric_families(metrics, PREFIX, without="" if devices else "device")
     yield _build(manifest, target)
-    verified = "1 once the model's files were found to be those that were exported."
+    verified = "1 once the model's files were verified against the export's digests."
     yield _gauge("weights_verified", verified, inspection.passed)
-    yield _gauge("weights_damaged", "1 once one was found to be another.", bool(inspection.damage))
+    yield _gauge("weights_damaged", "1 once a file's digest differed.", bool(inspection.damage))
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     if gate is not None and devices:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
-        shut_out = "Handshakes refused to a device that was taken off the list."
+        shut_out = "Handshakes refused to a device that was removed from the allow-list."
         yield _counter("device_handshakes_refused", shut_out, gate.refused.by_name, "device")
     if gate is not None:
-        behind = "Devices that came by the edge's former key when they came last."
-        yield _gauge("former_key_devices", behind, len(gate.clients_of_former_key))
+        former = "Devices that last connected with the edge's former key."
+        yield _gauge("former_key_devices", former, len(gate.clients_of_former_key))
     yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
     yield _gauge("connections", "Connections, strangers' included.", len(connections))
-    crowded = "1 while connections are turned away, since there are too many."
+    crowded = "1 while connections are refused because there are too many."
     yield _gauge("connections_crowded", crowded, connections.crowded)
     yield _gauge("node_up", "Whether a node of the target takes part.", target.nodes, "node")
     refused = {
@@ -128,16 +128,18 @@ def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
         "key": gate.refused.total if gate else 0,
         "edge-key": connections.undecipherable,
     }
-    yield _counter("handshakes_refused", "Strangers turned away.", refused, "reason")
+    yield _counter("handshakes_refused", "Handshakes refused to strangers.", refused, "reason")
     yield _counter("connections_cut", "Connections ended by the edge.", connections.cuts, "reason")
 
 
 def _build(manifest: Manifest, target: Target) -> "Metric":
-    run = target.execution  # of a target on nodes each knows its own
+    run = target.execution  # None: each node has its own
     how = ("nodes", "", "") if run is None else (run.provider, run.precision, str(run.threads))
-    build = {(wire.SOFTWARE, manifest.model, target.digest, *how): 1}
+    build = {(SOFTWARE, manifest.model, target.digest, *how): 1}
     labels = ("software", "model", "digest", "provider", "precision", "threads")
-    return _gauge("build_info", "Always 1; what runs here, and how.", build, *labels)
+    return _gauge(
+        "build_info", "Always 1; software, model and execution as labels.", build, *labels
+    )
 
 
 _gauge, _counter = partial(metric, "gauge", PREFIX), partial(metric, "counter", PREFIX)

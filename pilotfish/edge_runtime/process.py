@@ -1,8 +1,8 @@
 """`EdgeServer`: an edge daemon in a process of its own, for tests, demos and notebooks.
 
 It is the daemon of `pilotfish edge serve`, with a socket to its parent. The daemon sends its
-endpoint, or its error, over the socket, and stops when the socket closes: with the parent's end, of
-whatever cause, the daemon ends too.
+endpoint, or its error, over the socket, and stops when the socket closes, so that it ends with its
+parent in any case.
 """
 
 import os
@@ -21,9 +21,9 @@ class EdgeServer:
     """Starts an edge on entry and stops it on exit; ``endpoint`` is its address.
 
     action: "serve", or "worker" for a node of another edge's target (`pilotfish edge worker`).
-    target: the target's artifact. listen: port 0 takes a free one. keys: the folder with
-    ``edge.key`` and ``allowed/``; None is allowed on loopback only. cores: to run on; None: all.
-    options: further flags of the command, as ``sessions=4`` for ``--sessions 4``.
+    target: the target's artifact. listen: address; port 0 takes a free one. keys: folder with
+    ``edge.key`` and ``allowed/``; None is allowed on loopback only. cores: CPU cores to run on;
+    None: all. options: further flags of the command, such as ``sessions=4`` for ``--sessions 4``.
     """
 
     def __init__(
@@ -35,16 +35,8 @@ class EdgeServer:
         cores: Collection[int] | None = None,
         **options: object,
     ) -> None:
-        self._command = [
-            sys.executable,
-            "-m",
-            "pilotfish",
-            "edge",
-            action,
-            "--target",
-            str(target),
-        ]
-        self._command += ["--listen", listen]
+        self._command = [sys.executable, "-m", "pilotfish", "edge", action]
+        self._command += ["--target", str(target), "--listen", listen]
         if keys is not None:
             self._command += ["--keys", str(keys)]
         for name, value in options.items():
@@ -68,7 +60,7 @@ class EdgeServer:
         if self._cores is not None:  # before it starts threads, which inherit them
             os.sched_setaffinity(child.process.pid, self._cores)
         try:
-            said = child.receive()
+            report = child.receive()
         except TimeoutError as error:
             self.stop()
             raise EdgeLostError(
@@ -78,11 +70,11 @@ class EdgeServer:
         except BaseException:
             self.stop()
             raise
-        if said is None:
+        if report is None:
             code = child.process.wait()
             self.stop()
             raise EdgeLostError(f"The edge ended with exit code {code} before it could serve.")
-        self.endpoint = said["endpoint"]
+        self.endpoint = report["endpoint"]
         return self
 
     def stop(self) -> None:

@@ -1,12 +1,12 @@
-"""Receive messages in a thread while the serving thread makes a target pass or rules on one.
+"""Receive messages in a thread while the serving thread makes a target pass or verifies its jobs.
 
 The serving thread makes the target's passes itself: handing windows to another thread, and verdicts
 back, would cost every round two wake-ups. During a pass this thread serves the sockets, so that
-pings, handshakes, refusals and the next windows need not wait for the pass.
+pings, handshakes, refusals and the next windows do not wait for the pass.
 
 Law: sockets and sessions belong to the holder of ``turn`` or, outside of `begin` and `end`, to the
-serving thread. This thread waits on bare descriptors, which touches neither. Outside of passes it
-watches none, so a pass without messages does not wake it.
+serving thread. This thread waits on bare descriptors, which needs neither. Outside of passes it
+watches none of them, so a pass without messages does not wake it.
 """
 
 import select
@@ -15,30 +15,30 @@ from collections.abc import Callable, Mapping
 
 
 class BackgroundReceiver(threading.Thread):
-    """Calls the duty of each readable descriptor between `begin` and `end`.
+    """Calls the handler of each readable descriptor between `begin` and `end`.
 
-    A duty is called with ``turn`` held: it answers all messages, and returns True if some are left.
-    (A ZeroMQ descriptor signals new messages only.)
+    A handler is called under the lock ``turn``. It serves messages, and returns True if some are
+    left, since a ZeroMQ descriptor signals new messages only.
     """
 
-    def __init__(self, duties: Mapping[int, Callable[[], bool]]) -> None:
+    def __init__(self, handlers: Mapping[int, Callable[[], bool]]) -> None:
         super().__init__(name="receiver", daemon=True)
         self.turn = threading.Lock()
-        self._duties = duties
+        self._handlers = handlers
         self._active = False
-        self._ready = select.epoll()  # the descriptors; itself one descriptor of the other epoll
-        for descriptor in duties:
+        self._ready = select.epoll()  # watches the handlers' descriptors
+        for descriptor in handlers:
             self._ready.register(descriptor, select.EPOLLIN)
-        self._armed = select.epoll()
+        self._armed = select.epoll()  # watches ``_ready`` during passes
         self._armed.register(self._ready, 0)
 
     def begin(self) -> None:
-        """Let this thread answer from now on; call it when all messages are answered."""
+        """Let this thread serve from now on; call it when all messages are served."""
         self._active = True
         self._armed.modify(self._ready, select.EPOLLIN)
 
     def end(self) -> None:
-        """Let it answer no more; waits for at most one turn."""
+        """Stop this thread from serving; waits for at most one turn."""
         self._active = False  # first: else the thread could take the lock again and again
         self._armed.modify(self._ready, 0)
         with self.turn:
@@ -52,6 +52,6 @@ class BackgroundReceiver(threading.Thread):
             with self.turn:
                 if self._active:
                     ready = {descriptor for descriptor, _ in self._ready.poll(0)}
-                    left = {each for each in ready | left if self._duties[each]()}
+                    left = {each for each in ready | left if self._handlers[each]()}
                 else:
                     left = set()

@@ -28,9 +28,9 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Means over the positions of some prompts' answers.
 
-    strict and relaxed: α without and with the relaxation. deviation: the total variation from the
-    target's law, which equals their difference. key: the probability that a drafted token is key.
-    strict_tokens and relaxed_tokens: expected tokens of a round.
+    strict, relaxed: α without and with the relaxation. deviation: total variation from the target's
+    law, which equals their difference. key: probability that a drafted token is a key token.
+    strict_tokens, relaxed_tokens: expected tokens of a round.
     """
 
     prompts: Count
@@ -44,12 +44,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """NAME.json.
+    """Contents of NAME.json.
 
-    tau and lambda1 to lambda3: the relaxation. budget: the deviation a position that it was chosen
-    for. temperature: of both ends; draft_top_k: of the drafter, 0 for all; window: γ. chosen: the
-    outcome on the prompts that it was chosen by, kept_out: on others. prompts_sha256: of all
-    prompts, each behind its length in bytes as u32.
+    tau, lambda1 to lambda3: the relaxation. budget: deviation per position that it was chosen for.
+    temperature: both ends'. draft_top_k: the drafter's, 0 for all. window: γ. chosen: outcome on
+    the prompts used for the choice. kept_out: outcome on held-out prompts. prompts_sha256: digest
+    of all prompts, each preceded by its length in bytes as u32.
     """
 
     format: Literal[1] = FORMAT
@@ -94,11 +94,11 @@ def read_relaxation(path: Path) -> RelaxationCard:
     """
     data = without_bom(read_bounded(path, CARD_BYTES, RelaxationError))
     with reading_file(partial(_invalid, path)):
-        found = msgspec.json.decode(data, type=FormatNumber).format
-        if found != FORMAT:
+        file_format = msgspec.json.decode(data, type=FormatNumber).format
+        if file_format != FORMAT:
             raise RelaxationError(
-                f"{path} has format {found}, and this version reads {FORMAT}: calibrate again, or "
-                "install the version that made it."
+                f"{path} has format {file_format}, and this version reads {FORMAT}: calibrate "
+                "again, or install the version that made it."
             )
         return msgspec.json.decode(data, type=RelaxationCard)
 
@@ -111,7 +111,7 @@ def _invalid(path: Path, problem: str) -> RelaxationError:
 
 
 def expect_writable(path: Path) -> None:
-    """Raise `RelaxationError` if a card could not be written there; to check before long work."""
+    """Raise `RelaxationError` if a card cannot be written there; a check before long work."""
     folder = next(each for each in path.absolute().parents if each.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise RelaxationError(f"{path} cannot be written: name a file in a folder that is yours.")

@@ -1,8 +1,8 @@
-"""The log-probabilities of a generation's tokens, and of its prompt, for a device that asked.
+"""Log-probabilities of a generation's tokens and of its prompt, for devices that request them.
 
-In:  of each pass the logits, of answers as they were shaped, and what was decided by them. Out: the
-     frames that go with the tokens. Those of a token that the device samples itself (`dssd`) go
-     with the next verdict, those of the prompt with the first tokens.
+In:  each pass's logits (after logits options, in answers) and its decision. Out: frames that are
+     sent with the tokens. The entry of a token that the device samples itself (`dssd`) is sent with
+     the next verdict, those of the prompt with the first tokens.
 """
 
 from collections.abc import Sequence
@@ -18,61 +18,61 @@ from pilotfish.wire.protocols.protocol import Ids
 
 
 class Logprobs:
-    """Of one generation. most: likeliest tokens of each entry; start: its first position."""
+    """Entries of one generation. most: likeliest tokens per entry. start: first position."""
 
     def __init__(self, most: int, start: int) -> None:
         self._most, self._start = most, start
-        self._kept = bytearray()  # entries, from ``start`` on
-        self._latest = np.zeros(0, entry_type(most))  # of the last decision
-        self._sampled: Floats | None = None  # the row that a pending token is sampled by
-        # of each node, and of the likeliest token behind each row, until a window is decided on
+        self._committed = bytearray()  # entries, from ``start`` on
+        self._latest = np.zeros(0, entry_type(most))  # entries of the last decision
+        self._sampled: Floats | None = None  # row that the device samples a pending token from
+        # until a late decision: entries of each node, and of each row's likeliest token
         self._nodes = self._best = self._latest
 
-    def record(self, draft: Draft, logits: Floats, decided: Decision | StatesNeeded) -> None:
-        """Take in the logits [n + 1, V] of a window, and what came of it."""
+    def record(self, draft: Draft, logits: Floats, decision: Decision | StatesNeeded) -> None:
+        """Record a window's logits [n + 1, V] and decision."""
         ids = draft.ids.tolist()
-        before = np.zeros(0, entry_type(self._most))
+        pending = np.zeros(0, entry_type(self._most))
         if self._sampled is not None and len(draft.pending):
-            before = make_entries(self._sampled[None], draft.pending.tolist(), self._most)
+            pending = make_entries(self._sampled[None], draft.pending.tolist(), self._most)
         self._sampled = None
-        if isinstance(decided, StatesNeeded):
-            told = row_logprobs(logits, self._most)
-            self._nodes = told.select(ids, logits)
-            self._best = told.select(decided.choices.tolist(), logits)
+        if isinstance(decision, StatesNeeded):
+            rows_by_token = row_logprobs(logits, self._most)
+            self._nodes = rows_by_token.select(ids, logits)
+            self._best = rows_by_token.select(decision.choices.tolist(), logits)
             return
-        path = [*draft.path(decided.accepted)]
+        path = [*draft.path(decision.accepted)]
         rows, tokens = [0, *path], [ids[node - 1] for node in path]
-        if decided.token is None:
+        if decision.token is None:
             self._sampled = logits[rows.pop()].copy()
         else:
-            tokens.append(decided.token)
+            tokens.append(decision.token)
         latest = make_entries([logits[row] for row in rows], tokens, self._most)
-        self._latest = np.concatenate([before, latest])
+        self._latest = np.concatenate([pending, latest])
 
-    def record_decision(self, ruling: Decision) -> None:
-        """Take in the late decision on a window, a chain."""
-        accepted = ruling.accepted
+    def record_decision(self, decision: Decision) -> None:
+        """Record the late decision on a window, which is a chain."""
+        accepted = decision.accepted
         self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
 
-    def record_stream(self, drafts: Sequence[int], logits: Floats, ruling: Decision) -> None:
-        """Take in a pass of a stream: logits [n + 1, V] behind the drafts."""
-        self.record(Draft(np.array(drafts, np.uint32)), logits, ruling)
+    def record_stream(self, drafts: Sequence[int], logits: Floats, decision: Decision) -> None:
+        """Record a stream's pass: logits [n + 1, V] of its drafts and the next token."""
+        self.record(Draft(np.array(drafts, np.uint32)), logits, decision)
 
     def commit(self, count: int | None = None) -> Buffer:
-        """Keep the last decision's, the first ``count`` if not all; returns their frame."""
+        """Commit the last decision's first ``count`` entries, or all; returns their frame."""
         frame = self._latest[:count].tobytes()
-        self._kept += frame  # which grows in place
+        self._committed += frame  # grows in place
         return frame
 
     def frame_of(self, start: int, count: int) -> Buffer:
-        """Return the frame of committed tokens once more, from this position on."""
+        """Return the frame of ``count`` committed tokens from a position on, for a retry."""
         size = entry_type(self._most).itemsize
         begin = (start - self._start) * size
-        return bytes(memoryview(self._kept)[begin : begin + count * size])
+        return bytes(memoryview(self._committed)[begin : begin + count * size])
 
 
 def expect_sendable(length: int, most: int, most_bytes: int) -> None:
-    """Raise `UnsupportedError` if those of so many tokens are too large for a message."""
+    """Raise `UnsupportedError` if the entries of ``length`` tokens exceed a message."""
     size = (length - 1) * entry_type(most).itemsize
     if size > most_bytes:
         raise UnsupportedError(
@@ -82,38 +82,38 @@ def expect_sendable(length: int, most: int, most_bytes: int) -> None:
 
 
 class PromptLogprobs:
-    """Of the tokens ``ids`` [n] that a generation begins with, but the first, unshaped.
+    """Entries of a prompt ``ids`` [n] without its first token, before logits options.
 
-    start: n; the reply that begins there tells them. Those that failed to be computed are unknown.
+    start: n; the reply that starts there carries them. Entries of failed passes stay unknown.
     """
 
     def __init__(self, ids: Ids, most: int) -> None:
         self.start = len(ids)
         self.sent_to = b""  # the connection that took their frame
         self.ids, self._most = ids.copy(), most
-        # of what no pass has told yet, pages that take no memory yet, either
-        self._found = np.zeros(len(ids) - 1, entry_type(most))
-        self._told = np.zeros(len(ids) - 1, np.bool_)
+        # pages of entries that are not computed yet use no memory
+        self._entries = np.zeros(len(ids) - 1, entry_type(most))
+        self._computed = np.zeros(len(ids) - 1, np.bool_)
 
     def record(self, end: int, logits: Floats) -> None:
-        """Take in the logits [rows, V] of the tokens before ``end``, each of which tells the next.
+        """Record logits [rows, V] of the tokens before ``end``, each scoring the next token.
 
-        Of the last of them, too, so that end < n.
+        Requires end < n.
         """
         begin = end - len(logits)
         following = self.ids[begin + 1 : end + 1].tolist()
-        self._found[begin:end] = make_entries(logits, following, self._most)
-        self._told[begin:end] = True
+        self._entries[begin:end] = make_entries(logits, following, self._most)
+        self._computed[begin:end] = True
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether passes have told all of the tokens before these positions."""
-        return bool(self._told[begin:end].all())
+        """Whether the entries that the tokens from ``begin`` to ``end`` score are computed."""
+        return bool(self._computed[begin:end].all())
 
     @property
     def frame(self) -> Buffer:
-        """Their frame, which must not be changed: it is no copy."""
-        if not self._told.all():
-            self._found["own"][~self._told] = np.nan  # as of `unknown` ones
-            self._found["values"][~self._told] = -np.inf
-            self._told[:] = True
-        return self._found.view(np.uint8).data
+        """The frame of all entries. It is a view and must not be changed."""
+        if not self._computed.all():
+            self._entries["own"][~self._computed] = np.nan  # as of `unknown` ones
+            self._entries["values"][~self._computed] = -np.inf
+            self._computed[:] = True
+        return self._entries.view(np.uint8).data

@@ -1,17 +1,17 @@
-"""Give protocols the edge's own options and resources.
+"""Configure protocols with the edge's default options and its resources.
 
-In:  a protocol and the `Begin` of a generation. Out: the exchange of that generation.
+In:  a protocol and the `Begin` of a generation. Out: the protocol configured for that generation.
 
-A protocol names the resource that it ``needs``; `EdgeResources` finds it by name. There is one kind so
-far, the decision heads of `wisv`. Options that a request leaves open are the edge's.
+A protocol names the resource that it ``requires``; `EdgeResources` finds it by name. There is one
+kind so far, the decision heads of `wisv`. The edge's defaults fill options that a request omits.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
-from pilotfish.edge_runtime.head import DecisionHead, HeadJudge, list_shipped_heads
+from pilotfish.base.errors import MalformedError, UnsupportedError
+from pilotfish.edge_runtime.head import DecisionHead, HeadJudge
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
 from pilotfish.engines.manifest import Manifest
 from pilotfish.wire.messages import Begin, DecisionConditions
@@ -21,43 +21,35 @@ from pilotfish.wire.protocols.decision_head import JudgedProtocol, JudgingOption
 
 
 class ResourceProvider(Protocol):
-    """One kind of resource that protocols need of an edge."""
+    """One kind of resource that protocols require."""
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
-        """Whether there is one for a drafter of this origin and hidden size."""
+        """Whether a resource fits a drafter of this origin and hidden size."""
 
     def find(self, conditions: DecisionConditions, options: Any) -> Any:
         """Find the resource for a generation; `UnsupportedError` if the edge lacks it."""
 
 
 class DecisionHeads:
-    """The decision heads for this edge's target, each made for one drafter."""
+    """The decision heads for this edge's target, each trained for one drafter."""
 
     def __init__(self, heads: Sequence[DecisionHead] = ()) -> None:
         self.heads = list(heads)
 
     @classmethod
-    def load(cls, target: Manifest, names: Sequence[str] | None) -> "DecisionHeads":
-        """Load the heads of these names, or the shipped ones that were made for the target.
+    def load(cls, target: Manifest, names: Sequence[str]) -> "DecisionHeads":
+        """Load the heads at these paths.
 
-        Raises `HeadError` for unreadable heads, `PairMismatchError` for named heads of another
-        target.
+        Raises `HeadError` for unreadable heads, `PairMismatchError` for heads of another target.
         """
-        heads = []
-        for name in list_shipped_heads() if names is None else names:
-            head = DecisionHead.load(name)
-            try:
-                head.check_target(target)
-            except PairMismatchError:
-                if names is not None:
-                    raise
-                continue
-            heads.append(head)
+        heads = [DecisionHead.load(name) for name in names]
+        for head in heads:
+            head.check_target(target)
         return cls(heads)
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
-        """Whether a head was made for this drafter."""
-        return any(one.supports(drafter, hidden_size) for one in self.heads)
+        """Whether a head was trained for this drafter."""
+        return any(head.supports(drafter, hidden_size) for head in self.heads)
 
     def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
         """Return the drafter's head, bound to the link and the threshold."""
@@ -71,9 +63,9 @@ class DecisionHeads:
 
 
 class EdgeResources:
-    """An edge's decision heads, and its own options for those that requests leave open.
+    """An edge's decision heads, and its defaults for options that requests omit.
 
-    chained: why its target reads chains of tokens alone, as a predicate; None if it reads trees.
+    chained: why the target reads only chains of tokens, as a predicate; None if it reads trees.
     """
 
     def __init__(
@@ -85,28 +77,28 @@ class EdgeResources:
     ) -> None:
         self._chained = chained
         self._heads = heads or DecisionHeads()
-        self._by_need: dict[str, ResourceProvider] = {JudgedProtocol.requires: self._heads}
+        self._providers: dict[str, ResourceProvider] = {JudgedProtocol.requires: self._heads}
         self._options = {type(each): each for each in options}
 
     @classmethod
     def load(
         cls,
         target: Manifest,
-        heads: Sequence[str] | None,
+        heads: Sequence[str],
         threshold: float | None,
         relaxation: Path | None = None,
     ) -> "EdgeResources":
-        """Load them by the configuration; heads: see `DecisionHeads.load`; relaxation: its file.
+        """Load the configured heads (paths) and relaxation (file).
 
         Raises `RelaxationError` for an unreadable file, `PairMismatchError` if it was calibrated
         for another target.
         """
-        own: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
+        defaults: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
         if relaxation is not None:
             card = read_relaxation(relaxation)
             card.check_target(target, relaxation)
-            own.append(RelaxationOptions.from_relaxation(card.relaxation))
-        resources = cls(DecisionHeads.load(target, heads), own, chained=target.chained)
+            defaults.append(RelaxationOptions.from_relaxation(card.relaxation))
+        resources = cls(DecisionHeads.load(target, heads), defaults, chained=target.why_chains_only)
         return resources if target.hidden_states else resources.without_heads()
 
     @property
@@ -128,12 +120,16 @@ class EdgeResources:
 
     def protocols(self, drafter: str, hidden_size: int) -> list[str]:
         """List the drafting protocols for a drafter of this origin."""
-        there = {need for need, one in self._by_need.items() if one.supports(drafter, hidden_size)}
+        available = {
+            name
+            for name, provider in self._providers.items()
+            if provider.supports(drafter, hidden_size)
+        }
         return [
             name
-            for name, one in PROTOCOL_REGISTRY.items()
-            if (not one.requires or one.requires in there)
-            and not (self._chained and one.allows_trees)
+            for name, protocol in PROTOCOL_REGISTRY.items()
+            if (not protocol.requires or protocol.requires in available)
+            and not (self._chained and protocol.allows_trees)
         ]
 
     def configure(
@@ -157,8 +153,8 @@ class EdgeResources:
             return protocol
         if begin.conditions is None:
             raise MalformedError(f"Protocol {protocol.name} needs to know drafter and link.")
-        if protocol.requires not in self._by_need:
+        if protocol.requires not in self._providers:
             raise UnsupportedError(f"This edge has no {protocol.requires}.")
         return protocol.with_resource(
-            self._by_need[protocol.requires].find(begin.conditions, options)
+            self._providers[protocol.requires].find(begin.conditions, options)
         )

@@ -1,25 +1,25 @@
 """Batch the jobs of all sessions into target passes.
 
-In:  jobs: "bring the target's slot to this sequence, compute its last rows, and rule on them".
+In:  jobs: "bring the target's slot to this sequence, compute its last rows, and verify them".
 Out: the finished jobs, in the order in which their passes finish.
 
-A pass takes the next piece of the first job, and every other session's piece of similar width: the
-windows of several devices share a pass, and a long prompt advances in chunks between them, so that
-it delays no window by more than one chunk. Jobs of one slot keep their order.
+A pass takes the next chunk of the first job, and the chunks of similar width of all other sessions:
+the windows of several devices share a pass, and a long prompt advances in chunks between them, so
+that it delays no window by more than one chunk. Jobs of one slot keep their order.
 
-Owners share the passes by work: the next pass is of the owner that has had the target's time least,
-where nobody saves up time by having no jobs; of equals, the one served longest ago. A pass's time,
-its rules included, is shared out among its jobs by their positions. Where several owners' windows
-wait, a pass takes no more than a chunk's positions of each.
+Owners share the target's time fairly: the next pass serves the owner that has used least of it, and
+among equals the one served longest ago. An owner without jobs saves up no time. A pass's time, with
+its verification, is charged to its jobs by their positions. Where windows of several owners wait, a
+pass takes at most a chunk's positions from each owner.
 
 A local target makes one pass at a time. Other targets have lanes, and stages that work on different
 passes at once: there a pass starts as soon as its lane has room, and waiting jobs are spread over
 several passes.
 
-A window that arrives just after a pass has started waits for a whole pass. So the scheduler notes
-how soon each device sends its next window after a verdict, and waits for those due within a share
-of a pass. It does not wait for a device that is alone or far from ready, nor if the next pass can
-start before the end of this one.
+A window that arrives just after a pass has started waits for a whole pass. So the scheduler records
+how soon each device sends its next window after a verdict, and delays a pass by up to a share of
+its duration for devices that are due. It does not wait for a device that is alone or not due in
+that time, nor if the next pass can start before the end of this one.
 """
 
 import logging
@@ -46,40 +46,41 @@ from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")
 
-_COSTLY_S = 0.01  # of the processor: a rule that may take more is the only such one of its pass
-_PUT_OFF_S = 0.02  # until it is looked again whether an owner still owes something
+_COSTLY_S = 0.01  # a pass has at most one job that may need more processor time to verify
+_POSTPONED_S = 0.02  # interval of checking whether an owner still owes time
 CHUNK = 128  # tokens of a prompt per pass
-NARROW = 32  # a pass of at most so many tokens a session is a window's, not a prompt's
-_PATIENCE = 0.125  # of a pass, for which jobs wait for devices that are due
-_OWNERS = 1024  # most owners whose passes are noted
-_EVEN = 0.25  # of the longest pass of late, by which owners may differ and count as equal
-_FADE = 0.99  # of the longest pass of late, a pass
-_LATE = 1.25  # times its last turnaround, after which a device is no longer waited for
+NARROW = 32  # most tokens of a session in a pass over windows; more are a prompt's
+_PATIENCE = 0.125  # longest wait for devices that are due, in passes
+_OWNERS = 1024  # most owners with recorded times
+_EQUAL_SHARE = 0.25  # owners count as equal within this share of the longest recent pass
+_FADE = 0.99  # decay of the longest recent pass, per pass
+_LATE = 1.25  # a device is overdue after this many of its last turnarounds
 
 
 class AttachableHints(Protocol):
-    """Drafts that ride along with a job, if its pass has room for them when it begins."""
+    """Drafts that may be attached to a job when its pass starts."""
 
     @property
     def tokens_per_pass(self) -> float:
-        """Tokens a pass that the session has had lately."""
+        """Recent average of the session's tokens per pass."""
 
     def propose(self) -> Sequence[float]:
-        """Return the odds, along the path, of the drafts that have come until now."""
+        """Return the path acceptances of the drafts that have arrived."""
 
     def attach(self, job: "Job", count: int) -> None:
-        """Give the job the first ``count`` of them: longer tokens, more rows, another rule."""
+        """Attach the first ``count`` drafts to the job: its tokens, rows and ``verify`` change."""
 
 
 @dataclass(eq=False, slots=True)
 class Job:
     """Work for the target on the slot of one session.
 
-    tokens: the whole sequence, u32 [n], of which the slot may hold a part already.
-    rule: turns logits [rows, V] and hidden states [rows, d] of the last ``rows`` tokens into a
-    ruling, or into the states needed for one; None for a prefill, and of one that is only read.
-    draft: the window that ends the sequence; of a tree, the slot keeps the accepted path.
-    owner: the session's. temperature: of the rule's sampling. rider: drafts that may come with it.
+    tokens: the whole sequence, u32 [n]; the slot may have cached a part of it.
+    verify: function of the last ``rows`` tokens' logits [rows, V] and hidden states [rows, d] that
+    returns a decision, or the states needed for one, or None; None for a prefill.
+    draft: the window that ends the sequence; after a tree, the slot keeps the accepted path.
+    owner: key of the session's client. temperature: for sampling in ``verify``. hints: drafts that
+    may be attached.
     """
 
     session: bytes
@@ -94,8 +95,8 @@ class Job:
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
-    verify_cpu_s: float = 0.0  # of the processor, that the rule has taken
-    expected_cpu_s: float = 0.0  # likewise, that it may take
+    verify_cpu_s: float = 0.0  # processor seconds that ``verify`` took
+    expected_cpu_s: float = 0.0  # processor seconds that it may take
     decision: Decision | StatesNeeded | None = None
     error: Exception | None = None
     cancelled: bool = False
@@ -116,10 +117,10 @@ class Batch(NamedTuple):
 
 
 class Scheduler:
-    """Chooses the jobs of each pass, and rules on them by its logits.
+    """Chooses the jobs of each pass, and verifies them with its logits.
 
-    Used by the serving thread; any thread may call `submit` and cancel jobs. owes: whether an owner
-    owes time of the serving thread: meanwhile there are no rules for it.
+    Used by the serving thread; any thread may call `submit` and cancel jobs. over_budget: whether
+    an owner owes time of the serving thread; until it does not, its windows wait.
     """
 
     def __init__(
@@ -134,50 +135,50 @@ class Scheduler:
         self._clock = clock
         self._metrics = metrics or EdgeMetrics()
         self.over_budget: Callable[[bytes], bool] = lambda owner: False
-        self._put_off = False  # jobs wait until their owner owes nothing
+        self._postponed = False  # whether jobs wait for their owner's budget
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch
         self._numbers = count()
         self._batches: dict[int, Batch] = {}  # under way
-        self._computing: set[int] = set()  # their slots
-        self._under_way = [0] * target.lanes  # their number, by lane
-        # session and tokens that each slot holds
+        self._computing: set[int] = set()  # slots of batches under way
+        self._under_way = [0] * target.lanes  # batches under way, by lane
+        # session and cached tokens of each slot
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}
         self._answered_ns: dict[int, int] = {}  # time of a slot's last verdict
-        self._turnaround_ns: dict[int, int] = {}  # from a verdict to the slot's next job, last time
+        self._turnaround_ns: dict[int, int] = {}  # last time from a verdict to the slot's next job
         # by lane: duration of the last pass over windows, and end of the last pass
         self._pass_ns: dict[int, int] = {}
         self._free_ns: dict[int, int] = {}
         self._served_ns: dict[bytes, int] = {}  # when an owner's last pass began, oldest first
-        # the target's time that each of these has had. One that comes after a silence begins at
-        # ``_least_ns``, the least that any had who waited at the last pass.
+        # target time used by each owner. One that returns after a pause starts at ``_least_ns``,
+        # the least of the owners that waited at the last pass.
         self._used_ns: dict[bytes, int] = {}
         self._least_ns = 0
-        self._longest_ns = 0.0  # of the passes of late
+        self._longest_ns = 0.0  # longest recent pass, decaying
         self.passes = 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job; `rule` returns it, unless it is cancelled before its pass."""
+        """Queue a job; `finish_pass` returns it, unless it is cancelled before its pass."""
         self._inbox.append(job)
 
     def wait_s(self) -> float | None:
         """Return the seconds to wait for more jobs before the next pass; None: no pass."""
-        self._take_in()
+        self._read_inbox()
         heads = self._heads()
         if not heads:
-            return _PUT_OFF_S if self._put_off else None
+            return _POSTPONED_S if self._postponed else None
         return self._next(heads)[0]
 
     def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
-        """Return how long the jobs that go next should wait, and their lane."""
+        """Return the lane of the next pass, after the seconds that it should wait."""
         wait_s, _, lane = min(
-            (self._lane_wait_s(lane, jobs[0]), self._turn(jobs[0]), lane)
+            (self._lane_wait_s(lane, jobs[0]), self._priority(jobs[0]), lane)
             for lane, jobs in heads.items()
         )
         return wait_s, lane
 
     def _lane_wait_s(self, lane: int, first: Job) -> float:
-        """Return how long the first job of a lane should wait for devices that are due there."""
+        """Return the seconds that a lane's first job should wait for devices that are due."""
         if self.target.depth > 1 or not self._answered_ns:
             return 0.0
         now_ns = self._clock()
@@ -195,9 +196,12 @@ class Scheduler:
         return (latest_ns - now_ns) * 1e-9 if self._span(first).size <= NARROW else 0.0
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
-        """Start a batch, if a pass can start now; patient: and waiting for others does not pay."""
-        self._take_in()
-        heads = self._heads()  # once: jobs may be cancelled meanwhile
+        """Start a batch if a pass can start now.
+
+        patient: return None, too, while the pass should wait for devices that are due.
+        """
+        self._read_inbox()
+        heads = self._heads()  # read once, since other threads may cancel jobs
         if not heads:
             return None
         wait_s, lane = self._next(heads)
@@ -220,7 +224,7 @@ class Scheduler:
         self._under_way[lane] += 1
         return batch
 
-    def _take_in(self) -> None:
+    def _read_inbox(self) -> None:
         while self._inbox:
             job = self._inbox.popleft()
             if job.cancelled:
@@ -231,12 +235,12 @@ class Scheduler:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
     def _heads(self) -> dict[int, list[Job]]:
-        """Return each slot's job for the next pass, in their order, by lane; drops cancelled jobs.
+        """Return each slot's next job, by lane, in order of priority; drops cancelled jobs.
 
         A lane without room for a pass has none.
         """
         heads: dict[int, list[Job]] = {}
-        self._put_off = False
+        self._postponed = False
         for slot, queue in list(self._waiting.items()):
             if slot in self._computing:
                 continue
@@ -245,60 +249,59 @@ class Scheduler:
             if not queue:
                 del self._waiting[slot]
             elif queue[0].verify is not None and self.over_budget(queue[0].owner):
-                self._put_off = True
+                self._postponed = True
             elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
                 heads.setdefault(lane, []).append(queue[0])
         used_ns = [self._used_ns.get(job.owner, 0) for jobs in heads.values() for job in jobs]
         self._least_ns = max(self._least_ns, min(used_ns, default=0))
         for jobs in heads.values():
-            jobs.sort(key=self._turn)
+            jobs.sort(key=self._priority)
         return heads
 
     def _choose(self, lane: int, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
-        """Choose the first job of a lane and all that fit beside it.
+        """Choose the first job of a lane and all that fit into the same pass.
 
         If several passes are computed at once, those that can start now share the jobs evenly.
         """
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
             return batch[:1]
-        windows = _within_shares([(job, span) for job, span in batch if span.size <= NARROW])
-        windows = _one_costly(windows)
+        windows = _limit_owner_tokens([(job, span) for job, span in batch if span.size <= NARROW])
+        windows = _limit_costly(windows)
         passes = max(1, self.target.concurrent_passes - self._under_way[lane])
         return self._attach_hints(windows[: -(-len(windows) // passes)])
 
     def _attach_hints(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
-        """Let drafts ride along, as far as they are worth their positions to all."""
-        offers = [() if job.hints is None else job.hints.propose() for job, _ in members]
-        if not any(offers):
+        """Attach hints to jobs, as far as they are worth their cost to all sessions."""
+        proposals = [() if job.hints is None else job.hints.propose() for job, _ in members]
+        if not any(proposals):
             return members
-        paces = [1.0 if job.hints is None else job.hints.tokens_per_pass for job, _ in members]
+        tokens_per_pass = [
+            1.0 if job.hints is None else job.hints.tokens_per_pass for job, _ in members
+        ]
         positions = sum(span.size for _, span in members)
-        taken = self.draft_cost.allocate(positions, offers, paces)
-        for (job, _), drafts in zip(members, taken, strict=True):
+        counts = self.draft_cost.allocate(positions, proposals, tokens_per_pass)
+        for (job, _), drafts in zip(members, counts, strict=True):
             if job.hints is not None and drafts:
                 job.hints.attach(job, drafts)
         return [(job, self._span(job)) for job, _ in members]
 
-    def _turn(self, job: Job) -> tuple[int, int, int]:
-        """Return a job's precedence.
-
-        By the time that its owner has had, by the start of the owner's last pass, by its own age.
-        """
+    def _priority(self, job: Job) -> tuple[int, int, int]:
+        """Return a job's sort key: its owner's used time, last pass, then the job's age."""
         used_ns = self._used_ns.get(job.owner, 0)
-        if used_ns <= self._least_ns + _EVEN * self._longest_ns:
+        if used_ns <= self._least_ns + _EQUAL_SHARE * self._longest_ns:
             used_ns = 0
         return used_ns, self._served_ns.get(job.owner, 0), job.queued_ns
 
     def _span(self, job: Job) -> Span:
         """Return the span of the job's next pass.
 
-        Tokens of the same session and sequence that the slot holds are not run again. The job's
-        rows are computed in one pass, whatever their number.
+        Cached tokens of the same session and sequence are not computed again. The job's rows are
+        computed in one pass, whatever their number.
         """
-        whose, held = self._held.get(job.slot, (b"", job.tokens[:0]))
+        session, held = self._held.get(job.slot, (b"", job.tokens[:0]))
         base = 0
-        if whose == job.session:
+        if session == job.session:
             base = common_prefix(held, job.tokens[: len(job.tokens) - max(job.rows, 1)])
         left, most = len(job.tokens) - base, CHUNK * self.target.chunks_per_pass
         size = left if left <= max(most, job.rows) else min(most, left - job.rows)
@@ -313,33 +316,33 @@ class Scheduler:
         )
 
     def finish_pass(self, scores: Scores) -> list[Job]:
-        """Rule on the jobs that a pass has completed; returns them in order."""
+        """Verify the jobs that a pass has completed; returns them in order."""
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
-            error = _told(scores.error, "a target pass failed")
+            error = _log_failure(scores.error, "a target pass failed")
             self._metrics.failed_passes += 1
             for job, _ in batch.members:
                 job.error = error
                 done.append(job)
         else:
             for (job, span), output in zip(batch.members, scores.outputs, strict=True):
-                # a tree's nodes are not held until a path is chosen
+                # a tree's nodes do not count as cached until a path is kept
                 self._held[job.slot] = (job.session, span.tokens[: len(span.tokens) - span.nodes])
                 if len(span.tokens) == len(job.tokens):
                     self._decide(job, span, output)
                     done.append(job)
                 else:
-                    job.queued_ns = self._clock()  # behind the windows that wait
+                    job.queued_ns = self._clock()  # queued after the windows that wait
         now_ns = self._clock()
-        self._note(batch, now_ns)
+        self._record_pass(batch, now_ns)
         for job in done:
             job.done_ns = now_ns
-            self._hand_back(job)
+            self._finish_job(job)
         return done
 
-    def _note(self, batch: Batch, now_ns: int) -> None:
-        """Note a finished pass: its duration, and that its slots and lane are free."""
+    def _record_pass(self, batch: Batch, now_ns: int) -> None:
+        """Record a finished pass's duration, and free its slots and lane."""
         self.passes += 1
         self._free_ns[batch.lane] = now_ns
         self._under_way[batch.lane] -= 1
@@ -347,10 +350,10 @@ class Scheduler:
         self._charge(batch, now_ns, tokens)
         for job, _ in batch.members:
             self._computing.discard(job.slot)
-        narrow = batch.members[0][1].size <= NARROW  # then all are, else it is alone
+        narrow = max(span.size for span in batch.spans) <= NARROW
         if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
-        # prompts take less a position than drafts do, and are far wider
+        # a prompt's positions cost less than drafts, and are far more
         if narrow and all(job.verify is not None for job, _ in batch.members):
             self.draft_cost.record_pass(tokens, self._pass_ns[batch.lane] * 1e-9)
         else:
@@ -359,36 +362,38 @@ class Scheduler:
         self._metrics.pass_tokens.add(tokens)
 
     def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
-        """Note the time that each owner has had of a pass of so many tokens in all."""
+        """Charge each owner its share of a pass over ``tokens`` tokens in all."""
         took_ns = now_ns - batch.started_ns
         self._longest_ns = max(_FADE * self._longest_ns, took_ns)
         for job, span in batch.members:
-            if job.owner in self._used_ns:  # else it is forgotten
+            if job.owner in self._used_ns:  # else its record was dropped
                 self._used_ns[job.owner] += took_ns * span.size // tokens
 
     def _decide(self, job: Job, span: Span, output: Output) -> None:
-        """Rule on a job; an error does not affect the pass's other jobs."""
+        """Verify a job; an error does not affect the pass's other jobs."""
         begun_s = time.thread_time()
         try:
             job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)
             if span.nodes and isinstance(job.decision, Decision):
                 self._keep_path(job, span, job.decision)
         except Exception as error:
-            job.error = error if is_client_error(error) else _told(error, "a rule failed")
+            job.error = (
+                error if is_client_error(error) else _log_failure(error, "a verification failed")
+            )
             if span.nodes:
                 self.target.keep_path(job.slot, [])
         finally:
             job.verify_cpu_s = time.thread_time() - begun_s
 
-    def _keep_path(self, job: Job, span: Span, ruling: Decision) -> None:
+    def _keep_path(self, job: Job, span: Span, decision: Decision) -> None:
         """Keep a tree's accepted path in the slot."""
         assert job.draft is not None
-        path = [node - 1 for node in job.draft.path(ruling.accepted)]
+        path = [node - 1 for node in job.draft.path(decision.accepted)]
         self.target.keep_path(job.slot, path)
         chain, nodes = np.split(span.tokens, [len(span.tokens) - span.nodes])
         self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
 
-    def _hand_back(self, job: Job) -> None:
+    def _finish_job(self, job: Job) -> None:
         queue = self._waiting[job.slot]
         queue.popleft()
         if not queue:
@@ -396,8 +401,8 @@ class Scheduler:
             self._answered_ns[job.slot] = job.done_ns
 
 
-def _told(error: Exception, what: str) -> Exception:
-    """Log an error that no request is to blame for; returns what the request is told."""
+def _log_failure(error: Exception, what: str) -> Exception:
+    """Log an error of the edge; returns the error for the request."""
     if (short := shortage(error)) is None:
         _log.error(what, exc_info=error)
         return error
@@ -405,20 +410,20 @@ def _told(error: Exception, what: str) -> Exception:
     return BusyError(f"The edge's machine has no {short} left for it now: try again later.")
 
 
-def _one_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
-    """Leave out all jobs with costly rules but the first: the verdicts of all wait for them."""
+def _limit_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+    """Drop all jobs with costly verification but the first, since they delay all verdicts."""
     costly = [job for job, _ in members if job.expected_cpu_s > _COSTLY_S]
     return [(job, span) for job, span in members if job not in costly[1:]]
 
 
-def _within_shares(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
-    """Return a pass's windows, in order; if of several owners, up to `CHUNK` tokens of each."""
+def _limit_owner_tokens(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+    """Limit a pass with windows of several owners to `CHUNK` tokens of each, in order."""
     if len({job.owner for job, _ in windows}) == 1:
         return windows
-    taken: Counter[bytes] = Counter()
-    found = []
+    tokens: Counter[bytes] = Counter()
+    chosen = []
     for job, span in windows:
-        if taken[job.owner] + span.size <= CHUNK:
-            taken[job.owner] += span.size
-            found.append((job, span))
-    return found
+        if tokens[job.owner] + span.size <= CHUNK:
+            tokens[job.owner] += span.size
+            chosen.append((job, span))
+    return chosen

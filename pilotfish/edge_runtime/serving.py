@@ -1,8 +1,8 @@
 """The serving loop of the edge daemon and the node daemon.
 
-One thread does it all, and it alone feeds the supervisor's watchdog, once a turn: a message, a rule
-or a pass that hangs starves it, whatever the background receiver still answers. A long prompt does
-not: it is read in passes of bounded length.
+One thread does all the work and feeds the supervisor's watchdog once a turn. So a message, a
+verification or a pass that hangs is noticed, even while the background receiver still answers. A
+long prompt is read in passes of bounded length and does not starve the watchdog.
 """
 
 import logging
@@ -23,17 +23,16 @@ from pilotfish.wire.transport import Envelope, Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-# Most messages of one turn, and its longest time: neither a flood nor costly messages keep replies
-# from leaving.
+# most messages of one turn, and its longest time: a flood cannot keep replies from being sent
 _BURST, _TURN_S = 256, 0.002
-_TICK_S = 0.25  # how often connections, idle sessions and the status line are looked after
+_TICK_S = 0.25  # interval of checking connections and idle sessions, and of the status line
 SIGNAL_EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
 
 EventHandler = Callable[[], bool]
 
 
 def event_handlers(listener: Listener) -> dict[int, EventHandler]:
-    """What is to be done when something arrives, by the descriptor that tells; not of messages."""
+    """Return a listener's event handlers by descriptor, without the one for messages."""
     connections = listener.connections
     handlers: dict[int, EventHandler] = {int(connections.monitor.fd): connections.read_events}
     if listener.gate is not None:
@@ -42,14 +41,15 @@ def event_handlers(listener: Listener) -> dict[int, EventHandler]:
 
 
 class ServingLoop(ABC):
-    """Does each socket's duty, heeds signals and the parent's end, and keeps the watchdog fed.
+    """Serves sockets, signals and the watchdog, until a signal or the parent's end.
 
-    handle: serves one message. lifeline: a descriptor; when it closes at its other end, or says
-    anything, the loop ends. more: further duties, by the descriptor that tells.
+    handle: serves one message. lifeline: a descriptor; the loop ends when it becomes readable, as
+    it does when the other end closes. more: further handlers by descriptor.
     """
 
     def __init__(
         self,
+        *,
         listener: Listener,
         handle: Callable[[Envelope], None],
         signals: Signals,
@@ -64,29 +64,29 @@ class ServingLoop(ABC):
         self._supervisor = supervisor
         self._inspection = inspection
         self._orphaned = self._crowded = False
-        # often enough for the watchdog
+        # short enough for the watchdog
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
-        # of the others the descriptors are polled, which costs a turn less than their sockets
-        self._duties: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
-        self._duties.update((more or {}).items())
-        self._duties[listener.socket] = self._receive
-        self._duties[signals.descriptor] = signals.clear
+        # polling a descriptor is cheaper than polling its ZeroMQ socket
+        self._handlers: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
+        self._handlers.update((more or {}).items())
+        self._handlers[listener.socket] = self._receive
+        self._handlers[signals.descriptor] = signals.clear
         if lifeline is not None:
-            self._duties[lifeline] = partial(setattr, self, "_orphaned", True)
+            self._handlers[lifeline] = partial(setattr, self, "_orphaned", True)
         self._poller = zmq.Poller()
-        for polled in self._duties:
+        for polled in self._handlers:
             self._poller.register(polled, zmq.POLLIN | (zmq.POLLERR if polled == lifeline else 0))
-        self._watched: Sequence[zmq.Socket[bytes] | int] = ()
+        self._sources: Sequence[zmq.Socket[bytes] | int] = ()
 
     @property
     @abstractmethod
     def status(self) -> str:
-        """What `systemctl status` shows."""
+        """The line that `systemctl status` shows."""
 
     @abstractmethod
     def step(self) -> None:
-        """One turn: take in what has come, and work on it."""
+        """Run one turn: receive messages and work on them."""
 
     def run(self) -> int:
         """Serve; returns the exit code."""
@@ -98,77 +98,78 @@ class ServingLoop(ABC):
             if time.monotonic() >= self._tick_s:
                 self._tick_s = time.monotonic() + self._idle_s
                 self._supervisor.feed()
-                self._note_crowd()
-                self._listener.note_drained()
+                self._log_crowd()
+                self._listener.check_drained()
                 if (code := self._tick()) is not None:
                     return code
                 self._supervisor.status(self.status)
                 if self._inspection is not None and self._inspection.damage:
-                    # it has told; no answer is better than a wrong one
+                    # no answer is better than a wrong one; the inspection has logged it
                     self._supervisor.stopping(self._inspection.damage)
                     return ArtifactError.exit_code
             self.step()
 
     @abstractmethod
     def _tick(self) -> int | None:
-        """What is to be looked after now and then; an exit code if the loop is to end."""
+        """Do periodic work; returns an exit code to end the loop."""
 
     @abstractmethod
     def _reload(self) -> str:
-        """Read the configuration again; what of it is not in force."""
+        """Reload the configuration; returns its problems in one line."""
 
     @abstractmethod
     def _stop(self, number: int) -> int | None:
-        """This signal asks for an end: an exit code if it comes now."""
+        """Handle a stop signal; returns an exit code to end the loop now."""
 
-    def _note_crowd(self) -> None:
-        """Log when connections begin to be turned away, and when that is over."""
+    def _log_crowd(self) -> None:
+        """Log when the edge starts and stops refusing connections for lack of room."""
         connections = self._listener.connections
         if connections.crowded != self._crowded:
             self._crowded = not self._crowded
             if self._crowded:
                 most = connections.bounds.connections
-                _log.warning("no room for another connection: %d are the most", most)
+                _log.warning("no room for another connection: the limit is %d", most)
             else:
                 _log.warning("there is room for connections again")
 
     @property
-    def _room(self) -> str:
-        """What the status line says of it."""
+    def _crowd_status(self) -> str:
+        """The status line's part about refused connections."""
         return "; no room for more connections" if self._crowded else ""
 
-    def _take_in(self, timeout_s: float) -> None:
-        """Wait for news for so long at most, and do the duties."""
+    def _poll(self, timeout_s: float) -> None:
+        """Wait for events, at most ``timeout_s``, and call their handlers."""
         for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
-            duty = self._duties.get(source)
-            if duty is not None:
-                duty()
+            handler = self._handlers.get(source)
+            if handler is not None:
+                handler()
 
-    def _watch(self, sources: "Sequence[zmq.Socket[bytes] | int]") -> None:
-        """Poll these, too, from now on, and no longer those that were watched before."""
-        if sources != self._watched:
-            for source in self._watched:
+    def _set_sources(self, sources: "Sequence[zmq.Socket[bytes] | int]") -> None:
+        """Poll these sources from now on, in place of the last ones."""
+        if sources != self._sources:
+            for source in self._sources:
                 self._poller.unregister(source)
             for source in sources:
                 self._poller.register(source, zmq.POLLIN)
-            self._watched = sources
+            self._sources = sources
 
     def _receive(self) -> bool:
-        """Serve the messages that have arrived; True if some of them had to be left."""
+        """Serve the messages that have arrived; returns True if some are left."""
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
-            more = listener.waiting  # asked now: how long the next one lies is held, not its link's
+            # read before handling: a wait during that is not the link's
+            more = listener.has_message
             if envelope is not None:
                 self._handle(envelope)
-            if not (more or listener.waiting):
+            if not (more or listener.has_message):
                 return False
             if time.monotonic() >= until_s:
                 break
         return True
 
     def _handle_signals(self) -> int | None:
-        """Do as the signals say; an exit code if the loop is to end."""
+        """Handle pending signals; returns an exit code to end the loop."""
         if self._signals.reload:
             self._signals.reload = False
             self._supervisor.reloading()

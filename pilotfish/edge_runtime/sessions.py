@@ -1,11 +1,11 @@
 """The edge's sessions, and which of them end when there is no room.
 
-Law: when all places are taken, a new session displaces an idle one, or one of the owner with most
-sessions until the new one's owner has as many. So no owner can keep all others out, nor drive them
-out by beginning and ending sessions over and over: after `per_owner` sessions in ``idle_s`` that
-displaced a busy one and have ended, an owner displaces idle sessions only.
+Law: when all slots are taken, a new session displaces an idle one, or else a session of the owner
+with most sessions, until the new one's owner has as many. So no owner can keep all others out. Nor
+can it drive them out by opening and closing sessions repeatedly: once ``per_owner`` of its sessions
+that displaced a busy one have ended within ``idle_s``, it displaces idle sessions only.
 
-A session belongs to the key (or, without keys, the connection) that began it: to any other it does
+A session belongs to the key (or, without keys, the connection) that opened it; to others it does
 not exist. Used by the serving loop only.
 """
 
@@ -13,37 +13,40 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from pilotfish.base.errors import TooManySessionsError, UnknownSessionError
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.grammar_compiler import Compilation
 from pilotfish.edge_runtime.hint_sources import HintSources
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.committed_tokens import CommittedTokens
-from pilotfish.wire.messages import Buffer, StatesRequest, Verdict
+from pilotfish.wire.messages import Begin, Buffer, Request, StatesRequest, Verdict
 from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
+from pilotfish.wire.protocols.protocol import Ids
+from pilotfish.wire.transport import Envelope
 
-if TYPE_CHECKING:
-    from pilotfish.edge_runtime.generation_start import QueuedGeneration
+# a request, its envelope, and when it came (monotonic clock, ns)
+ReceivedRequest = tuple[Request, Envelope, int]
 
 
 @dataclass(slots=True)
 class WindowState:
-    """A window under way, or the last one answered (with ``verdict``)."""
+    """The window under way or, with a ``verdict``, the last one answered."""
 
     client: bytes
-    start: int  # position of the window's first token, behind a pending one
+    start: int  # position of the window's first token, after a pending one
     frames: Sequence[Buffer]  # as received; none after the answer
     draft: Draft  # without distributions after the answer
     received_ns: int
     verdict: Verdict | None = None
-    reply_frames: Sequence[Buffer] = ()  # the verdict's frames, or before it the inquiry's
+    reply_frames: Sequence[Buffer] = ()  # frames of the verdict, or of the states request before it
     states_request: StatesRequest | None = None  # sent to the device
-    states_needed: StatesNeeded | None = None  # the states that the edge needs to decide
-    _trace: Sequence[tuple[int, int]] = ()  # of the frames, after the answer
+    states_needed: StatesNeeded | None = None  # states needed for the decision
+    _checksums: Sequence[tuple[int, int]] = ()  # checksums of the frames, after the answer
 
     @property
     def committed_before(self) -> int:
@@ -52,29 +55,56 @@ class WindowState:
 
     def set_verdict(self, verdict: Verdict, answer: Sequence[Buffer]) -> None:
         """Store the verdict, and drop the distributions, which may take megabytes."""
-        self._trace = _trace_of(self.frames)
+        self._checksums = _checksums(self.frames)
         self.verdict, self.reply_frames, self.frames = verdict, answer, ()
         self.draft = Draft(self.draft.ids, pending=self.draft.pending)
 
     def matches(self, frames: Sequence[Buffer]) -> bool:
-        """Whether the window came with these frames: then this is a retry."""
+        """Whether a window with these frames is a retry of this one."""
         if self.verdict is not None:
-            return _trace_of(frames) == self._trace
+            return _checksums(frames) == self._checksums
         return [*map(bytes, frames)] == [*map(bytes, self.frames)]
 
 
-def _trace_of(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """Return checksums to recognise frames; a forged retry would harm its sender only."""
+def _checksums(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
+    """Return checksums to recognise frames; forging them would harm only the sender."""
     return [(len(frame), crc32(frame)) for frame in frames]
 
 
 @dataclass
 class Stream:
-    """A `stream` under way; with hints, if the session has some."""
+    """A `stream` under way. remaining: requested tokens that are still to come."""
 
     client: bytes
     remaining: int
     received_ns: int
+
+
+@dataclass(eq=False, slots=True)
+class QueuedGeneration:
+    """A generation that waits for its grammar, and the messages that wait with it.
+
+    new: tokens after the kept ones, u32 [n]. request: the latest window, states or pull.
+    """
+
+    begin: Begin
+    envelope: Envelope
+    new: Ids
+    sampling_params: SamplingParams
+    protocol: SpeculationProtocol[Any] | None
+    compilation: Compilation
+    request: ReceivedRequest | None = None
+    hints: list[ReceivedRequest] = field(default_factory=list)
+
+    @property
+    def requests(self) -> list[ReceivedRequest]:
+        """All waiting messages, in the order in which they are served."""
+        return self.hints if self.request is None else [self.request, *self.hints]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the waiting messages."""
+        return sum(envelope.size for _, envelope, _ in self.requests)
 
 
 @dataclass
@@ -88,20 +118,18 @@ class SessionState:
     committed: CommittedTokens = field(default_factory=CommittedTokens)
     generation: int = -1
     sampling_params: SamplingParams | None = None
-    logprobs: Logprobs | None = None  # of its tokens, where the device asked for them
-    prompt_logprobs: PromptLogprobs | None = None  # likewise, of those that it began with
-    logits_processor: LogitsProcessor | None = (
-        None  # of its logits; None: they are sampled from as they are
-    )
+    logprobs: Logprobs | None = None  # log-probabilities of its tokens, if requested
+    prompt_logprobs: PromptLogprobs | None = None  # those of its prompt, if requested
+    logits_processor: LogitsProcessor | None = None  # None: logits are not changed
     protocol: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
-    hints: HintSources | None = None  # of a generation under `ahead`
+    hints: HintSources | None = None  # only under `ahead`
     window_state: WindowState | None = None
     awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
     stream: Stream | None = None
-    ended: bool = False  # a stream of this generation has come to an end token
-    verify_cpu_s: float = 0.0  # of the processor, that its last rule took, or the next may take
-    queued: "QueuedGeneration | None" = None  # it waits for its grammar, and comes next
-    jobs: list[Job] = field(default_factory=list)  # its work in the scheduler
+    ended: bool = False  # the generation's stream has reached an end token
+    verify_cpu_s: float = 0.0  # processor seconds of the last verification
+    queued: QueuedGeneration | None = None  # next generation, waiting for its grammar
+    jobs: list[Job] = field(default_factory=list)  # jobs in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -111,12 +139,12 @@ class SessionState:
 
     @property
     def busy(self) -> bool:
-        """Whether the session has jobs, or a window that is not decided on."""
+        """Whether the session has jobs, or an undecided window."""
         return self.is_waiting or self.undecided
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the session waits for a pass, or for a grammar: then it is not idle."""
+        """Whether the session waits for a pass or a grammar, and so is not idle."""
         return bool(self.jobs) or self.queued is not None
 
     def cancel_jobs(self) -> None:
@@ -157,14 +185,14 @@ class Sessions:
         return iter(list(self._by_id.values()))
 
     def get(self, session_id: bytes) -> SessionState | None:
-        """Return any owner's session after a pass for it, and note that it is not idle."""
+        """Return a session of any owner, and mark it as in use; None if unknown."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
         return session
 
     def find(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Return the owner's session, or raise `UnknownSessionError`; it may stay idle."""
+        """Return the owner's session, or raise `UnknownSessionError`; keeps its idle time."""
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
             raise UnknownSessionError(
@@ -173,14 +201,14 @@ class Sessions:
         return session
 
     def use(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Return the owner's session, as `find`, and note that it is not idle."""
+        """Return the owner's session, as `find` does, and mark it as in use."""
         session = self.find(session_id, owner)
         session.touched_s = self._clock()
         return session
 
     def open(self, session_id: bytes, owner: bytes) -> SessionState:
         """Open a new, empty session; `TooManySessionsError` if there is no room."""
-        if session_id in self._by_id:  # of another owner: reveal nothing more
+        if session_id in self._by_id:  # another owner's: reveal nothing more
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False
@@ -228,22 +256,22 @@ class Sessions:
         return [each for each in candidates if not each.is_waiting and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
-        """Return the sessions that ``owner``, with ``mine`` of them, may displace.
+        """Return the sessions that ``owner``, which has ``mine`` sessions, may displace.
 
-        They are of the owners with most sessions, if these keep at least as many as ``owner`` then
-        has: so two owners that want everything end with half each, and stop displacing each other.
+        They belong to the owners with most sessions, if these keep at least as many as ``owner``
+        then has: two greedy owners end with half each and stop displacing each other.
         """
         before = self._clock() - self.idle_s
         while self._costly_ends and self._costly_ends[0][0] <= before:
             self._costly_ends.popleft()
         if sum(each == owner for _, each in self._costly_ends) >= self.per_owner:
             return []
-        held = Counter(each.owner for each in self)
-        most = max(held.values())
-        return [each for each in self if held[each.owner] == most] if most > mine + 1 else []
+        counts = Counter(each.owner for each in self)
+        most = max(counts.values())
+        return [each for each in self if counts[each.owner] == most] if most > mine + 1 else []
 
     def _displace(self, candidates: list[SessionState], reason: str) -> None:
-        """End one of these sessions: one without jobs if there is one, and the idlest of those."""
+        """End one of these sessions, preferably one that is not busy, the idlest first."""
         if not candidates:
             raise TooManySessionsError(
                 f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."

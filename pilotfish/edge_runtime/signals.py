@@ -10,11 +10,11 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Notes SIGHUP and SIGINT from entry on, and SIGTERM from `take_over` on.
+    """Records SIGHUP and SIGINT from entry on, and SIGTERM from `take_over` on.
 
-    Before that SIGTERM ends the process, as does a second SIGINT; for the first, call `heed` now
-    and then: an exception in the middle of an import or a library's call may be lost there, or
-    leave a lock behind. ``reload`` is True after a SIGHUP, until it is set to False.
+    Before `take_over`, SIGTERM and a second SIGINT end the process. For the first SIGINT, call
+    `check_interrupt` now and then: an exception in the middle of an import or a library call could
+    be lost, or leave a lock taken. ``reload`` is True after a SIGHUP, until it is set to False.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Signals:
             raise KeyboardInterrupt
 
     def take_over(self) -> None:
-        """Note SIGINT and SIGTERM from now on, however many; first, `heed`."""
+        """Record every SIGINT and SIGTERM from now on; calls `check_interrupt` first."""
         self._catch(*_STOPS)
         self.check_interrupt()
 

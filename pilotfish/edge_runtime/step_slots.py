@@ -1,9 +1,9 @@
 """Run steps on the slots of a model or a stage, on a node or as stage 1 on the edge.
 
 In:  the step's items, their tokens or states, and the parents of all trees.
-Out: outputs of the items; each is run in one pass, or in several if it brings a slot up to date.
+Out: outputs of the items. An item is run in one pass, or in several if its slot is far behind.
 
-The edge says where each item continues in its slot; contradictions raise `MalformedError`.
+Each item says where it continues in its slot; contradictions raise `MalformedError`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,41 +26,41 @@ States = NDArray[np.float32]
 
 
 class StepSlots:
-    """Converts the items of a step to passes of a decoder or a stage, and rolls slots back."""
+    """Converts a step's items to passes of a decoder or a stage, and rolls slots back."""
 
-    def __init__(self, held: Slots | LanguageModel) -> None:
-        self._held = held
+    def __init__(self, engine: Slots | LanguageModel) -> None:
+        self._engine = engine
         self.forget()
 
     def forget(self) -> None:
         """Empty all slots."""
-        for slot in range(self._held.slots):
-            self._held.rollback(slot, 0)
-        self._chains = [0] * self._held.slots  # tokens of a slot's last pass before its tree
+        for slot in range(self._engine.slots):
+            self._engine.rollback(slot, 0)
+        self._chains = [0] * self._engine.slots  # tokens of a slot's last pass before its tree
 
     def passes(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
     ) -> list[list[Pass]]:
-        """Roll the slots back to the items' beginnings; returns the passes of each item.
+        """Roll the slots back to the items' starts; returns the passes of each item.
 
         tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
         other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
         """
-        trees = numbers(parents, "<i2")
-        check_items(items, len(tokens), trees, self._held.slots, self._held.context)
+        trees = read_numbers(parents, "<i2")
+        check_items(items, len(tokens), trees, self._engine.slots, self._engine.context)
         passes = []
-        begin = grown = 0
+        begin = tree_begin = 0
         for item in items:
-            end, behind = begin + item.size, grown + item.nodes
+            end, tree_end = begin + item.size, tree_begin + item.nodes
             try:
-                self._go_back(item)
+                self._roll_back(item)
             except ValueError as error:
                 raise MalformedError(f"A step does not fit: {error}.") from error
-            passes.append(self._of(item, tokens[begin:end], trees[grown:behind]))
-            begin, grown = end, behind
+            passes.append(self._split(item, tokens[begin:end], trees[tree_begin:tree_end]))
+            begin, tree_begin = end, tree_end
         return passes
 
-    def _of(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
+    def _split(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
         """Split an item into passes of at most `CHUNK` tokens."""
         # a decoder takes the chain before a tree as part of it, at quadratic cost: keep it short
         far = item.nodes and item.size > CHUNK
@@ -72,16 +72,16 @@ class StepSlots:
         passes.append(Pass(item.slot, tokens[head:], item.rows, parents))
         return [piece for each in passes for piece in each.pieces(CHUNK)]
 
-    def _go_back(self, item: Item) -> None:
-        if item.kept is not None:
+    def _roll_back(self, item: Item) -> None:
+        if item.kept_nodes is not None:
             chain = self._chains[item.slot]
-            path = [*range(chain), *(chain + node for node in item.kept)]
-            self._held.keep_path(item.slot, path)
-        self._held.rollback(item.slot, item.start)
+            path = [*range(chain), *(chain + node for node in item.kept_nodes)]
+            self._engine.keep_path(item.slot, path)
+        self._engine.rollback(item.slot, item.start)
 
 
 class ModelSlots:
-    """Runs items on a decoder; ``breathe`` is called between the passes of a long one."""
+    """Runs items on a decoder. feed_watchdog: called between the passes of a long item."""
 
     def __init__(
         self, decoder: LanguageModel, feed_watchdog: Callable[[], None] = lambda: None
@@ -104,8 +104,8 @@ class ModelSlots:
         passes = self._slots.passes(items, tokens, parents)
         try:
             if all(len(each) == 1 for each in passes):
-                return self.decoder.forward([one for (one,) in passes])
-            return [_joined([self._piece(piece) for piece in each]) for each in passes]
+                return self.decoder.forward([single for (single,) in passes])
+            return [_concatenate([self._piece(piece) for piece in each]) for each in passes]
         except ValueError as error:
             raise MalformedError(f"A step does not fit: {error}.") from error
 
@@ -116,7 +116,7 @@ class ModelSlots:
         return Output(output.logits.copy(), output.hidden.copy())
 
 
-def _joined(pieces: Sequence[Output]) -> Output:
+def _concatenate(pieces: Sequence[Output]) -> Output:
     return Output(
         np.concatenate([piece.logits for piece in pieces]),
         np.concatenate([piece.hidden for piece in pieces]),
@@ -124,7 +124,7 @@ def _joined(pieces: Sequence[Output]) -> Output:
 
 
 class StageSlots:
-    """Runs items on a stage; ``breathe`` is called between the passes of a long one."""
+    """Runs items on a stage. feed_watchdog: called between the passes of a long item."""
 
     def __init__(self, stage: Stage, feed_watchdog: Callable[[], None] = lambda: None) -> None:
         self.stage = stage
@@ -146,23 +146,25 @@ class StageSlots:
         """
         tokens = states if self.stage.first else np.zeros(len(states), np.int64)
         passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
-        fed = None if self.stage.first else states.astype(np.float32, copy=False)
+        inputs = None if self.stage.first else states.astype(np.float32, copy=False)
         try:
             if all(len(each) == 1 for each in passes):
-                return self.stage.forward([one for (one,) in passes], fed)
-            found, end = [], 0
+                return self.stage.forward([single for (single,) in passes], inputs)
+            outputs, end = [], 0
             for each in passes:
                 for piece in each:
                     self._feed_watchdog()
                     start, end = end, end + len(piece.tokens)
-                    made = self.stage.forward([piece], None if fed is None else fed[start:end])
-                    found.append(made.copy())
-            return np.concatenate(found)
+                    output = self.stage.forward(
+                        [piece], None if inputs is None else inputs[start:end]
+                    )
+                    outputs.append(output.copy())
+            return np.concatenate(outputs)
         except ValueError as error:
             raise MalformedError(f"A step does not fit: {error}.") from error
 
 
-def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
+def read_numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
     """Read the numbers of a frame, i64 [n]."""
     if len(frame) % np.dtype(dtype).itemsize:
         raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")
@@ -172,21 +174,21 @@ def numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
 def check_items(
     items: Sequence[Item], total: int, trees: NDArray[np.int64], slots: int, context: int
 ) -> None:
-    """Raise unless the items have ``total`` tokens together, and a slot with room each.
+    """Raise unless the items have ``total`` tokens in all and fit their slots.
 
-    trees: the parents of all their trees.
+    trees: parents of all trees.
     """
     if sum(item.size for item in items) != total:
         raise MalformedError(f"The items of a step do not have the {total} tokens that came.")
     if sum(item.nodes for item in items) != len(trees) or (trees < -1).any():
-        raise MalformedError("A step has parents for other trees than it says.")
+        raise MalformedError("A step's parents do not belong to its trees.")
     if len({item.slot for item in items}) < len(items):
         raise MalformedError("A step has two items for one slot.")
     for item in items:
         if item.slot >= slots:
             raise MalformedError(f"There is no slot {item.slot}: this node has {slots}.")
         if item.rows > item.size or item.nodes > item.size:
-            raise MalformedError("An item of a step wants more than its tokens.")
+            raise MalformedError("An item of a step has more rows or nodes than tokens.")
         if (end := item.start + item.size) > context:
             raise TooLargeError(f"{end} tokens do not fit into the {context} of this node's slots.")
         try:

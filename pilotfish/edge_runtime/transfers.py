@@ -1,13 +1,12 @@
-"""Large messages that cross in chunks: uploads that are not complete, and replies to fetch.
+"""Large messages in chunks: incomplete uploads, and replies that devices fetch.
 
-Both belong to a client's key, not to a connection: after a break the client goes on where it
-stopped. (Without keys a client is its connection, and they are lost with it.) An upload that was
-served is kept for a while: a client that misses the reply need not send it again.
+A transfer belongs to a client's key, not to a connection: after a break the client continues where
+it stopped. (Without keys a client is its connection, and loses its transfers with it.) A served
+upload is stored for a while, so that a client that missed the reply need not send it again.
 
-Memory is bounded by key and in all. What was served or fetched makes room first, the oldest first;
-then what has been idle for `_IDLE_S`; of what is in use nothing, but where all keys together have
-too much the longest idle upload of the key that has most makes room for one of a key with less.
-After `_EXPIRE_S` all that is idle is forgotten.
+Memory is bounded per key and in total. Finished transfers make room first, the oldest first; then
+those idle for `_IDLE_S`. Transfers in use stay, except that beyond the total bound the key with
+most loses its longest idle upload to a key with less. Idle transfers expire after `_EXPIRE_S`.
 """
 
 import secrets
@@ -26,13 +25,13 @@ _EXPIRE_S: Final = 60.0
 _IDLE_S: Final = 5.0
 _EACH: Final = 64  # transfers of one client, each way: as many as a device service has lanes
 _IN_ALL: Final = 1024  # transfers of all clients
-_TIMES: Final = 4  # the bytes of one client's transfers that those of all may have
-_REPLY_BYTES: Final = 16 << 20  # of one client's replies that wait: as many as a device takes
-_FIRST_BYTES: Final = 16 << 10  # of a reply, with its announcement
-_CLIENTS: Final = 4096  # whose connections' limits are known, the newest
+_TIMES: Final = 4  # bound on all clients' bytes, in bounds of one client
+_REPLY_BYTES: Final = 16 << 20  # one client's waiting replies: as many as a device accepts
+_FIRST_BYTES: Final = 16 << 10  # largest first slice of a reply
+_CLIENTS: Final = 4096  # most connections with a known slice limit; the newest are kept
 
 
-class _Kept(Protocol):
+class _Transfer(Protocol):
     """A transfer in a `_Store`."""
 
     touched_s: float
@@ -41,95 +40,95 @@ class _Kept(Protocol):
     def size(self) -> int: ...
 
     @property
-    def over(self) -> bool: ...
+    def finished(self) -> bool: ...
 
 
-K = TypeVar("K", bound=_Kept)
+K = TypeVar("K", bound=_Transfer)
 _Key = tuple[bytes, bytes]  # owner and transfer
 
 
 class _Store(Generic[K]):
-    """Transfers by owner, bounded. each_bytes: of one owner's."""
+    """Transfers by owner, bounded. each_bytes: bound on one owner's bytes."""
 
     def __init__(self, each_bytes: int, clock: Callable[[], float]) -> None:
         self._each_bytes = each_bytes
         self.clock = clock
-        self._all: OrderedDict[_Key, K] = OrderedDict()  # the longest idle first
+        self._all: OrderedDict[_Key, K] = OrderedDict()  # longest idle first
         self._bytes: Counter[bytes] = Counter()  # by owner
         self._numbers: Counter[bytes] = Counter()
-        self.held = 0  # of all
+        self.total_bytes = 0  # bytes of all owners
 
     def __len__(self) -> int:
         return len(self._all)
 
     def get(self, key: _Key) -> K | None:
-        """A transfer, which may stay idle."""
+        """Return a transfer; keeps its idle time."""
         return self._all.get(key)
 
     def touch(self, key: _Key) -> None:
-        """Note that a transfer is in use."""
+        """Mark a transfer as in use."""
         self._all.move_to_end(key)
         self._all[key].touched_s = self.clock()
 
-    def add(self, key: _Key, kept: K) -> None:
-        """Keep another transfer."""
-        self._all[key] = kept
+    def add(self, key: _Key, transfer: K) -> None:
+        """Store a new transfer."""
+        self._all[key] = transfer
         self._numbers[key[0]] += 1
-        self.grew(key, kept.size)
+        self.add_bytes(key, transfer.size)
 
-    def grew(self, key: _Key, size: int) -> None:
-        """Note that a transfer has so many bytes more, or fewer."""
+    def add_bytes(self, key: _Key, size: int) -> None:
+        """Count bytes added to a transfer, or removed."""
         self._bytes[key[0]] += size
-        self.held += size
+        self.total_bytes += size
 
     def drop(self, key: _Key) -> None:
         """Forget a transfer."""
-        owner, kept = key[0], self._all.pop(key)
-        self._bytes[owner] -= kept.size
-        self.held -= kept.size
+        owner, transfer = key[0], self._all.pop(key)
+        self._bytes[owner] -= transfer.size
+        self.total_bytes -= transfer.size
         self._numbers[owner] -= 1
         if not self._numbers[owner]:
             del self._bytes[owner], self._numbers[owner]
 
     def has_room(self, key: _Key, size: int, *, new: bool, insist: bool = False) -> bool:
-        """Whether so many more bytes may be kept for a transfer; forgets others where needed.
+        """Whether a transfer may have ``size`` more bytes; drops others to make room.
 
-        insist: even one in use, of the owner that has most, if that is more than this one's.
+        insist: drop even a transfer in use, of an owner that has more than this one will.
         """
         owner = key[0]
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
-            if not self._forget_one(key, owner):
+            if not self._drop_idle(key, owner):
                 return False
-        while self.held + size > _TIMES * self._each_bytes:
-            if not self._forget_any(key, self._bytes, size, insist=insist):
+        while self.total_bytes + size > _TIMES * self._each_bytes:
+            if not self._drop_any(key, self._bytes, size, insist=insist):
                 return False
         while len(self) + new > _IN_ALL:
-            if not self._forget_any(key, self._numbers, int(new), insist=insist):
+            if not self._drop_any(key, self._numbers, int(new), insist=insist):
                 return False
         return True
 
-    def _forget_one(self, but: _Key, owner: bytes | None) -> bool:
-        """Forget a transfer, of this owner or of any; False where all are in use."""
+    def _drop_idle(self, but: _Key, owner: bytes | None) -> bool:
+        """Drop a transfer of this owner, or of any; False if all are in use."""
         idle_s = self.clock() - _IDLE_S
         mine = [
-            (not kept.over, at, key)
-            for at, (key, kept) in enumerate(self._all.items())
+            (not transfer.finished, at, key)
+            for at, (key, transfer) in enumerate(self._all.items())
             if key != but
             and (owner is None or key[0] == owner)
-            and (kept.over or kept.touched_s <= idle_s)
+            and (transfer.finished or transfer.touched_s <= idle_s)
         ]
         if mine:
             self.drop(min(mine)[2])
         return bool(mine)
 
-    def _forget_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
-        """Forget a transfer of any owner to make room for ``more``; has: what each owner has."""
-        if self._forget_one(but, None):
+    def _drop_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
+        """Drop a transfer of any owner to make room for ``more``. has: amount by owner."""
+        if self._drop_idle(but, None):
             return True
-        return insist and self._forget_of_most(has, but[0], more)
+        return insist and self._drop_largest_owners(has, but[0], more)
 
-    def _forget_of_most(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
-        """Forget a transfer of who has most; False where that is not more than ``owner`` will."""
+    def _drop_largest_owners(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
+        """Drop a transfer of the owner with most; False unless that exceeds what ``owner`` gets."""
         most = max(has, key=lambda each: has[each])
         if has[most] <= has[owner] + more:
             return False
@@ -137,23 +136,23 @@ class _Store(Generic[K]):
         return True
 
     def expire(self) -> None:
-        """Forget what has been idle for too long."""
+        """Drop transfers that have been idle for too long."""
         before_s = self.clock() - _EXPIRE_S
         while self._all:
-            key, kept = next(iter(self._all.items()))
-            if kept.touched_s > before_s:
+            key, transfer = next(iter(self._all.items()))
+            if transfer.touched_s > before_s:
                 return
             self.drop(key)
 
 
 @dataclass(slots=True)
 class _Upload:
-    """A message as far as it has come. body: empty once it is not needed any more."""
+    """The received part of a message. body: emptied once it is no longer needed."""
 
     total: int
     touched_s: float
     body: bytearray = field(default_factory=bytearray)
-    over: bool = False  # it is complete, and was served
+    finished: bool = False  # complete and served
 
     @property
     def size(self) -> int:
@@ -162,7 +161,7 @@ class _Upload:
 
 @dataclass(slots=True)
 class _Download:
-    """A reply that the device fetches. sent: the bytes before here were sent."""
+    """A reply that the device fetches. sent: number of bytes sent."""
 
     body: bytes
     touched_s: float
@@ -173,19 +172,19 @@ class _Download:
         return len(self.body)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self.sent == len(self.body)
 
 
 class Progress(NamedTuple):
-    """How many bytes of an upload are here, and the message if it is to be served now."""
+    """Received bytes of an upload, and the message if it is to be served now."""
 
     offset: int
     message: m.Buffer | None = None
 
 
 class Uploads:
-    """Puts messages together. message_bytes: the most of one, and of all of one client."""
+    """Assembles messages. message_bytes: bound on one message, and on all of one client."""
 
     def __init__(self, message_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = message_bytes + PACKING_BYTES
@@ -196,18 +195,18 @@ class Uploads:
         return len(self._store)
 
     @property
-    def held(self) -> int:
-        """Bytes of all of them."""
-        return self._store.held
+    def total_bytes(self) -> int:
+        """Bytes of all uploads."""
+        return self._store.total_bytes
 
     def receive_chunk(self, owner: bytes, chunk: m.Chunk, data: m.Buffer) -> Progress:
-        """Take in a chunk, or answer the question that an empty one is.
+        """Store a chunk; an empty one queries the progress.
 
-        The message comes back once it is complete; and again for a question, since whoever asks
-        then misses its reply. Raises `MalformedError` or `TooLargeError` for what cannot be, and
-        `BusyError` where there is no room now.
+        Returns the message once it is complete, and again for a later query, since that client
+        missed the reply. Raises `MalformedError` or `TooLargeError` for invalid chunks, `BusyError`
+        if there is no room now.
         """
-        self._expect_possible(chunk, len(data))
+        self._expect_valid(chunk, len(data))
         key = owner, chunk.transfer
         upload = self._store.get(key)
         if upload is None:
@@ -218,37 +217,37 @@ class Uploads:
             self._store.add(key, upload)
         if upload.total != chunk.total:
             raise MalformedError("Two chunks of a message disagree about its length.")
-        if upload.over:
-            return self._served_already(key, upload, asked=not data)
+        if upload.finished:
+            return self._answer_again(key, upload, query=not data)
         return self._append(key, upload, chunk.offset, data)
 
     def mark_served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
-        """Note that a message was served; keep: its bytes, to serve it again."""
+        """Mark a message as served. keep: keep its bytes, to serve it again."""
         key = owner, transfer
         upload = self._store.get(key)
         if upload is not None and not keep:
-            self._store.grew(key, -upload.size)
+            self._store.add_bytes(key, -upload.size)
             upload.body = bytearray()
 
     def _append(self, key: _Key, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
         here = upload.size
-        new = data[here - offset :] if offset <= here else b""  # behind a gap: of no use
+        new = data[here - offset :] if offset <= here else b""  # a chunk after a gap is dropped
         if new:
             self._expect_room(key, len(new), new=False)
             upload.body += new
-            self._store.grew(key, len(new))
+            self._store.add_bytes(key, len(new))
             self._store.touch(key)
         if upload.size < upload.total:
             return Progress(upload.size)
-        upload.over = True
+        upload.finished = True
         return Progress(upload.total, memoryview(upload.body).toreadonly())
 
-    def _served_already(self, key: _Key, upload: _Upload, *, asked: bool) -> Progress:
-        if asked and upload.body:
+    def _answer_again(self, key: _Key, upload: _Upload, *, query: bool) -> Progress:
+        if query and upload.body:
             return Progress(upload.total, memoryview(upload.body).toreadonly())
         return Progress(upload.total)
 
-    def _expect_possible(self, chunk: m.Chunk, size: int) -> None:
+    def _expect_valid(self, chunk: m.Chunk, size: int) -> None:
         if chunk.total > self._most:
             raise TooLargeError(
                 f"The message has {chunk.total} bytes; this edge takes {self._most}. "
@@ -265,16 +264,16 @@ class Uploads:
 
 
 class _Peer(NamedTuple):
-    """owner: a connection's key; most: bytes of frames above which it takes replies in chunks."""
+    """A connection's owner, and the frame bytes above which it takes replies in slices."""
 
     owner: bytes
     most: int
 
 
 class Downloads:
-    """Sends replies, and keeps large ones for the devices that take them in slices.
+    """Sends replies, and stores large ones for devices that take them in slices.
 
-    send: hands a message to the socket; whether it was taken.
+    send: hands a message to the socket; returns whether it was sent.
     """
 
     def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
@@ -287,7 +286,7 @@ class Downloads:
         return len(self._store)
 
     def set_slice_limit(self, client: bytes, owner: bytes, most: int) -> None:
-        """Note above how many bytes of frames a connection takes replies in slices; 0: never."""
+        """Set the frame bytes above which a connection takes replies in slices; 0: never."""
         self._peers.pop(client, None)
         if most:
             self._peers[client] = _Peer(owner, most)
@@ -295,7 +294,7 @@ class Downloads:
                 self._peers.popitem(last=False)
 
     def send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
-        """Send a reply, or its first slice; whether it was taken."""
+        """Send a reply or its first slice; returns whether it was sent."""
         peer = self._peers.get(client) if frames else None
         if peer is None or sum(map(len, frames)) <= peer.most:
             return self._send(client, reply, frames)
@@ -311,15 +310,15 @@ class Downloads:
         return taken
 
     def more(self, client: bytes, owner: bytes, more: m.More) -> int:
-        """Send the slice that a device asks for; returns how many of its bytes were sent before.
+        """Send a requested slice; returns how many of its bytes were sent before.
 
-        A slice of a message of 0 bytes where there is no such reply any more.
+        For a reply that is gone, sends a slice with total 0.
         """
         key = owner, more.transfer
         reply = self._store.get(key)
         if reply is None:
-            gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
-            self._send(client, gone, (b"",))
+            reply_gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
+            self._send(client, reply_gone, (b"",))
             return 0
         self._store.touch(key)
         again = min(more.bytes, max(0, reply.sent - more.offset))

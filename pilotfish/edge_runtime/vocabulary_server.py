@@ -1,7 +1,7 @@
-"""Serve the target's vocabulary, in parts, to devices of another vocabulary.
+"""Serve the target's vocabulary, in parts, to devices whose drafter has another vocabulary.
 
-In: a `Fetch`. Out: the `Part` that it asks for, compressed by itself, and small enough to cross a
-slow link between two heartbeats.
+In:  a `Fetch`. Out: the requested `Part`, compressed by itself, and small enough to cross a slow
+     link between two heartbeats.
 """
 
 import hashlib
@@ -16,10 +16,9 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class VocabularyServer:
-    """The bytes of one vocabulary, in parts. Used by the serving loop only.
+    """Serves the parts of one vocabulary. Used by the serving loop only.
 
-    digest: their SHA-256 (hex); size: their number; "" and 0 if the vocabulary is too large to be
-    served.
+    digest: SHA-256 (hex) of the whole vocabulary. size: its bytes. "" and 0 if it is too large.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

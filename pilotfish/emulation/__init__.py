@@ -1,1 +1,1 @@
-"""Emulate a link in front of an edge: slower, longer, lossy, or by a trace."""
+"""Emulate a link in front of an edge: slow, long, lossy, or by a trace."""

@@ -11,7 +11,7 @@ Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
 
 def endpoint_of(sock: socket.socket) -> str:
-    """Return where this socket is bound."""
+    """Return the endpoint that this socket is bound to."""
     host, port = sock.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
@@ -22,22 +22,22 @@ def address_of(endpoint: str) -> Address:
     Raises UnsupportedError (misspelt), EdgeUnreachableError (no such host).
     """
     require_address(endpoint)
-    place = _parse(endpoint)
-    if place is None or place[1] == 0:
+    parsed = _parse(endpoint)
+    if parsed is None or parsed[1] == 0:
         raise UnsupportedError(f"{endpoint!r} is no address of an edge: write tcp://HOST:PORT.")
     try:
-        return _resolve(*place)
+        return _resolve(*parsed)
     except OSError as error:
-        raise EdgeUnreachableError(f"There is no host {place[0]!r}: {error.strerror}.") from error
+        raise EdgeUnreachableError(f"There is no host {parsed[0]!r}: {error.strerror}.") from error
 
 
 def listen_on(endpoint: str) -> socket.socket:
     """Open a non-blocking listener; ``*`` is every IPv4 address. Raises ListenError."""
     require_listenable(endpoint)
-    place = _parse(endpoint)
-    if place is None:
+    parsed = _parse(endpoint)
+    if parsed is None:
         raise ListenError(f"{endpoint!r} is no address to listen on: write tcp://HOST:PORT.")
-    host, port = place
+    host, port = parsed
     try:
         family, address = _resolve("0.0.0.0" if host == "*" else host, port)
         listener = socket.create_server(address[:2], family=family, backlog=128)
@@ -56,6 +56,6 @@ def _parse(endpoint: str) -> tuple[str, int] | None:
 
 def _resolve(host: str, port: int) -> Address:
     """Resolve a name, IPv4 before IPv6, as ZeroMQ does."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = min(results, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address

@@ -1,11 +1,11 @@
 """`Emulator`: a slow, long or lossy link in front of an edge, for tests, benchmarks and demos.
 
-in: where to pass connections on to, and `Conditions`, which may change while it runs. out: an
-endpoint to connect to instead, whose traffic is delayed as `emulation.shaper` says.
+In: the address of the edge, and `Conditions`, which may change at run time. Out: an endpoint to
+connect to instead; its traffic is delayed as `emulation.shaper` describes.
 
-The proxy is that of `pilotfish emulate`, in a process of its own: in one interpreter with a busy
-test it would be late by milliseconds. A socket pair carries conditions and figures; the proxy stops
-when its parent ends, for whatever reason.
+The proxy is that of `pilotfish emulate`, in a process of its own, because it would be late by
+milliseconds in one interpreter with a busy test. A socket pair carries conditions and totals; the
+proxy stops when its parent ends for any reason.
 """
 
 import math
@@ -44,18 +44,17 @@ _TRACE_UP, _TRACE_DOWN = (
 
 
 class Conditions(Struct, frozen=True, kw_only=True):
-    """The properties of a link; the default is an ideal one.
+    """The properties of a link; the default is an ideal link.
 
-    "up" is from the side that connects to the emulator towards the edge. Raises UnsupportedError
-    for impossible values.
+    "Up" is the direction from the connecting side to the edge. Raises UnsupportedError for
+    impossible values.
 
-    rtt_s: seconds, half of them each way. jitter_s: a round trip takes up to so much longer; each
-    segment's share is drawn evenly from [0, jitter_s/2] each way, and none overtakes another.
-    up_bps, down_bps: bit/s of TCP payload; None is no limit. trace_up, trace_down: paths of
-    Mahimahi traces, instead of a rate. loss: share of the segments (≤ 1500 bytes) that are lost on
-    the way; TCP sends them again, so loss shows as stalls. seed: of jitter and loss. buffer_bytes:
-    how many bytes of payload may wait for the link, each way, before the sender must; None: what
-    crosses in 0.25 s, 3,000 at least and 512 KiB at most.
+    rtt_s: round trip in seconds, half of it each way. jitter_s: the largest extra time of a round
+    trip; each segment draws uniformly from [0, jitter_s/2] each way, without reordering. up_bps,
+    down_bps: bit/s of TCP payload; None: no limit. trace_up, trace_down: paths of Mahimahi traces,
+    in place of a rate. loss: share of lost segments (≤ 1500 bytes); TCP sends them again, so loss
+    shows as stalls. seed: seed of jitter and loss. buffer_bytes: payload bytes each way that may
+    wait for the link before the sender must wait; None: the bytes of 0.25 s, from 3,000 to 512 KiB.
     """
 
     rtt_s: Annotated[float, setting("round trip, as 50ms", form="duration", metavar="TIME")] = 0.0
@@ -126,11 +125,10 @@ class Traffic:
 
 
 class Emulator:
-    """Runs the proxy while entered; ``endpoint`` is where to connect to.
+    """Runs the proxy inside a ``with`` block; clients connect to ``endpoint``.
 
-    connect: the edge, ``tcp://HOST:PORT``; it need not be up yet. listen: port 0 takes a free one.
-    ``since_s`` is the time, by ``time.monotonic()``, from which on ``conditions`` hold; traces
-    begin then.
+    connect: the edge, ``tcp://HOST:PORT``, which may start later. listen: port 0 means a free port.
+    ``since_s``: the start of the present ``conditions`` and of their traces (``time.monotonic()``).
     """
 
     def __init__(
@@ -145,12 +143,12 @@ class Emulator:
         self.since_s = math.nan
         self._connect = connect
         self._listen = listen
-        self._turn = threading.Lock()  # one question at a time
+        self._lock = threading.Lock()  # one request at a time
         self._child: ChildProcess | None = None
 
     @property
     def pid(self) -> int:
-        """The proxy's process."""
+        """The process id of the proxy."""
         return self._running.process.pid
 
     @property
@@ -168,7 +166,7 @@ class Emulator:
         command = [sys.executable, "-m", "pilotfish.emulation.proxy_process"]
         self._child = ChildProcess(command, _ANSWER_S)
         try:
-            told = self._ask(
+            reply = self._request(
                 listen=self._listen,
                 connect=self._connect,
                 conditions=structs.asdict(self.conditions),
@@ -176,50 +174,50 @@ class Emulator:
         except BaseException:
             self.stop()
             raise
-        self.endpoint, self.since_s = told["endpoint"], told["since_s"]
+        self.endpoint, self.since_s = reply["endpoint"], reply["since_s"]
         return self
 
     def set(self, conditions: Conditions | None = None, /, **changes: Any) -> None:
         """Change the link; return when the change is in effect.
 
-        changes: fields of `Conditions` that differ, as ``set(rtt_s=0.1)``. Segments that have left
-        keep their delay, those that wait take the new rate. Traces begin anew.
+        changes: the changed fields of `Conditions`, such as ``set(rtt_s=0.1)``. Segments that have
+        left keep their delay; waiting ones use the new rate. Traces start again.
         """
         wanted = structs.replace(conditions or self.conditions, **changes)
-        self.since_s = self._ask(set=structs.asdict(wanted))["since_s"]
+        self.since_s = self._request(set=structs.asdict(wanted))["since_s"]
         self.conditions = wanted
 
     def cut(self, for_s: float = 0.0, *, silent: bool = False) -> None:
-        """Break the link for so many seconds; return at once.
+        """Break the link for ``for_s`` seconds; return at once.
 
-        Connections are reset and new ones refused, as when an interface goes down; with ``silent``
-        nothing is reset and nothing crosses, as when the radio is out of range.
+        The proxy resets connections and refuses new ones, as if an interface went down. With
+        ``silent`` it resets nothing and delivers nothing, as if the radio were out of range.
         """
         if not 0.0 <= for_s < math.inf:
             raise UnsupportedError(f"for_s is {for_s}; a cut takes a time of 0 s or more.")
-        self._ask(cut={"for_s": for_s, "silent": silent})
+        self._request(cut={"for_s": for_s, "silent": silent})
 
     def traffic(self) -> Traffic:
         """Return the totals so far."""
-        return Traffic(**self._ask(traffic=True)["traffic"])
+        return Traffic(**self._request(traffic=True)["traffic"])
 
     def stop(self) -> None:
-        """Stop the proxy and cut all connections through it; kills it if it does not stop."""
+        """Stop the proxy, or kill it if it does not stop; all its connections end."""
         child, self._child = self._child, None
         if child is not None:
             child.stop()
 
-    def _ask(self, **question: Any) -> dict[str, Any]:
-        with self._turn:
+    def _request(self, **request: Any) -> dict[str, Any]:
+        with self._lock:
             child = self._running
             try:
-                child.pipe.send(question)
-                told = child.receive()
+                child.pipe.send(request)
+                reply = child.receive()
             except OSError as error:
                 raise ListenError(f"The emulator does not answer: {error}.") from error
-        if told is None:
+        if reply is None:
             raise ListenError("The emulator ended; see what it wrote to stderr.")
-        return told
+        return reply
 
     def __enter__(self) -> "Emulator":
         return self.start()

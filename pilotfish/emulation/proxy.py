@@ -1,13 +1,12 @@
-"""The proxy behind `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
+"""The proxy of `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
 
-One thread and one selector. A selector's own time-outs are whole milliseconds, too coarse for a
-link of 1 ms; but `select` can wait for an epoll descriptor with a time-out in microseconds. A
-machine still wakes late, by a tenth of a millisecond or two after a long sleep; the loop learns by
-how much, and wakes so much earlier.
+The proxy has one thread. The time-outs of epoll are whole milliseconds, too coarse for a link of
+1 ms, so `select` waits for the epoll descriptor with a time-out in microseconds. A machine still
+wakes 0.1 to 0.2 ms late after a long sleep; the loop measures that delay and wakes earlier by it.
 
-A connection's end, half-close and reset cross the link in order with its bytes. Not modelled: the
-handshake of TCP (the emulator accepts at once), its slow start, its headers, and its slowing down
-after a loss.
+The end, half-close and reset of a connection cross the link in order with its bytes. The proxy does
+not model TCP's handshake (it accepts at once), slow start, headers, or congestion control after a
+loss.
 """
 
 import errno
@@ -22,32 +21,32 @@ from contextlib import suppress
 from time import monotonic
 
 from pilotfish.emulation.addresses import address_of, endpoint_of, listen_on
-from pilotfish.emulation.connection import (
+from pilotfish.emulation.emulator import Conditions, Traffic
+from pilotfish.emulation.proxied_connection import (
     DirectedFlow,
     SocketEnd,
     join_sockets,
     limit_received,
     reset,
 )
-from pilotfish.emulation.emulator import Conditions, Traffic
-from pilotfish.emulation.shaper import RESET, LinkShaper, shapes
+from pilotfish.emulation.shaper import RESET, LinkShaper, split_conditions
 
 _log = logging.getLogger("pilotfish.emulate")
 
-_EARLY_S = 0.0001  # what is due so soon goes now
-_LATE_S = 0.001  # longer delays come from a busy machine, not from the timer
+_EARLY_S = 0.0001  # bytes that are due within this time are sent now
+_LATE_S = 0.001  # longer delays are a busy machine's, not the timer's
 _LONGEST_S = 3600.0  # a selector's longest time-out
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
 def take_precedence() -> None:
-    """Ask the kernel to wake this process before others, where that is allowed."""
+    """Raise this process's priority, if that is allowed."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
 
 
 class Proxy:
-    """Listens on ``endpoint`` and passes connections on to ``connect`` over the emulated link.
+    """Listens on ``endpoint`` and relays connections to ``connect`` over the emulated link.
 
     Raises ListenError, UnsupportedError, EdgeUnreachableError, TraceError.
     """
@@ -56,32 +55,32 @@ class Proxy:
         self._target = address_of(connect)
         self._connect = connect
         now = monotonic()
-        up, down = shapes(conditions)
+        up, down = split_conditions(conditions)
         self._up: LinkShaper[DirectedFlow] = LinkShaper(up, now)
         self._down: LinkShaper[DirectedFlow] = LinkShaper(down, now)
         self.since_s = now
         self._ends: dict[int, SocketEnd] = {}
         self._paused: set[SocketEnd] = set()
-        self._active: set[DirectedFlow] = set()  # with segments on their way
-        self._passed: dict[LinkShaper[DirectedFlow], int] = {self._up: 0, self._down: 0}
+        self._active: set[DirectedFlow] = set()  # flows with segments in transit
+        self._delivered_bytes: dict[LinkShaper[DirectedFlow], int] = {self._up: 0, self._down: 0}
         self._connections = 0
         self._refused_until_s = self._silent_until_s = -math.inf
-        self._absent = False
-        self._crowded = False
-        self._late_s = 0.00015  # this machine's mean delay in waking
+        self._target_absent = False
+        self._full_logged = False
+        self._late_s = 0.00015  # mean delay of this machine in waking
         self._running = True
         self._listener = listen_on(listen)
         limit_received(self._listener, self._up)
         self.endpoint = endpoint_of(self._listener)
         self._epoll = select.epoll()
-        self._others: dict[int, Callable[[], None]] = {}
-        self._welcome(True)
-        # two descriptors a connection, and some for the rest
-        self._most = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
+        self._watchers: dict[int, Callable[[], None]] = {}
+        self._set_accepting(True)
+        # two descriptors a connection, and 32 for other files
+        self._max_connections = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
 
     def change(self, conditions: Conditions) -> None:
-        """Change the link from now on. Raises TraceError and keeps the old state."""
-        up, down = shapes(conditions)
+        """Change the link; a TraceError leaves the old conditions in effect."""
+        up, down = split_conditions(conditions)
         self.since_s = monotonic()
         self._up.change(up, self.since_s)
         self._down.change(down, self.since_s)
@@ -90,29 +89,29 @@ class Proxy:
             limit_received(end.socket, end.out.shaper)
 
     def cut(self, for_s: float, *, silent: bool) -> None:
-        """Break the link for so long; see `Emulator.cut`."""
+        """Break the link for ``for_s`` seconds; see `Emulator.cut`."""
         until_s = monotonic() + for_s
         if silent:
             self._silent_until_s = until_s
             return
         self._refused_until_s = until_s
         for end in list(self._ends.values()):
-            if end.descriptor in self._ends:  # its peer has not taken it along
+            if end.descriptor in self._ends:  # not dropped together with its peer
                 self._drop(end)
 
     def traffic(self) -> Traffic:
         """Return the totals so far."""
         return Traffic(
-            up_bytes=self._passed[self._up],
-            down_bytes=self._passed[self._down],
+            up_bytes=self._delivered_bytes[self._up],
+            down_bytes=self._delivered_bytes[self._down],
             up_lost=self._up.lost,
             down_lost=self._down.lost,
             connections=self._connections,
         )
 
     def watch(self, descriptor: int, ready: Callable[[], None]) -> None:
-        """Call ``ready`` whenever the descriptor can be read."""
-        self._others[descriptor] = ready
+        """Call ``ready`` whenever the descriptor is readable."""
+        self._watchers[descriptor] = ready
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def stop(self) -> None:
@@ -120,20 +119,20 @@ class Proxy:
         self._running = False
 
     def run(self) -> None:
-        """Pass bytes until `stop` is called from a watcher, or a signal raises."""
+        """Relay bytes until a watcher calls `stop` or a signal handler raises."""
         while self._running:
             self._sleep(self._deliver(monotonic() + _EARLY_S))
             happened = self._epoll.poll(0)
-            # new connections first: they cannot get a descriptor that a pending event still names
-            happened.sort(key=lambda event: event[0] not in self._others)
+            # sockets first: a new connection must not reuse a descriptor with a pending event
+            happened.sort(key=lambda event: event[0] not in self._watchers)
             for descriptor, events in happened:
-                if (other := self._others.get(descriptor)) is not None:
+                if (other := self._watchers.get(descriptor)) is not None:
                     other()
                 elif (end := self._ends.get(descriptor)) is not None:
                     self._serve(end, events)
 
     def _sleep(self, until_s: float) -> None:
-        """Wait for a socket or for this time; wake earlier by the usual delay."""
+        """Wait for a socket or for this time; wake earlier by the mean delay."""
         if math.isinf(until_s):
             select.select([self._epoll], [], [])
             return
@@ -153,16 +152,16 @@ class Proxy:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _welcome(self, open_: bool) -> None:
+    def _set_accepting(self, open_: bool) -> None:
         descriptor = self._listener.fileno()
-        if open_ and descriptor not in self._others:
+        if open_ and descriptor not in self._watchers:
             self.watch(descriptor, self._accept)
-        elif not open_ and descriptor in self._others:
-            del self._others[descriptor]
+        elif not open_ and descriptor in self._watchers:
+            del self._watchers[descriptor]
             self._epoll.unregister(descriptor)
 
     def _accept(self) -> None:
-        while len(self._ends) < 2 * self._most:
+        while len(self._ends) < 2 * self._max_connections:
             try:
                 near, _ = self._listener.accept()
             except BlockingIOError:
@@ -170,15 +169,15 @@ class Proxy:
             except OSError as error:
                 if error.errno in {errno.EMFILE, errno.ENFILE}:
                     break
-                continue  # it ended before it was accepted
+                continue  # the connection ended before it was accepted
             if monotonic() < self._refused_until_s:
                 reset(near)
             else:
                 self._open(near)
-        self._welcome(False)  # until a connection ends
-        if not self._crowded:
+        self._set_accepting(False)  # until a connection ends
+        if not self._full_logged:
             _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
-        self._crowded = True
+        self._full_logged = True
 
     def _open(self, near: socket.socket) -> None:
         family, address = self._target
@@ -203,16 +202,16 @@ class Proxy:
         if failed:
             self._refuse(end, failed)
             return
-        if self._absent:
+        if self._target_absent:
             _log.warning("%s answers again", self._connect)
-        self._absent = False
+        self._target_absent = False
         end.connecting = False
         self._watch(end)
 
     def _refuse(self, end: SocketEnd, failed: int) -> None:
-        if not self._absent:  # one line, though a device retries several times a second
+        if not self._target_absent:  # one line, though a device retries several times a second
             _log.warning("%s does not answer: %s", self._connect, os.strerror(failed))
-        self._absent = True
+        self._target_absent = True
         self._drop(end)
 
     def _drop(self, end: SocketEnd) -> None:
@@ -227,8 +226,8 @@ class Proxy:
             self._active.discard(side.out)
             self._paused.discard(side)
             if self._ends.pop(side.descriptor, None) is not None:
-                side.socket.close()  # epoll forgets it with that
-        self._welcome(True)
+                side.socket.close()  # this also removes it from epoll
+        self._set_accepting(True)
 
     def _watch(self, end: SocketEnd) -> None:
         end.watch(self._epoll, paused=end in self._paused)
@@ -246,28 +245,28 @@ class Proxy:
         elif events & select.EPOLLHUP:
             end.hung = True
         if end.blocked and events & (select.EPOLLOUT | _BROKEN):
-            end.blocked = False  # `_deliver` sends, or finds out what is wrong
+            end.blocked = False  # `_deliver` sends, or meets the error
         if end.descriptor in self._ends:
             self._watch(end)
 
     def _read(self, end: SocketEnd) -> None:
-        way = end.out
+        flow = end.out
         try:
             data = end.receive()
         except BlockingIOError:
             return
         if data is RESET:
             self._break(end)
-        elif not way.dead:
-            way.shaper.put(way, data, monotonic())
+        elif not flow.dead:
+            flow.shaper.put(flow, data, monotonic())
             if end.must_wait:
                 self._paused.add(end)
 
     def _break(self, end: SocketEnd) -> None:
-        """Mark this end as gone; its peer learns of it over the link."""
+        """Mark this end as broken; the reset crosses the link to its peer."""
         end.finished = end.broken = True
         end.blocked = False
-        if end.peer.broken or end.peer.blocked:  # no peer, or one that may never read
+        if end.peer.broken or end.peer.blocked:  # the peer is broken, or may never read
             self._drop(end)
             return
         end.into.drop()
@@ -277,57 +276,57 @@ class Proxy:
     # -- bytes out ---------------------------------------------------------------------------------
 
     def _deliver(self, now: float) -> float:
-        """Deliver what is due by ``now``; return when there is something to do next."""
+        """Deliver the bytes due by ``now``; return the time of the next delivery."""
         if now < self._silent_until_s:
             return self._silent_until_s
         wake_s = math.inf
-        for shaper in self._passed:
+        for shaper in self._delivered_bytes:
             shaper.advance(now)
             self._active |= shaper.moved
             shaper.moved.clear()
             wake_s = min(wake_s, shaper.wake_s())
-        for way in list(self._active):
-            wake_s = min(wake_s, self._hand_on(way, now))
+        for flow in list(self._active):
+            wake_s = min(wake_s, self._deliver_flow(flow, now))
         for end in list(self._paused):
             if not end.must_wait:
                 self._paused.remove(end)
                 self._watch(end)
         return wake_s
 
-    def _hand_on(self, way: DirectedFlow, now: float) -> float:
-        end = way.sink
-        while not (way.dead or end.connecting or end.blocked):
-            due_s = way.due_s()
+    def _deliver_flow(self, flow: DirectedFlow, now: float) -> float:
+        end = flow.sink
+        while not (flow.dead or end.connecting or end.blocked):
+            due_s = flow.due_s()
             if due_s > now and not end.has_rest:
-                if not way.in_transit:
-                    self._active.discard(way)
+                if not flow.in_transit:
+                    self._active.discard(flow)
                 return due_s
-            parts = way.take_due(now)
+            parts = flow.take_due(now)
             if parts or end.has_rest:
-                self._send(way, parts)
-            elif way.take() is RESET:
+                self._send(flow, parts)
+            elif flow.take() is RESET:
                 self._drop(end)
             else:
-                self._finish(way)
-        if way.dead:
-            self._active.discard(way)
+                self._finish(flow)
+        if flow.dead:
+            self._active.discard(flow)
         return math.inf
 
-    def _send(self, way: DirectedFlow, parts: list[bytes]) -> None:
-        end = way.sink
+    def _send(self, flow: DirectedFlow, parts: list[bytes]) -> None:
+        end = flow.sink
         try:
-            self._passed[way.shaper] += end.send(parts)
+            self._delivered_bytes[flow.shaper] += end.send(parts)
         except OSError:
             self._break(end)
             return
-        if end.blocked and way.source.broken:  # the rest would wait for ever
+        if end.blocked and flow.source.broken:  # nobody would ever read the rest
             self._drop(end)
         else:
             self._watch(end)
 
-    def _finish(self, way: DirectedFlow) -> None:
-        """Take in the FIN of a sender."""
-        way.sink.finish()
-        way.finished = True
-        if way.sink.out.finished:
-            self._forget(way.sink)
+    def _finish(self, flow: DirectedFlow) -> None:
+        """Deliver a sender's FIN."""
+        flow.sink.finish()
+        flow.finished = True
+        if flow.sink.out.finished:
+            self._forget(flow.sink)

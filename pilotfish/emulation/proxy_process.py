@@ -1,8 +1,8 @@
-"""The emulator's process: a `Proxy`, tied to the `Emulator` that started it.
+"""The emulator's process: a `Proxy` with a pipe to the `Emulator` that started it.
 
-`python -m pilotfish.emulation.proxy_process DESCRIPTOR` reads requests from a socket, one JSON object a
-line, and answers each with one. The first configures the proxy; later ones change the link or ask
-for totals. When the other end closes, the process ends.
+`python -m pilotfish.emulation.proxy_process DESCRIPTOR` reads requests from a socket, one JSON
+object a line, and answers each with one. The first request configures the proxy; later ones change
+the link or request totals. When the other end closes, the process ends.
 """
 
 import gc
@@ -17,42 +17,42 @@ from pilotfish.emulation.emulator import Conditions
 from pilotfish.emulation.proxy import Proxy, take_precedence
 
 
-def _answer(proxy: Proxy, asked: dict[str, Any]) -> dict[str, Any]:
-    if "set" in asked:
-        proxy.change(Conditions(**asked["set"]))
+def _answer(proxy: Proxy, request: dict[str, Any]) -> dict[str, Any]:
+    if "set" in request:
+        proxy.change(Conditions(**request["set"]))
         return {"since_s": proxy.since_s}
-    if "cut" in asked:
-        proxy.cut(**asked["cut"])
+    if "cut" in request:
+        proxy.cut(**request["cut"])
     return {"traffic": asdict(proxy.traffic())}
 
 
 def main(descriptor: int) -> int:
-    """Run the proxy until the parent is gone; returns the exit code."""
+    """Run the proxy until the parent ends; return the exit status."""
     with socket.socket(fileno=descriptor) as connection:
-        tie = ChildPipe(connection)
-        first = tie.receive()
+        pipe = ChildPipe(connection)
+        first = pipe.receive()
         if first is None:
             return 0
         try:
             proxy = Proxy(first["listen"], first["connect"], Conditions(**first["conditions"]))
         except PilotfishError as error:
-            tie.send_error(error)
+            pipe.send_error(error)
             return error.exit_code
 
-        def converse() -> None:
-            asked = tie.receive()  # the parent writes whole lines, one at a time
-            if asked is None:
+        def serve_request() -> None:
+            request = pipe.receive()  # the parent writes whole lines, one at a time
+            if request is None:
                 proxy.stop()
                 return
             try:
-                tie.send(_answer(proxy, asked))
+                pipe.send(_answer(proxy, request))
             except PilotfishError as error:
-                tie.send_error(error)
+                pipe.send_error(error)
 
-        proxy.watch(descriptor, converse)
+        proxy.watch(descriptor, serve_request)
         take_precedence()
         gc.freeze()
-        tie.send({"endpoint": proxy.endpoint, "since_s": proxy.since_s})
+        pipe.send({"endpoint": proxy.endpoint, "since_s": proxy.since_s})
         proxy.run()
         proxy.close()
         return 0

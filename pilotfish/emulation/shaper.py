@@ -1,18 +1,18 @@
 """One direction of an emulated link: when each segment arrives. No clock, no sockets.
 
-in: bytes of TCP connections (`ChunkFlow`), with the time at which they came. out: on each flow, a deque
-of segments and when the first of them is due.
+In: bytes of TCP connections (`Flow`), with their time of arrival. Out: a deque of segments for each
+flow, and the time at which the first is due.
 
-Bytes are cut into segments of at most 1500. Those of all flows share one queue, first come first
-served. A segment starts when the one before it has left and it has arrived itself; it has left
-after size·8/rate seconds, or at its delivery opportunity in a trace; it is due rtt/2 plus jitter
-after that, and not before the one ahead of it. All times follow from the schedule and not from when
-`advance` is called, so that late calls do not add up.
+Bytes are cut into segments of at most 1500. The segments of all flows share one queue, in order of
+arrival. A segment starts when it has arrived and the one before it has left. It leaves after
+size·8/rate seconds, or at its delivery opportunity in a trace. It is due rtt/2 plus jitter later,
+and not before the segment ahead of it. All times follow from the schedule, not from the calls of
+`advance`, so that late calls do not add up.
 
 Loss shows as TCP's retransmissions. A lost segment arrives one RTT after the third segment that
 follows it on its flow (three duplicate acknowledgements, RFC 5681 §3.2), or after a time-out of RTT
-+ 200 ms (RFC 6298 with Linux's least variance) when fewer follow until then. All behind it on its
-flow waits. The retransmission itself is never lost.
++ 200 ms (RFC 6298 with Linux's least variance) when fewer follow until then. Later segments of its
+flow wait for it. A retransmission is never lost.
 """
 
 import math
@@ -27,22 +27,22 @@ SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3
 RETRANSMISSION_VARIANCE_S = 0.2
 
-WAITING_BYTES = 512 * 1024  # of a direction, unless `Conditions.buffer_bytes` says more
-BUFFER_S = 0.25  # of a direction's rate may wait, as in a modem of moderate size
+MAX_WAITING_BYTES = 512 * 1024  # queue of a direction, unless `Conditions.buffer_bytes` is larger
+BUFFER_S = 0.25  # default queue in seconds of the rate, as in a modem of moderate size
 _LEAST_BUFFER = 2 * SEGMENT_BYTES  # with less the link would idle between two segments
-MAX_HELD_BYTES = 32 * 1024 * 1024  # of a flow; so much is under way at 1 Gbit/s in 250 ms
-_OBJECT_BYTES = 256  # what a segment takes here besides its bytes
+MAX_HELD_BYTES = 32 * 1024 * 1024  # bytes of a flow: those in transit at 1 Gbit/s and 250 ms
+_OBJECT_BYTES = 256  # memory of a segment besides its bytes
 
-# as bytes of a segment: the sender will send no more (FIN), the connection is broken (RST)
+# a segment's data: the sender has finished (FIN), or the connection is broken (RST)
 FIN = b""
 RESET = None
-_DEPARTURES_S = 0.001  # departures need not be processed at once, since arrivals are later
+_DEPARTURES_S = 0.001  # departures may be processed so late, since arrivals are later
 
 
 class Segment(NamedTuple):
-    """Bytes on their way (or FIN, RESET).
+    """Bytes in transit (or FIN, RESET).
 
-    left_s, due_s: when they left and arrive, lost or not. repair_s: None, or the RTT when lost.
+    left_s, due_s: departure and arrival as if not lost. repair_s: the RTT if lost; None: not lost.
     """
 
     data: bytes | None
@@ -52,20 +52,20 @@ class Segment(NamedTuple):
 
 
 class Flow:
-    """One direction of one connection: what has left and not yet arrived, in order."""
+    """One direction of a connection: the segments in transit, in order."""
 
     def __init__(self) -> None:
         self.in_transit: deque[Segment] = deque()
-        self.held_bytes = 0  # from `LinkShaper.put` until `take`
-        self.dead = False  # the receiver is gone; what comes is dropped
+        self.held_bytes = 0  # memory from `LinkShaper.put` until `take`
+        self.dead = False  # the receiver has ended; new bytes are dropped
 
     @property
     def full(self) -> bool:
-        """Whether the sender has to wait."""
+        """Whether the sender must wait."""
         return self.held_bytes >= MAX_HELD_BYTES
 
     def due_s(self) -> float:
-        """Return when the next segment arrives, as known now; inf if there is none."""
+        """Return the arrival of the next segment as known now; inf without one."""
         if not self.in_transit:
             return math.inf
         first = self.in_transit[0]
@@ -80,18 +80,18 @@ class Flow:
     def take(self) -> bytes | None:
         """Remove the next segment."""
         data = self.in_transit.popleft().data
-        self.held_bytes -= _cost(data)
+        self.held_bytes -= _memory_bytes(data)
         return data
 
     def drop(self) -> None:
-        """Deliver nothing any more."""
+        """Drop all segments, now and from now on."""
         self.dead = True
         self.in_transit.clear()
         self.held_bytes = 0
 
 
 class LinkShape(NamedTuple):
-    """One direction's share of `Conditions`."""
+    """The `Conditions` of one direction."""
 
     rtt_s: float
     jitter_s: float
@@ -102,17 +102,17 @@ class LinkShape(NamedTuple):
     buffer_bytes: int | None
 
     def queue_bytes(self) -> int:
-        """Return how many payload bytes may wait for the link."""
+        """Return the payload bytes that may wait for the link."""
         if self.buffer_bytes is not None:
             return self.buffer_bytes
         rate_bps = self.rate_bps if self.trace is None else self.trace.mean_bps
         if rate_bps is None:
-            return WAITING_BYTES
-        return min(max(_LEAST_BUFFER, int(rate_bps / 8 * BUFFER_S)), WAITING_BYTES)
+            return MAX_WAITING_BYTES
+        return min(max(_LEAST_BUFFER, int(rate_bps / 8 * BUFFER_S)), MAX_WAITING_BYTES)
 
 
-def shapes(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
-    """Split conditions into the two directions, up first. Raises TraceError."""
+def split_conditions(conditions: Conditions) -> tuple[LinkShape, LinkShape]:
+    """Split conditions into the two directions, up first; raises TraceError."""
     up, down = (
         LinkShape(
             conditions.rtt_s,
@@ -135,49 +135,49 @@ F = TypeVar("F", bound=Flow)
 
 
 class LinkShaper(Generic[F]):
-    """One direction of a link. Times are seconds of one clock and never go back."""
+    """One direction of a link. Times are seconds of one monotonic clock."""
 
     def __init__(self, shape: LinkShape, now: float) -> None:
         self._waiting: deque[tuple[F, bytes | None, float]] = deque()
-        self._left_s = now  # when the last segment left
-        self._next_s = math.inf  # when the first that waits will have left
-        self._shape(shape, now)
-        self.waiting_bytes = 0  # of memory
-        self._queued_bytes = 0  # of payload
+        self._left_s = now  # departure of the last segment
+        self._next_s = math.inf  # departure of the first waiting segment
+        self._apply_shape(shape, now)
+        self.waiting_bytes = 0  # memory of the waiting segments
+        self._queued_bytes = 0  # payload of the waiting segments
         self.lost = 0
-        self.moved: set[F] = set()  # flows on which something has left; the owner empties it
+        self.moved: set[F] = set()  # flows with new departures; the owner clears it
 
-    def _shape(self, shape: LinkShape, now: float) -> None:
-        self._rules = shape
+    def _apply_shape(self, shape: LinkShape, now: float) -> None:
+        self._shape = shape
         self._trace = None if shape.trace is None else TraceClock(shape.trace, now)
         self._unlimited = shape.rate_bps is None and shape.trace is None
         self.buffer_bytes = shape.queue_bytes()
 
     def change(self, shape: LinkShape, now: float) -> None:
-        """Change the link from ``now`` on; the segment that is leaving starts again."""
+        """Change the link at ``now``; the first waiting segment starts again."""
         self.advance(now)
-        self._shape(shape, now)
+        self._apply_shape(shape, now)
         self._left_s = max(now, self._left_s)
         self._schedule()
 
     @property
     def full(self) -> bool:
-        """Whether senders have to wait."""
-        most = max(WAITING_BYTES, 2 * self.buffer_bytes)
+        """Whether senders must wait."""
+        most = max(MAX_WAITING_BYTES, 2 * self.buffer_bytes)
         return self.waiting_bytes >= most or self.room < min(SEGMENT_BYTES, self.buffer_bytes)
 
     @property
     def room(self) -> int:
-        """Payload bytes that the queue can take; may be below 0."""
+        """The payload bytes that fit into the queue; may be below 0."""
         return self.buffer_bytes - self._queued_bytes
 
     def wake_s(self) -> float:
-        """Return when `advance` should be called at the latest; inf if nothing waits."""
-        return self._next_s + min(self._rules.rtt_s / 2, _DEPARTURES_S)
+        """Return the latest time for the next `advance`; inf if no segment waits."""
+        return self._next_s + min(self._shape.rtt_s / 2, _DEPARTURES_S)
 
     def put(self, flow: F, data: bytes | None, now: float) -> None:
-        """Queue bytes (or FIN, RESET) that came ``now`` on this flow."""
-        whole = self._unlimited and not self._rules.loss
+        """Queue bytes (or FIN, RESET) that arrived ``now`` on this flow."""
+        whole = self._unlimited and not self._shape.loss
         size = len(data) if data else 0
         step = size if whole else SEGMENT_BYTES
         if not data or size <= step:
@@ -191,14 +191,14 @@ class LinkShaper(Generic[F]):
             self.advance(now)
 
     def _append(self, flow: F, data: bytes | None, now: float) -> None:
-        cost = _cost(data)
+        cost = _memory_bytes(data)
         flow.held_bytes += cost
         self.waiting_bytes += cost
         self._queued_bytes += len(data or b"")
         self._waiting.append((flow, data, now))
 
     def _schedule(self) -> None:
-        """Compute when the first waiting segment will have left."""
+        """Compute the departure of the first waiting segment."""
         if not self._waiting:
             self._next_s = math.inf
             return
@@ -209,15 +209,15 @@ class LinkShaper(Generic[F]):
         elif self._trace is not None:
             self._next_s = self._trace.leave(start_s, len(data))
         else:
-            assert self._rules.rate_bps is not None
-            self._next_s = start_s + len(data) * 8 / self._rules.rate_bps
+            assert self._shape.rate_bps is not None
+            self._next_s = start_s + len(data) * 8 / self._shape.rate_bps
 
     def advance(self, now: float) -> None:
-        """Move on what has left by ``now``."""
-        rtt_s, jitter_s, _, _, loss, random, _ = self._rules
+        """Move the segments that have left by ``now`` into transit."""
+        rtt_s, jitter_s, _, _, loss, random, _ = self._shape
         while self._next_s <= now:
             flow, data, _ = self._waiting.popleft()
-            self.waiting_bytes -= _cost(data)
+            self.waiting_bytes -= _memory_bytes(data)
             self._queued_bytes -= len(data or b"")
             self._left_s = self._next_s
             if not flow.dead:
@@ -231,5 +231,5 @@ class LinkShaper(Generic[F]):
             self._schedule()
 
 
-def _cost(data: bytes | None) -> int:
+def _memory_bytes(data: bytes | None) -> int:
     return _OBJECT_BYTES + (len(data) if data else 0)

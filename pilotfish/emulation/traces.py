@@ -1,11 +1,11 @@
 """Packet-delivery traces in the format of Mahimahi's `mm-link`.
 
-in: a text file; each line is a time in whole milliseconds, in order, at which the link can carry
-one packet of 1500 bytes. A repeated line is two packets. out: when the bytes of a segment have
-left, for segments in order.
+In: a text file; each line is a time in whole milliseconds, in order, at which the link can carry
+one packet of 1500 bytes. A repeated line is two packets. Out: the departure of each segment, in
+order.
 
 The trace repeats, with its last time as its period. An opportunity without waiting bytes is lost;
-small segments share one, and a segment continues in the next where one has no room. (Mahimahi,
+small segments share one, and a segment without room continues in the next one. (Mahimahi,
 link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
 """
 
@@ -37,11 +37,11 @@ class Trace:
         times = array("Q")
         last = 0
         for number, line in enumerate(lines, 1):
-            # not int() alone, which also takes " 1_000 ", and digits without end
+            # int() alone would also accept " 1_000 ", and endless digits
             if not (line.isdigit() and len(line) <= 15):
-                shown = line[:40].decode(errors="replace")
+                excerpt = line[:40].decode(errors="replace")
                 raise TraceError(
-                    f"{path}, line {number}: {shown!r} is no time in whole milliseconds; "
+                    f"{path}, line {number}: {excerpt!r} is no time in whole milliseconds; "
                     "a trace has one on each line and nothing else."
                 )
             time_ms = int(line)
@@ -59,21 +59,21 @@ class Trace:
 
     @property
     def period_s(self) -> float:
-        """Seconds after which the trace begins again."""
+        """The period in seconds, after which the trace repeats."""
         return self.times_ms[-1] / 1e3
 
     @property
     def mean_bps(self) -> float:
-        """What the trace carries on average, in bit/s."""
+        """The mean rate of the trace, in bit/s."""
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_s
 
     def time_s(self, index: int) -> float:
-        """Return the time of opportunity ``index``, counted on through the repetitions."""
+        """Return the time of opportunity ``index``, counted through all repetitions."""
         cycle, place = divmod(index, len(self.times_ms))
         return (cycle * self.times_ms[-1] + self.times_ms[place]) / 1e3
 
     def first_from(self, time_s: float) -> int:
-        """Return the first opportunity at ``time_s`` or later."""
+        """Return the index of the first opportunity at ``time_s`` or later."""
         # a nanosecond of tolerance: sums of clock readings are not exact
         cycle, rest_ms = divmod(math.ceil(time_s * 1e3 - 1e-6), self.times_ms[-1])
         if rest_ms == 0 and cycle > 0:  # the end of one cycle is the start of the next
@@ -82,27 +82,27 @@ class Trace:
 
 
 class TraceClock:
-    """Takes opportunities of a trace that began at ``start_s``."""
+    """Assigns segments to the opportunities of a trace that began at ``start_s``."""
 
     def __init__(self, trace: Trace, start_s: float) -> None:
         self._trace = trace
         self._start_s = start_s
         self._index = -1  # the opportunity in use
         self._time_s = -math.inf
-        self._room = 0  # bytes left of it
+        self._room = 0  # bytes left in it
 
     def leave(self, arrival_s: float, size: int) -> float:
-        """Return when the last byte of a segment has left that came at ``arrival_s``."""
+        """Return the departure of the last byte of a segment that arrived at ``arrival_s``."""
         if self._time_s < arrival_s:
             first = self._trace.first_from(arrival_s - self._start_s)
-            self._take(max(self._index + 1, first))
+            self._use_opportunity(max(self._index + 1, first))
         while size > self._room:
             size -= self._room
-            self._take(self._index + 1)
+            self._use_opportunity(self._index + 1)
         self._room -= size
         return self._time_s
 
-    def _take(self, index: int) -> None:
+    def _use_opportunity(self, index: int) -> None:
         self._index = index
         self._time_s = self._start_s + self._trace.time_s(index)
         self._room = OPPORTUNITY_BYTES

@@ -1,7 +1,7 @@
 """Artifacts: directories with a graph, its weights, a tokenizer and `manifest.json`.
 
 `Artifact.open` reads and checks the manifest (`engines.manifest`). A stage of a model
-(`engines.stage_range`) is an artifact too, which is only opened on request.
+(`engines.stage_range`) is an artifact too, but opens only on request.
 """
 
 from __future__ import annotations
@@ -34,50 +34,50 @@ class Artifact:
     """An opened artifact directory. Build one with `Artifact.open`.
 
     Attributes:
-        kept: i64 [N], ascending: the tokens whose logits its head computes, one a column; None
-            where it computes those of all.
+        head_tokens: i64 [N], ascending: the tokens whose logits the cut head computes, one per
+            column; None for a whole head.
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, kept: NDArray[np.int64] | None = None
+        self, path: Path, manifest: Manifest, head_tokens: NDArray[np.int64] | None = None
     ) -> None:
         self.path = path
         self.manifest = manifest
-        self.kept = kept
+        self.head_tokens = head_tokens
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, stage: bool = False) -> Artifact:
-        """Read and check the manifest, and check that all its files exist.
+        """Read and check the manifest, and check that every file exists.
 
-        Hashes are not computed here, since weights can be many gigabytes: see `verify`. That of a
-        cut head's tokens is: another list would make other words of every answer.
+        This computes no hashes, since weights can be many gigabytes: see `verify`. The hash of a
+        cut head's token list is the exception: another list would change every answer.
 
         Args:
-            stage: take a stage of a model as well as a whole one.
+            stage: accept a stage of a model as well as a whole one.
 
         Raises:
-            ArtifactError: if this is no artifact, is from a newer version, or lacks a file; or is a
-                stage, and none was asked for.
+            ArtifactError: if this is no artifact, is from a newer version, or lacks a file; or if
+                it is a stage and `stage` is false.
         """
         directory = Path(path)
         manifest = read_manifest(directory)
         if not stage:
             check_whole(directory, manifest)
         for name in manifest.files:
-            if not os.path.isfile(directory / name):  # Path.is_file raises for a name too long
+            if not os.path.isfile(directory / name):  # Path.is_file raises if the name is too long
                 raise ArtifactError(
                     f"{directory} lacks {name}, which its manifest names: export the model again"
                 )
-        return cls(directory, manifest, _head_tokens(directory, manifest))
+        return cls(directory, manifest, _read_head_tokens(directory, manifest))
 
     @property
     def graph_path(self) -> Path:
-        """The ONNX graph; its external data lie beside it."""
+        """The ONNX graph; its external data are in the same folder."""
         return self.path / GRAPH_NAME
 
     @property
     def genai_path(self) -> Path:
-        """What ONNX Runtime GenAI's builder says of the graph, under the dialect genai."""
+        """The genai_config.json of ONNX Runtime GenAI's builder, under the dialect genai."""
         return self.path / GENAI_NAME
 
     @property
@@ -87,7 +87,7 @@ class Artifact:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Its files but for the manifest, by their names there."""
+        """All files except the manifest, by their names in it."""
         return {name: self.path / name for name in self.manifest.files}
 
     @property
@@ -97,22 +97,22 @@ class Artifact:
 
     @property
     def head_path(self) -> Path:
-        """The graph of the head, which only a first stage has."""
+        """The head's graph, which only a first stage has."""
         return self.path / HEAD_NAME
 
     def verify(self) -> None:
         """Compare every file with its SHA-256 in the manifest.
 
         Raises:
-            ArtifactError: naming the first file that differs.
+            ArtifactError: if a file differs; it names the first one.
         """
         for name, expected in self.manifest.files.items():
             if file_sha256(self.path / name) != expected:
-                raise self.altered(name)
+                raise self.altered_error(name)
 
-    def altered(self, name: str) -> ArtifactError:
+    def altered_error(self, name: str) -> ArtifactError:
         """Build the error about a file that differs from the manifest."""
-        return _altered(self.path / name)
+        return _altered_error(self.path / name)
 
 
 def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
@@ -121,10 +121,10 @@ def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
     Raises:
         ArtifactError: if it holds none, or one is missing, damaged, or of another cut.
     """
-    found = [Artifact.open(path, stage=True) for path in Path(folder).glob("stage-*")]
-    places = {artifact.manifest.stage: artifact for artifact in found}
+    artifacts = [Artifact.open(path, stage=True) for path in Path(folder).glob("stage-*")]
+    places = {artifact.manifest.stage: artifact for artifact in artifacts}
     cuts = sorted((cut for cut in places if cut is not None), key=lambda cut: cut.index)
-    if not found or None in places or len(cuts) < len(found):
+    if not artifacts or None in places or len(cuts) < len(artifacts):
         raise ArtifactError(
             f"{folder} holds no stages of a model: make them with `pilotfish export split`"
         )
@@ -143,33 +143,33 @@ def check_whole(path: Path, manifest: Manifest) -> None:
 
 def check_head(artifact: Artifact) -> None:
     """Raise `ArtifactError` for a model whose head was cut."""
-    if artifact.kept is not None:
+    if artifact.head_tokens is not None:
         raise ArtifactError(
-            f"{artifact.path} can say only {len(artifact.kept)} of its tokens (--keep-tokens), so "
-            "it can draft and do nothing else: name the artifact of the whole model"
+            f"{artifact.path} computes logits for only {len(artifact.head_tokens)} of its tokens "
+            "(--keep-tokens), so it can only draft: name the artifact of the whole model"
         )
 
 
-def _head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | None:
-    """Read which tokens a cut head computes, i64 [N]; None for a whole one."""
+def _read_head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | None:
+    """Read the tokens that a cut head computes, i64 [N]; None for a whole head."""
     if manifest.head_tokens is None:
         return None
     path = directory / HEAD_TOKENS_NAME
     with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         data = read_content(path)
     if hashlib.sha256(data).hexdigest() != manifest.files[HEAD_TOKENS_NAME]:
-        raise _altered(path)
-    kept = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)
-    right = len(data) == 4 * manifest.head_tokens and bool((np.diff(kept) > 0).all())
-    if not right or kept[-1] >= manifest.vocab_size:
+        raise _altered_error(path)
+    tokens = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)
+    right = len(data) == 4 * manifest.head_tokens and bool((np.diff(tokens) > 0).all())
+    if not right or tokens[-1] >= manifest.vocab_size:
         raise ArtifactError(
             f"{path} is no ascending list of {manifest.head_tokens} of {manifest.vocab_size} "
             "tokens: export the model again"
         )
-    return kept
+    return tokens
 
 
-def _altered(path: Path) -> ArtifactError:
+def _altered_error(path: Path) -> ArtifactError:
     return ArtifactError(
         f"{path} is not the file that was exported (its SHA-256 differs): export the model again, "
         "or restore a copy of it"
@@ -185,7 +185,7 @@ def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> st
 def sha256_of(
     file: RawIOBase, on_chunk: Callable[[int], None] | None = None, chunk_bytes: int = 1 << 22
 ) -> str:
-    """Compute the SHA-256 of the rest of an unbuffered file; other threads run meanwhile."""
+    """Compute the SHA-256 of the rest of an unbuffered file; releases the interpreter's lock."""
     digest, chunk = hashlib.sha256(), memoryview(bytearray(chunk_bytes))
     while size := file.readinto(chunk):
         digest.update(chunk[:size])

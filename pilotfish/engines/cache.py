@@ -1,4 +1,4 @@
-"""The folder for what can be made or fetched again, and atomic writes to it."""
+"""The cache folder for files that can be built or downloaded again, and atomic writes to it."""
 
 import logging
 import os
@@ -15,28 +15,32 @@ _log = logging.getLogger("pilotfish")
 
 
 def cache_directory() -> Path:
-    """Return the folder of this machine's caches: downloaded models, artifacts, engines.
+    """Return this machine's cache folder for downloaded models, artifacts and engines.
 
-    $PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache; for a user without a home a
-    folder of its own among the temporary files.
+    $PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache. A user without a home folder
+    gets a private temporary folder.
     """
-    if own := os.environ.get("PILOTFISH_CACHE"):
-        return Path(own)
+    if configured := os.environ.get("PILOTFISH_CACHE"):
+        return Path(configured)
     folder = user_folder("XDG_CACHE_HOME", ".cache")
-    return _temporary() if folder is None else folder / "pilotfish"
+    return _temporary_folder() if folder is None else folder / "pilotfish"
 
 
 @cache
-def _temporary() -> Path:
-    """Return the folder for a user without a home.
+def _temporary_folder() -> Path:
+    """Return the cache folder of a user without a home folder.
 
-    Engines are code, so one that another user may have filled is not taken.
+    Engines are code, so a folder that another user may have filled is refused.
     """
     folder = Path(tempfile.gettempdir()) / f"pilotfish-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        status = folder.lstat()
+        if (
+            not stat.S_ISDIR(status.st_mode)
+            or status.st_uid != os.getuid()
+            or status.st_mode & 0o022
+        ):
             raise PermissionError
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="pilotfish-"))
@@ -49,14 +53,14 @@ def _temporary() -> Path:
 
 
 def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
-    """Write a file beside `path` and rename it, so that it is never seen half written.
+    """Write a temporary file next to `path` and rename it: no reader sees it half written.
 
-    mode: of the file, less the umask.
+    mode: permissions of the file, less the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*"):
-        if not Path(f"/proc/{left.suffix[1:]}").exists():  # left by a thread that was killed
-            left.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        if not Path(f"/proc/{leftover.suffix[1:]}").exists():  # its writer was killed
+            leftover.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -71,7 +75,7 @@ def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> N
 
 
 def keep_newest(folder: Path, pattern: str, most: int) -> None:
-    """Delete all but the ``most`` recently used of the matching files in `folder`."""
+    """Delete all but the `most` recently used files that match in `folder`."""
     files = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime_ns)
     for file in files[:-most]:
         file.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
 """Render a model's chat template: messages → the text of a prompt.
 
-In: the model's Jinja source, and messages as in OpenAI's API. Out: the text of transformers'
-`apply_chat_template(tokenize=False)`, whose functions and settings are repeated here. The text
-holds special tokens: encode it with `special=True`.
+In: the model's Jinja source, and messages as in OpenAI's API. Out: the text that transformers'
+`apply_chat_template(tokenize=False)` returns; its template functions and settings are the same
+here. The text contains special tokens: encode it with `special=True`.
 
 A template is untrusted code, so it runs in Jinja's sandbox (no attributes that begin with an
-underscore, no mutation) and within bounds of compiling, time and size (`sandbox`).
+underscore, no mutation) with bounds on compilation, time and size (`sandbox`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pilotfish.engines.sandbox import Sandbox
 
 MAX_SECONDS = 5.0
 MAX_CHARACTERS = 1 << 24
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the first that a message has counts
-_DATE_CHARACTERS = 1000  # of how a date is to be written
+_THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field present wins
+_MOST_DATE_CHARACTERS = 1000  # longest strftime format
 
 
 class ChatTemplate:
@@ -31,8 +31,8 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        tokens: tokens that the template may write by a name, such as {"bos_token": "<s>"}.
-        max_seconds, max_characters: bounds of one rendering; seconds of CPU time.
+        tokens: special tokens that the template may name, such as {"bos_token": "<s>"}.
+        max_seconds, max_characters: bounds of one rendering; seconds are CPU time.
 
     Raises:
         TemplateError: if the source does not compile.
@@ -49,7 +49,10 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self._environment = Sandbox(max_seconds, max_characters)
         self._environment.add_filter("tojson", _to_json)
-        self._environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+        self._environment.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
         try:
             self._template = self._environment.compile_bounded(source)
         except jinja2.TemplateSyntaxError as error:
@@ -69,8 +72,8 @@ class ChatTemplate:
         """Render the prompt for `messages`.
 
         Args:
-            messages: each with "role" and "content"; as transformers does, fields that are None
-                are left out, since templates would print them, and a thought has both its names.
+            messages: each with "role" and "content". As in transformers, fields that are None are
+                removed, since templates would print them; a thought gets both field names.
             add_generation_prompt: end with the header of the assistant's answer.
             variables: other variables of this template, such as `enable_thinking`.
 
@@ -78,30 +81,30 @@ class ChatTemplate:
             TemplateError: if the template refuses the messages, fails, or exceeds its bounds.
         """
         self._environment.start()
-        said = [_with_thought(message) for message in messages]
-        known = {**self._tokens, "tools": None, "documents": None, **variables}
-        known |= {"messages": said, "add_generation_prompt": add_generation_prompt}
+        cleaned = [_clean_message(message) for message in messages]
+        template_variables = {**self._tokens, "tools": None, "documents": None, **variables}
+        template_variables |= {"messages": cleaned, "add_generation_prompt": add_generation_prompt}
         try:
-            return "".join(self._template.generate(known))
+            return "".join(self._template.generate(template_variables))
         except TemplateError:
             raise
         except Exception as error:  # a template can raise whatever its expressions can
             raise TemplateError(f"the chat template failed: {error}") from None
 
 
-def _with_thought(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates expect it: nothing is None; some call a thought `thinking`."""
+def _clean_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove fields that are None; repeat a thought as `thinking`, which some templates read."""
     plain = {name: value for name, value in message.items() if value is not None}
-    thought = next((plain[name] for name in _THOUGHTS if name in plain), None)
-    return plain if thought is None else {"thinking": thought, **plain, _THOUGHTS[0]: thought}
+    thought = next((plain[name] for name in _THOUGHT_FIELDS if name in plain), None)
+    return plain if thought is None else {"thinking": thought, **plain, _THOUGHT_FIELDS[0]: thought}
 
 
-def _raise(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
 def _strftime_now(form: str) -> str:
-    if len(form) > _DATE_CHARACTERS:
+    if len(form) > _MOST_DATE_CHARACTERS:
         raise TemplateError(f"the chat template wants a date in {len(form)} characters")
     return datetime.now().strftime(form)
 

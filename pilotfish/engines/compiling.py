@@ -1,6 +1,6 @@
-"""Compile a grammar with llguidance, after a look at what would explode there.
+"""Compile a grammar with llguidance, after checks for schemas that would explode there.
 
-In:  a `Grammar` and a vocabulary as llguidance reads it. Out: a matcher, or a `GrammarError`.
+In:  a `Grammar` and llguidance's view of a vocabulary. Out: a matcher, or a `GrammarError`.
 """
 
 import json
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-# JSON in one line, as models write it; a space that may be anywhere would leave nothing forced, and
-# small models never end some
+# JSON on one line, as models write it. With optional spaces no text would be forced, and small
+# models never end some of them.
 _JSON: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# An automaton has a state for each remainder, of several divisors for each of their product: some
-# 50 ms to compile at this one, 11 s at a hundred times as many, and nothing bounds it.
-_DIVISORS = 10_000
+# multipleOf makes an automaton with a state per remainder, several of them a product of states.
+# Compilation takes some 50 ms at this bound and 11 s at a hundred times it; llguidance has none.
+_MOST_DIVISORS = 10_000
 NO_CONTROLS = Controls({})
-# In Lark: schemas and divisors, which are not bounded there; attributes that cannot be rolled back;
-# %ignore, under which what is allowed depends on what was asked before; control tokens.
+# Lark constructs that are refused: schemas and divisors, which would be unbounded; attributes that
+# cannot be rolled back; %ignore, whose masks depend on earlier queries; control tokens.
 _REFUSED = re.compile(r"%(json|regex|ignore)|\b(max_tokens|stop|temperature)\s*=|<[\[|]|‹")
-# Rules of 64 KiB refer to each other some 10,000 deep, and take 4 KiB of stack at each step.
-_STACK = 256 * 1024 * 1024
-_STACK_SIZE = threading.Lock()
+# Rules of 64 KiB can nest some 10,000 deep; each level takes 4 KiB of stack.
+_STACK_BYTES = 256 * 1024 * 1024
+_STACK_SIZE_LOCK = threading.Lock()
 T = TypeVar("T")
 
 
 def compile_grammar(
-    grammar: Grammar, words: "LLTokenizer", controls: Controls = NO_CONTROLS
+    grammar: Grammar, tokenizer: "LLTokenizer", controls: Controls = NO_CONTROLS
 ) -> "LLMatcher":
     """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it.
 
-    controls: its control tokens.
+    controls: the vocabulary's control tokens.
     """
     from llguidance import LLMatcher, LLParserLimits
 
     try:
         if grammar.kind == TURN:
             outline = read_outline(grammar.text)
-            _expect_small_divisors(outline.schemas())
-            source = turn_source(outline, controls, _source)
+            _check_divisors(outline.schemas())
+            source = turn_source(outline, controls, _plain_source)
         else:
-            _expect_small_divisors([grammar.text] if grammar.kind == "json" else ())
-            source = _source(grammar)
+            _check_divisors([grammar.text] if grammar.kind == "json" else ())
+            source = _plain_source(grammar)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"The schema is no JSON: {one_printable_line(error)}.") from error
-    # An enum of 500 words takes 100,000 of the first; the others are a quarter of the usual.
+    # An enum of 500 words takes 100,000 of initial_lexer_fuel; the rest is a quarter of the usual.
     limits = LLParserLimits(
         initial_lexer_fuel=400_000,
         step_lexer_fuel=50_000,
@@ -71,14 +71,14 @@ def compile_grammar(
         max_grammar_size=50_000,
         verbose_errors=False,
     )
-    matcher = LLMatcher(words, source, log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if matcher.is_error():
         raise GrammarError(f"The grammar cannot be used: {one_printable_line(matcher.get_error())}")
     return matcher
 
 
-def _source(grammar: Grammar) -> str:
-    """Write a grammar as llguidance takes it."""
+def _plain_source(grammar: Grammar) -> str:
+    """Write the llguidance source of a plain grammar."""
     from llguidance import LLMatcher
 
     match grammar.kind:
@@ -87,56 +87,56 @@ def _source(grammar: Grammar) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":
-            if (found := _REFUSED.search(grammar.text)) is not None:
-                raise GrammarError(f"A Lark grammar cannot have {found[0]} here.")
+            if (match := _REFUSED.search(grammar.text)) is not None:
+                raise GrammarError(f"A Lark grammar cannot have {match[0]} here.")
             return LLMatcher.grammar_from_lark(grammar.text)
     raise GrammarError(f"There is no kind of grammar {grammar.kind!r}.")
 
 
-def _divisor(told: object) -> int:
-    """The whole number that an automaton counts by for this ``multipleOf``, 1 at least."""
-    if not isinstance(told, int | float) or isinstance(told, bool):
-        return 1  # a property of this name
-    if not 0 < told <= _DIVISORS:
-        return _DIVISORS + 1
-    digits, exponent = Decimal(str(told)).normalize().as_tuple()[1:]
-    found: int = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
-    return max(1, found)
+def _divisor(value: object) -> int:
+    """Return the factor of automaton states that this ``multipleOf`` causes; at least 1."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return 1  # here multipleOf is a property's name
+    if not 0 < value <= _MOST_DIVISORS:
+        return _MOST_DIVISORS + 1
+    digits, exponent = Decimal(str(value)).normalize().as_tuple()[1:]
+    divisor: int = int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+    return max(1, divisor)
 
 
-def _expect_small_divisors(schemas: Iterable[str]) -> None:
-    """Raise `GrammarError` where the schemas' ``multipleOf`` multiply to more than `_DIVISORS`."""
+def _check_divisors(schemas: Iterable[str]) -> None:
+    """Raise `GrammarError` if the product of all ``multipleOf`` exceeds `_MOST_DIVISORS`."""
     product, waiting = 1, [json.loads(schema) for schema in schemas]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            product *= _divisor(one.get("multipleOf", 1))
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-        if product > _DIVISORS:
-            raise GrammarError(f"The schema's multipleOf multiply to more than {_DIVISORS:,}.")
+        node = waiting.pop()
+        if isinstance(node, dict):
+            product *= _divisor(node.get("multipleOf", 1))
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
+        if product > _MOST_DIVISORS:
+            raise GrammarError(f"The schema's multipleOf multiply to more than {_MOST_DIVISORS:,}.")
 
 
 def on_deep_stack(work: Callable[[], T]) -> tuple[T, float]:
-    """Do something that may recurse deeply; returns its result and its seconds of a processor.
+    """Call `work` on a thread with a large stack; return its result and its CPU seconds.
 
-    Raises its error, or `GrammarBusyError` where there is no memory for such a stack.
+    Raises what `work` raises, or `GrammarBusyError` if there is no memory for the stack.
     """
-    found: list[T] = []
-    failed: list[BaseException] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
     spent_s = 0.0
 
     def run() -> None:
         nonlocal spent_s
         try:
-            found.append(work())
+            results.append(work())
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
         spent_s = time.thread_time()
 
-    with _STACK_SIZE:  # it is the process's: another thread that starts now would have it, too
-        usual = threading.stack_size(_STACK)
+    with _STACK_SIZE_LOCK:  # the size is global: a thread that starts now would get it, too
+        usual = threading.stack_size(_STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="grammar", daemon=True)
             thread.start()
@@ -148,6 +148,6 @@ def on_deep_stack(work: Callable[[], T]) -> tuple[T, float]:
         finally:
             threading.stack_size(usual)
     thread.join()
-    if failed:
-        raise failed[0]
-    return found[0], spent_s
+    if errors:
+        raise errors[0]
+    return results[0], spent_s

@@ -1,10 +1,10 @@
-"""What a grammar allows next: masks over the tokens, row by row, and forced text.
+"""Constrain tokens to a grammar: masks over the vocabulary, row by row, and forced text.
 
-In:  a compiled grammar, the answer so far, and the paths of rows behind it. Out: rows with −∞ where
-     nothing may follow.
+In:  a compiled grammar, the answer so far, and the path of each row after it. Out: rows with −∞ for
+     forbidden tokens.
 
-A parser that gives up is of no further use, so another one takes its place: what a *draft* leads
-into must harm no answer that goes another way. Time is bounded by a budget of the answer's own.
+A parser that fails cannot be used again, so a new one replaces it: a *draft* that breaks it must
+not harm an answer that continues differently. A budget per answer bounds the CPU time.
 """
 
 import time
@@ -21,30 +21,31 @@ from pilotfish.speculation.distributions import Floats
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# CPU seconds that a constraint may take: once, and more for each row and token of the vocabulary
-# (1 ms for 50,000); a row takes some 20 µs, and 1 ms per 2,000 bytes of text that the grammar
-# forces.
-_ONCE_S, _A_TOKEN_S = 0.1, 2e-8
-_CHEAP_S = 0.005  # to make another parser while a row waits for its mask
+# CPU budget of a constraint: a base, and more for each row and token of the vocabulary (1 ms for
+# 50,000). A row takes some 20 µs, and 1 ms per 2,000 bytes of text that the grammar forces.
+_BASE_S, _TOKEN_S = 0.1, 2e-8
+_CHEAP_PARSER_S = (
+    0.005  # a parser that is this quick to make may be made while a row waits for its mask
+)
 DEAD_END = "No token of this vocabulary continues what the grammar allows."
-_MESSAGE = 300  # characters of the library's own words
+_MOST_MESSAGE = 300  # characters of the library's error text
 
 
 class _SpentError(GrammarError):
-    """The budget is spent."""
+    """The CPU budget is spent."""
 
     costly = True
 
 
 class _DeadEndError(GrammarError):
-    """Nothing may follow; the grammar and what its parsers share are as good as before."""
+    """No token may follow; the grammar and its parsers stay usable."""
 
 
 class GrammarConstraint:
-    """Forbids what a grammar does not allow, in one generation. One thread at a time.
+    """Forbids the tokens that a grammar does not allow, in one generation. Not thread-safe.
 
-    parser: makes one at the grammar's beginning, which shares nothing with others, and tells the
-    seconds of a processor that it took. cpu_s: these, of the first one.
+    parser: makes a new parser at the grammar's start, independent of others; returns it and its CPU
+    seconds. cpu_s: CPU seconds of the first parser.
     """
 
     def __init__(
@@ -54,102 +55,102 @@ class GrammarConstraint:
         ends: Sequence[int],
     ) -> None:
         self._parser = parser
-        self._spared: list[LLMatcher] | None = None
+        self._spares: list[LLMatcher] | None = None
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
-        self._left_s = _ONCE_S
-        self._fresh, self.cpu_s = parser()  # has read nothing
+        self._budget_s = _BASE_S
+        self._fresh, self.cpu_s = parser()  # has read no token
         self._restart()
 
-    def spare(self) -> None:
-        """Make a parser now that takes the place of one that gives up later.
+    def add_spare(self) -> None:
+        """Make a spare parser now, to replace one that fails later.
 
-        From then on none is made while masks are asked for, unless it is cheap.
+        From then on no parser is made while a row waits for its mask, unless it is cheap.
         """
-        self._spared = []
-        if self.cpu_s > _CHEAP_S:
+        self._spares = []
+        if self.cpu_s > _CHEAP_PARSER_S:
             matcher, spent_s = self._parser()
-            self._spared.append(matcher)
+            self._spares.append(matcher)
             self.cpu_s += spent_s
 
-    def _another(self) -> "LLMatcher":
-        """Return a parser that has read nothing; raises if that costs too much here."""
-        if self._spared:
-            return self._spared.pop()
-        if self._spared is not None and self.cpu_s > _CHEAP_S:
+    def _new_parser(self) -> "LLMatcher":
+        """Return a parser at the grammar's start; raises if making it would cost too much here."""
+        if self._spares:
+            return self._spares.pop()
+        if self._spares is not None and self.cpu_s > _CHEAP_PARSER_S:
             raise _SpentError("The grammar is too complex: drafts lead its parser astray.")
         matcher, spent_s = self._parser()
-        self._left_s -= spent_s
+        self._budget_s -= spent_s
         return matcher
 
     def _restart(self) -> None:
         self._matcher = self._fresh.deep_copy()
-        # what it has read
+        # tokens that the parser has read
         self._answer = np.empty(0, np.uint32)
         self._path: list[int] = []
-        self._forced: list[int] | None = None  # what must follow there, if known
+        self._forced: list[int] | None = None  # tokens forced after the path; None if unknown
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Set to −∞, in place, what must not follow; returns the rows that nothing may follow.
+        """Set the logits of forbidden tokens to −∞, in place; return the rows without any token.
 
-        logits: [n, V]. answer: u32 [m], which all rows continue; paths: of each row, the tokens
-        behind it. A row that the grammar cannot reach stays as it is, for the row before its first
-        forbidden token rejects that; so does one of the returned. Raises `GrammarError` where
-        nothing may follow the answer itself, it is not of the grammar, or the budget is spent.
+        logits: [n, V]. answer: u32 [m], shared by all rows. paths: tokens of each row after it. A
+        row that the grammar cannot reach stays as it is, since verification rejects an earlier
+        token; so do the returned rows. Raises `GrammarError` if nothing may follow the answer
+        itself, if the answer breaks the grammar, or if the budget is spent.
         """
-        dead = []
-        self._expect_left()
+        dead_rows = []
+        self._check_budget()
         if self._read_answer(answer):
-            for at, (row, path) in enumerate(zip(logits, paths, strict=True)):
+            for index, (row, path) in enumerate(zip(logits, paths, strict=True)):
                 try:
                     if self._read_path(path):
-                        np.copyto(row, -np.inf, where=~self._allowed())
+                        np.copyto(row, -np.inf, where=~self._allowed_tokens())
                 except GrammarError as error:
-                    self._come_back(answer, path, error)
-                    dead.append(at)
-        return dead
+                    self._recover(answer, path, error)
+                    dead_rows.append(index)
+        return dead_rows
 
-    def _come_back(
+    def _recover(
         self, answer: NDArray[np.uint32], path: Sequence[int], error: GrammarError
     ) -> None:
-        """Begin anew where a draft has led astray; raises the error if it is the answer's own."""
+        """Restart the parser after a draft broke it; re-raise an error of the answer itself."""
         if not len(path) or isinstance(error, _SpentError):
             raise error
-        if not isinstance(error, _DeadEndError):  # it may be at a limit of what copies share
-            self._fresh = self._another()
-        with self._charged():
+        if not isinstance(error, _DeadEndError):  # it may have hit a limit that copies share
+            self._fresh = self._new_parser()
+        with self._charge_time():
             self._restart()
             self._read_answer(answer)
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> list[int]:
-        """Return the tokens of the only text that may follow, the next one first.
+        """Return the tokens of the text that must follow, the next one first.
 
-        Of these the last ones are missing if what comes behind them may make them longer.
+        Omits final tokens that later text may still lengthen.
         """
-        self._expect_left()
+        self._check_budget()
         try:
             if not (self._read_answer(answer) and self._read_path(path)):
                 return []
             if self._forced is None:
-                with self._charged():
-                    found = self._matcher.compute_ff_tokens()
-                self._forced = [token for token in found if token not in self._ends]
+                with self._charge_time():
+                    tokens = self._matcher.compute_ff_tokens()
+                self._forced = [token for token in tokens if token not in self._ends]
         except GrammarError as error:
-            self._come_back(answer, path, error)
+            self._recover(answer, path, error)
             return []
         return self._forced
 
     def _read_answer(self, answer: NDArray[np.uint32]) -> bool:
-        """Bring the matcher behind the answer, u32 [m]; False behind its end token."""
+        """Move the parser to the end of the answer, u32 [m]; False if the answer has ended."""
         if len(answer) and int(answer[-1]) in self._ends:
             return False
         if not np.array_equal(answer, self._answer):
             self._read_path(())
-            held = min(len(answer), len(self._answer))
-            differ = np.flatnonzero(answer[:held] != self._answer[:held])
-            common = int(differ[0]) if len(differ) else held
+            shorter = min(len(answer), len(self._answer))
+            differences = np.flatnonzero(answer[:shorter] != self._answer[:shorter])
+            common = int(differences[0]) if len(differences) else shorter
             rest = answer[common:].tolist()
             read = self._consume(rest, back=len(self._answer) - common)
             self._answer = answer[: common + read].copy()
@@ -158,69 +159,71 @@ class GrammarConstraint:
         return True
 
     def _read_path(self, path: Sequence[int]) -> bool:
-        """Bring it behind the answer and these tokens; False if the grammar does not allow them."""
+        """Move the parser to the end of answer and path; False if the grammar forbids the path."""
         pairs = enumerate(zip(self._path, path, strict=False))
         shorter = min(len(self._path), len(path))
-        common = next((at for at, (held, token) in pairs if held != token), shorter)
+        common = next(
+            (index for index, (read_token, token) in pairs if read_token != token), shorter
+        )
         back = len(self._path) - common
         rest = list(path[common:])
-        end = next((at for at, token in enumerate(rest) if token in self._ends), len(rest))
+        end = next((index for index, token in enumerate(rest) if token in self._ends), len(rest))
         read = self._consume(rest[:end], back)
         self._path = list(path[: common + read])
         return read == len(rest)
 
     def _consume(self, tokens: list[int], back: int) -> int:
-        """Read on, after going ``back`` so many; returns how many tokens the grammar allows."""
+        """Roll back ``back`` tokens, then read on; return how many tokens the grammar allows."""
         read = 0
         if back or tokens:
-            with self._charged():
+            with self._charge_time():
                 if back:
                     self._matcher.rollback(back)
                 read = self._matcher.try_consume_tokens(tokens) if tokens else 0
-        self._check()
+        self._check_parser()
         if back or (read and self._forced is not None and tokens[:read] != self._forced[:read]):
             self._forced = None
         elif read and self._forced is not None:
             self._forced = self._forced[read:] or None
         return read
 
-    def _allowed(self) -> NDArray[np.bool_]:
+    def _allowed_tokens(self) -> NDArray[np.bool_]:
         """Return which tokens may follow, [V]; `GrammarError` if none may."""
-        with self._charged():
+        with self._charge_time():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._left_s += _A_TOKEN_S * self._vocab_size
-        self._check()
-        found = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        if not found.any():
+        self._budget_s += _TOKEN_S * self._vocab_size
+        self._check_parser()
+        allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        if not allowed.any():
             raise _DeadEndError(DEAD_END)
-        return found
+        return allowed
 
     @contextmanager
-    def _charged(self) -> Iterator[None]:
-        """Take what the block costs from the budget."""
+    def _charge_time(self) -> Iterator[None]:
+        """Charge the block's CPU time to the budget."""
         begun_s = time.thread_time()
         try:
             yield
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as panic:  # of the parser, which is no Python
+        except BaseException as panic:  # a Rust panic of the parser
             raise GrammarError("The grammar's parser has failed.") from panic
-        self._left_s -= time.thread_time() - begun_s
-        self._expect_left()
+        self._budget_s -= time.thread_time() - begun_s
+        self._check_budget()
 
-    def _expect_left(self) -> None:
-        if self._left_s < 0.0:
+    def _check_budget(self) -> None:
+        if self._budget_s < 0.0:
             raise _SpentError("The grammar costs too much: it forces too long a text, or the like.")
 
-    def _check(self) -> None:
+    def _check_parser(self) -> None:
         if self._matcher.is_error():
-            why = self._matcher.get_error()
-            if why.startswith("NoExtension"):
+            message = self._matcher.get_error()
+            if message.startswith("NoExtension"):
                 raise _DeadEndError(DEAD_END)
-            raise GrammarError(f"The grammar is too complex: {one_printable_line(why)}")
+            raise GrammarError(f"The grammar is too complex: {one_printable_line(message)}")
 
 
 def one_printable_line(text: object) -> str:
-    """Make one printable line of the library's words, which may quote the grammar."""
-    line = " ".join(str(text).split())[:_MESSAGE]
+    """Make one printable line of the library's message, which may quote the grammar."""
+    line = " ".join(str(text).split())[:_MOST_MESSAGE]
     return "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -1,8 +1,8 @@
 """The part of CUDA that a cache on the GPU needs, called through libcudart.
 
-In: host arrays and addresses. Out: memory of the GPU, pinned arrays of the host, copies on one
-stream. The structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is
-freed with the object that stands for it.
+In: host arrays and addresses. Out: GPU memory, pinned host arrays, copies on one stream. The
+structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is freed with the
+object that owns it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.engine_errors import CudaError
 
-# The linker's name, then those of CUDA 13, 12 and 11.
+# The linker's name, then the names in CUDA 13, 12 and 11.
 NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 FOLDERS = ("/usr/local/cuda/lib64",)
 WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib")  # below site-packages
@@ -68,14 +68,14 @@ class Copy3D(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What an engine depends on: the GPU's name and its compute capability, e.g. "8.7"."""
+    """A GPU as engines depend on it: name and compute capability, e.g. "8.7"."""
 
     name: str
     compute: str
 
 
 class Memory:
-    """Zeroed memory of the GPU."""
+    """Zeroed GPU memory."""
 
     def __init__(self, cuda: Cuda, size: int) -> None:
         pointer = c_void_p()
@@ -87,31 +87,31 @@ class Memory:
 
 
 class Cuda:
-    """The first GPU, and one stream on which everything happens in order.
+    """The first GPU, and one stream that runs everything in order.
 
     Raises:
-        CudaError: here and in every method, with CUDA's own words.
+        CudaError: here and in every method, with CUDA's own message.
     """
 
     def __init__(self) -> None:
-        self._library = _declared(_load())
+        self._library = _declare_types(_load_library())
         count = c_int()
         self.call("cudaGetDeviceCount", byref(count))
         stream = c_void_p()
         self.call("cudaStreamCreate", byref(stream))
         self.stream = stream.value or 0
-        # Memory holds on to `free`, and so to this: the stream goes last.
+        # Each Memory refers to `free`, and so to this object: the stream is destroyed last.
         weakref.finalize(self, self._library.cudaStreamDestroy, self.stream)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the library; raise the error that it reports."""
+        """Call a function of the library; raise `CudaError` if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code:
             words = self._library.cudaGetErrorString(code) or b"?"
             raise CudaError(f"{name}: {words.decode(errors='replace')} (CUDA error {code})")
 
     def free(self, name: str, address: int) -> None:
-        """Free memory; errors are ignored, since at exit the driver may be gone."""
+        """Free memory; ignores errors, since the driver may be gone at exit."""
         getattr(self._library, name)(address)
 
     def describe(self) -> Gpu:
@@ -128,20 +128,20 @@ class Cuda:
         return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}")
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the runtime, and of CUDA that the driver knows."""
-        told = {}
-        for name, what in (("cuda", "Runtime"), ("cuda of the driver", "Driver")):
+        """Return the versions of the CUDA runtime and of the driver's CUDA."""
+        versions = {}
+        for name, component in (("cuda", "Runtime"), ("cuda of the driver", "Driver")):
             value = c_int()
-            self.call(f"cuda{what}GetVersion", byref(value))
-            told[name] = f"{value.value // 1000}.{value.value % 1000 // 10}"
-        return told
+            self.call(f"cuda{component}GetVersion", byref(value))
+            versions[name] = f"{value.value // 1000}.{value.value % 1000 // 10}"
+        return versions
 
     def allocate(self, size: int) -> Memory:
-        """Allocate zeroed memory of the GPU."""
+        """Allocate zeroed GPU memory."""
         return Memory(self, max(size, 1))
 
     def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Allocate a zeroed array in pinned memory, which is copied directly."""
+        """Allocate a zeroed array in pinned memory, which the GPU copies directly."""
         pointer = c_void_p()
         size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
         self.call("cudaHostAlloc", byref(pointer), size, 0)
@@ -177,7 +177,7 @@ class Cuda:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int
     ) -> None:
-        """Copy `rows` of `width` bytes within the GPU; pitches are the distances of rows."""
+        """Copy `rows` of `width` bytes within the GPU; a pitch is the distance between rows."""
         self.call(
             "cudaMemcpy2DAsync",
             target,
@@ -202,9 +202,9 @@ class Cuda:
         rows: int,
         extent: tuple[int, int, int],
     ) -> None:
-        """Copy a block within the GPU, between memories of layers of `rows` rows of `pitch` bytes.
+        """Copy a block within the GPU, between memories whose layers have `rows` rows of `pitch`.
 
-        `extent` is bytes, rows, layers; x in bytes and row `y` are where it begins in layer 0.
+        `extent` is bytes, rows, layers; the block begins at x (bytes), row `y`, layer 0.
         """
         parameters = Copy3D(
             srcPos=Offset(source_x, y, 0),
@@ -226,11 +226,11 @@ def _candidates() -> Iterator[str]:
     places = [Path(folder) for folder in FOLDERS]
     places += [Path(entry) / wheel for entry in sys.path for wheel in WHEELS]
     for place in places:
-        yield from (str(found) for found in sorted(place.glob("libcudart.so*"), reverse=True))
+        yield from (str(path) for path in sorted(place.glob("libcudart.so*"), reverse=True))
 
 
-def _load() -> Any:
-    """Load the first libcudart that can be loaded."""
+def _load_library() -> Any:
+    """Load the first libcudart that loads."""
     for name in _candidates():
         try:
             return ctypes.CDLL(name)
@@ -239,7 +239,7 @@ def _load() -> Any:
     raise CudaError("the CUDA runtime (libcudart) is not installed")
 
 
-def _declared(library: Any) -> Any:
+def _declare_types(library: Any) -> Any:
     """Declare the types of the library's functions."""
     size, pointer = c_size_t, c_void_p
     signatures: dict[str, tuple[Any, ...]] = {

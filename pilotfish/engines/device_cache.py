@@ -1,9 +1,9 @@
 """Keys and values in the GPU's memory, never copied to the host.
 
-The buffers are laid out as in `engines.kv`. Where a runtime may not write a buffer that it reads (a
-TensorRT engine whose cache is written by ScatterND), runs write into a second set of buffers,
-`present`, and `add_layer_inputs` copies the few new cells back: one call a slot and shape of planes. Copies
-go to the stream of `Cuda`; a reader on another stream waits for it first.
+The buffers have the layout of `engines.kv`. Some runtimes may not write the buffer that they read
+(a TensorRT engine that writes its cache by ScatterND). Their runs write into a second set of
+buffers, `present`, and `take_in` copies the few new cells back, one call per slot and plane shape.
+Copies go to the stream of `Cuda`; a reader on another stream must wait for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pilotfish.engines.manifest import Manifest
 
 @dataclass
 class _Buffer:
-    """The planes of one shape: where they are read, and where they are written."""
+    """The planes of one shape, with the memory that runs read and the memory that they write."""
 
     planes: int
     shape: PlaneShape
-    cell: int  # bytes of a head's numbers for one token
+    cell: int  # bytes of one head's numbers for one token
     past: Memory
     present: Memory
 
@@ -32,7 +32,7 @@ class DeviceCache(KVCache):
     """A K/V cache on the GPU.
 
     Args:
-        capacities: allowed ones, ascending; the last is enough for every run.
+        capacities: allowed capacities, ascending; the last one suffices for every run.
         apart: whether runs write to `present` instead of the cache itself.
     """
 
@@ -58,15 +58,15 @@ class DeviceCache(KVCache):
         return _Buffer(planes, shape, cell, past, present)
 
     def addresses(self, plane: int, first: int) -> tuple[int, int]:
-        """Return where a plane's slots from `first` on are read, and where they are written.
+        """Return the read and write address of a plane's slots from `first` on.
 
-        [count, kv_heads, C, head_dim], contiguous.
+        The memory is [count, kv_heads, C, head_dim], contiguous.
         """
-        buffer, place = self._places[plane]
-        own = self._buffers[buffer]
-        heads = (place * len(self.lengths) + first) * own.shape.kv_heads
-        offset = heads * self.capacity * own.cell
-        return own.past.address + offset, own.present.address + offset
+        index, place = self._places[plane]
+        buffer = self._buffers[index]
+        heads = (place * len(self.lengths) + first) * buffer.shape.kv_heads
+        offset = heads * self.capacity * buffer.cell
+        return buffer.past.address + offset, buffer.present.address + offset
 
     def shape(self, plane: int, count: int) -> tuple[int, int, int, int]:
         """Return the shape of `count` neighbouring slots of a plane."""
@@ -74,7 +74,7 @@ class DeviceCache(KVCache):
         return count, heads, self.capacity, dim
 
     def reserve(self, cells: int) -> bool:
-        """Make room for `cells` in every slot; true if the buffers moved."""
+        """Make room for `cells` in every slot; return whether the buffers moved."""
         if cells <= self.capacity:
             return False
         before = self.capacity
@@ -84,39 +84,39 @@ class DeviceCache(KVCache):
             rows = old.planes * len(self.lengths) * old.shape.kv_heads
             size, pitch = before * old.cell, self.capacity * old.cell
             self._cuda.copy_rows(new.past.address, pitch, old.past.address, size, size, rows)
-            self._cuda.synchronize()  # before the old buffers go
+            self._cuda.synchronize()  # before the old buffers are freed
         return True
 
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Copy the cells of the last run from `present`, where that is a separate buffer."""
+        """Copy the last run's cells from `present`, if that is a separate buffer."""
         if self._apart:
-            for own in self._buffers:
-                self._copy(slot, own, own.present, start, start, count)
+            for buffer in self._buffers:
+                self._copy(slot, buffer, buffer.present, start, start, count)
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
-        # Cell by cell: each lies behind its target, and no copy may overlap itself.
+        # One cell at a time: each moves down, and a copy must not overlap itself.
         for i, cell in enumerate(cells):
-            for own in self._buffers:
-                self._copy(slot, own, own.past, cell, target + i, 1)
+            for buffer in self._buffers:
+                self._copy(slot, buffer, buffer.past, cell, target + i, 1)
 
     def _copy(
-        self, slot: int, own: _Buffer, source: Memory, start: int, target: int, count: int
+        self, slot: int, buffer: _Buffer, source: Memory, start: int, target: int, count: int
     ) -> None:
-        """Copy `count` cells of all planes and heads of a slot into the cache."""
-        heads = own.shape.kv_heads
+        """Copy `count` cells of a slot, in all planes and heads, into the cache."""
+        heads = buffer.shape.kv_heads
         self._cuda.copy_block(
-            own.past.address,
-            target * own.cell,
+            buffer.past.address,
+            target * buffer.cell,
             source.address,
-            start * own.cell,
+            start * buffer.cell,
             y=slot * heads,
-            pitch=self.capacity * own.cell,
-            rows=len(self.lengths) * heads,  # of one plane
-            extent=(count * own.cell, heads, own.planes),
+            pitch=self.capacity * buffer.cell,
+            rows=len(self.lengths) * heads,  # rows per plane
+            extent=(count * buffer.cell, heads, buffer.planes),
         )
 
 
-def doubling(first: int, last: int) -> list[int]:
-    """List capacities from `first` to `last`, each twice the one before: few shapes."""
+def doubling_capacities(first: int, last: int) -> list[int]:
+    """List capacities from `first` to `last`, each twice the one before, to have few shapes."""
     steps = max(0, math.ceil(math.log2(last / first)))
     return [min(first << step, last) for step in range(steps + 1)]

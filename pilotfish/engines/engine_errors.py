@@ -1,7 +1,7 @@
 """Errors of opening or running an artifact.
 
-Each error has a sentence that says what to do, and the exit code that the command line ends with
-(the names in the comments are those of sysexits.h).
+Each message says what to do. `exit_code` is the exit status of the command line; the comments give
+its name in sysexits.h.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TextTooLongError(EngineError):
 class GrammarError(EngineError):
     """A grammar does not compile, is too complex, or leaves no token.
 
-    costly: finding that out has taken long. lasting: it is the grammar's own doing, and will be so
-    each time; else it may have been the machine's.
+    costly: the failure took much CPU time. lasting: the grammar itself is at fault, so every
+    attempt fails; otherwise the machine may be.
     """
 
     exit_code = 65  # EX_DATAERR
@@ -48,20 +48,20 @@ class GrammarError(EngineError):
 
 
 class GrammarBusyError(GrammarError):
-    """The machine cannot try or compile a grammar now; it says nothing of the grammar."""
+    """The machine cannot try or compile a grammar now; the grammar may be fine."""
 
     exit_code = 75  # EX_TEMPFAIL
     lasting = False
 
 
 class CapacityError(EngineError):
-    """More tokens than the context of the model or the decoder."""
+    """More tokens than fit into the context of the model or the decoder."""
 
     exit_code = 65  # EX_DATAERR
 
 
 class TreeError(EngineError):
-    """A token tree for a model that reads chains alone."""
+    """A token tree for a model that reads only chains."""
 
     exit_code = 65  # EX_DATAERR
 
@@ -79,6 +79,6 @@ class CudaError(EngineError):
 
 
 class BuildError(EngineError):
-    """TensorRT cannot build an engine of the artifact; the sentence says why."""
+    """TensorRT cannot build an engine of the artifact; the message says why."""
 
     exit_code = 65  # EX_DATAERR

@@ -1,4 +1,4 @@
-"""How a model is run: settings that both daemons and most commands share."""
+"""Engine settings that both daemons and most commands share."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ _THREADS = Meta(
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
-    """What a decoder is told of the machine (see `pilotfish.base.settings`)."""
+    """On which provider and with how many threads a model runs (see `pilotfish.base.settings`)."""
 
     provider: Annotated[
         str,

@@ -1,10 +1,10 @@
 """Check a `tokenizer.json` that comes over a network.
 
-The library that reads it obeys any instruction: a padding of a billion tokens, text that is
-replaced by longer text again and again, tables that make it abort the process. So before it reads a
-foreign file, everything in there must be of the kinds that language models have, and in bounds. Not
-bounded is how long one regular expression takes to split one text: the library gives up (a typed
-error) after ten million steps, but counts them anew at every character.
+The library that reads it follows any instruction: padding to a billion tokens, text replaced by
+longer text again and again, tables that abort the process. So before it reads a foreign file, this
+module checks that everything in the file is of a kind that language models use, and within bounds.
+One cost stays unbounded: the time in which a regular expression splits a text. The library gives up
+(a typed error) after ten million steps, but counts them anew at every character.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ UNIGRAM_UNSHARED = (
     "a Unigram vocabulary is only used by a drafter and a target that both have it, each from its "
     "own file"
 )
-MAX_TEMPLATE = 1 << 19  # characters of a chat template; to compile so many takes seconds
-MAX_GROWTH = 64  # characters that one character may become before it is split into tokens
-_MAX_ADDED = 1 << 16
+MAX_TEMPLATE = 1 << 19  # characters of a chat template; compiling this many takes seconds
+MAX_GROWTH = 64  # characters that one character may become before the text is split
+_MAX_ADDED_TOKENS = 1 << 16
 _MAX_ADDED_TEXT = 1 << 20  # characters of all added tokens; each costs some 70 bytes of tables
-_MAX_STEPS = 1 << 15  # characters of JSON that say what is done to a text, one step after the other
+_MAX_STEP_CHARACTERS = 1 << 15  # characters of JSON that describe the steps
 
 _Id = Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
 _Pattern = dict[str, Annotated[str, Meta(max_length=1 << 13)]]  # {"Regex": …} or {"String": …}
@@ -35,7 +35,7 @@ _Empty = Annotated[str, Meta(max_length=0)]
 
 
 class _Step(Struct, frozen=True, tag_field="type", tag=lambda name: name.lstrip("_")):
-    """A step of a tokenizer, by its name; fields that are not listed are harmless."""
+    """A step of a tokenizer, by its type; unlisted fields are harmless."""
 
 
 class _NFC(_Step, frozen=True): ...
@@ -98,7 +98,9 @@ class _SpecialToken(Struct, frozen=True):
     ids: Annotated[list[_Id], Meta(max_length=8)]
 
 
-_Template = Annotated[list[Any], Meta(max_length=16)]  # the text itself may stand there repeatedly
+_Template = Annotated[
+    list[Any], Meta(max_length=16)
+]  # the text itself may occur several times in it
 
 
 class _TemplateProcessing(_Step, frozen=True):
@@ -154,7 +156,7 @@ class _Added(Struct, frozen=True):
 
 class _TokenizerFile(Struct, frozen=True):
     model: _Bpe
-    added_tokens: Annotated[list[_Added], Meta(max_length=_MAX_ADDED)] = []
+    added_tokens: Annotated[list[_Added], Meta(max_length=_MAX_ADDED_TOKENS)] = []
     normalizer: _Normalizer | None = None
     pre_tokenizer: _PreTokenizer | None = None
     post_processor: _Processor | None = None
@@ -162,31 +164,31 @@ class _TokenizerFile(Struct, frozen=True):
 
 
 def check_foreign(text: str) -> None:
-    """Raise `ArtifactError` for a `tokenizer.json` not of a kind known to be harmless."""
+    """Raise `ArtifactError` unless a `tokenizer.json` is of a kind known to be harmless."""
     try:
-        found = json.loads(text, object_pairs_hook=_distinct)
-        if isinstance(found, dict) and is_unigram(found):
+        content = json.loads(text, object_pairs_hook=_unique_object)
+        if isinstance(content, dict) and is_unigram(content):
             raise ArtifactError(UNIGRAM_UNSHARED)
-        file = msgspec.convert(found, _TokenizerFile)
+        file = msgspec.convert(content, _TokenizerFile)
         growth = _growth(file.normalizer)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"this tokenizer is of a kind that is not taken: {error}") from None
+        raise ArtifactError(f"this tokenizer is not of a supported kind: {error}") from None
     if growth > MAX_GROWTH:
-        raise ArtifactError("this tokenizer makes far more text of a text before it splits it")
+        raise ArtifactError("this tokenizer lengthens text too much before it splits it")
     added = growth * sum(len(token.content) for token in file.added_tokens)
     if added > _MAX_ADDED_TEXT:
         raise ArtifactError("this tokenizer's added tokens are longer than any language model's")
-    steps = {name: part for name, part in found.items() if name not in ("model", "added_tokens")}
-    if len(json.dumps(steps)) > _MAX_STEPS:
-        raise ArtifactError("this tokenizer does more to a text than any language model's")
+    steps = {name: part for name, part in content.items() if name not in ("model", "added_tokens")}
+    if len(json.dumps(steps)) > _MAX_STEP_CHARACTERS:
+        raise ArtifactError("this tokenizer has more steps than any language model's")
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; refuse repeated keys, since readers may take different ones."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object; refuse repeated keys, which readers treat differently."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise ValueError("an object has the same key twice")
-    return found
+    return result
 
 
 def _growth(normalizer: _Normalizer | None) -> int:

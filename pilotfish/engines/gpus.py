@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs of this machine, as their device nodes tell: no library is needed to see them."""
+"""NVIDIA GPUs of this machine, detected by their device nodes, without any library."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 log = logging.getLogger("pilotfish.engines")
 
 _DEV = Path("/dev")
-# cards, and Thor; Orin; Xavier
+# discrete cards and Thor; Orin; Xavier
 _NODES = ("nvidia[0-9]*", "nvgpu/igpu[0-9]*", "nvhost-gpu")
 
 
 def gpu_nodes(dev: Path | None = None) -> list[Path]:
-    """List the device nodes of GPUs; each may belong to the same one. dev: /dev."""
+    """List the device nodes of GPUs; several nodes may belong to one GPU. dev: /dev."""
     folder = _DEV if dev is None else dev
     return [node for pattern in _NODES for node in sorted(folder.glob(pattern))]
 
 
 def warn_of_idle_gpu(reasons: str) -> None:
-    """Warn that a model runs on the CPU though there is a GPU. reasons: why, for people."""
+    """Warn that a model runs on the CPU although there is a GPU. reasons: why, for people."""
     if nodes := gpu_nodes():
         log.warning(
-            "the model runs on the CPU, though this machine has a GPU (%s): %s. docs/engines.md "
-            "says how it is used; --provider cpu is content with the CPU",
+            "the model runs on the CPU, although this machine has a GPU (%s): %s. docs/engines.md "
+            "explains how to use the GPU; --provider cpu silences this warning",
             nodes[0], reasons,
         )  # fmt: skip

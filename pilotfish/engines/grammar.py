@@ -1,11 +1,12 @@
-"""Constrain answers to a grammar: which tokens may follow, and which text must.
+"""Constrain answers to a grammar: allowed tokens and forced text.
 
 In:  a `Grammar` and a vocabulary. Out: a `GrammarConstraint`, which forbids tokens row by row.
 
 The parser is llguidance. It sees the bytes that each token adds to a text, as this package decodes
-it; control tokens are never text. An end token may follow where the text is complete, and nothing
-else where it can go on no further; where one text only may follow, only that text's own tokens may.
-What a hostile grammar costs is bounded: by a trial in a process of its own, and a budget for masks.
+it; control tokens are never text. An end token is allowed where the text is complete, and nothing
+else is where the text cannot continue. Where only one text may follow, only the tokens of its usual
+encoding are allowed. A trial in a process of its own and a budget for masks bound the cost of a
+hostile grammar.
 """
 
 import threading
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
     from pilotfish.engines.tokenizer import Tokenizer
 
-MOST_BYTES = 64 * 1024
-_KEPT = 256  # verdicts of trials
-_MOST_CPU_S = 1.0  # of a processor, to compile what has passed a trial
-_CONTROL = b"\xff"  # for llguidance, what begins so is no text
+MOST_GRAMMAR_BYTES = 64 * 1024
+_MOST_VERDICTS = 256  # results of trials
+_MOST_CPU_S = 1.0  # CPU seconds to compile a grammar that has passed its trial
+_CONTROL_PREFIX = b"\xff"  # llguidance treats a token with this prefix as no text
 
 
-class _Words:
-    """A vocabulary as llguidance reads it."""
+class _TokenList:
+    """A vocabulary in the form that llguidance reads."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -44,7 +45,9 @@ class _Words:
         self.special_token_ids = [id for id in range(size) if tokenizer.is_special(id)]
         control = {*self.special_token_ids, *ends}
         self.tokens = [
-            _CONTROL + tokenizer.piece(id).encode() if id in control else tokenizer.token_bytes(id)
+            _CONTROL_PREFIX + tokenizer.piece(id).encode()
+            if id in control
+            else tokenizer.token_bytes(id)
             for id in range(size)
         ]
 
@@ -53,27 +56,27 @@ class _Words:
         data = text.encode()
         if b"".join(self.tokens[id] for id in ids) == data:
             return ids
-        return self._spelled(data)
+        return self._greedy_spelling(data)
 
-    def _spelled(self, data: bytes) -> list[int]:
-        """Put together a text that the tokenizer would change (NFC, NFKC), as far as that can be.
+    def _greedy_spelling(self, data: bytes) -> list[int]:
+        """Spell a text that the tokenizer would change (NFC, NFKC), as far as possible.
 
-        The longest token goes first.
+        Takes the longest token at each place.
         """
         ids: list[int] = []
-        at = 0
-        while at < len(data):
-            ends = range(min(len(data), at + self._longest), at, -1)
-            end = next((end for end in ends if data[at:end] in self._by_bytes), None)
+        index = 0
+        while index < len(data):
+            ends = range(min(len(data), index + self._longest), index, -1)
+            end = next((end for end in ends if data[index:end] in self._by_bytes), None)
             if end is None:
                 break
-            ids.append(self._by_bytes[data[at:end]])
-            at = end
+            ids.append(self._by_bytes[data[index:end]])
+            index = end
         return ids
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        return {data: id for id, data in enumerate(self.tokens) if data[:1] != _CONTROL}
+        return {data: id for id, data in enumerate(self.tokens) if data[:1] != _CONTROL_PREFIX}
 
     @cached_property
     def _longest(self) -> int:
@@ -83,9 +86,8 @@ class _Words:
 class Grammars:
     """Compiles grammars for one vocabulary. Thread-safe.
 
-    Each generation has a parser of its own: what parsers share grows with what each of them has
-    seen, and ends all of them at a limit. vocab_size: of the rows to constrain. ends: the tokens
-    that end an answer.
+    Each generation has its own parser: state that parsers share grows with the use of each, and at
+    a limit all of them fail. vocab_size: width of the rows to constrain. ends: end tokens.
     """
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int, ends: Sequence[int]) -> None:
@@ -93,19 +95,19 @@ class Grammars:
         special = tokenizer.special_tokens
         self._controls = Controls({token.content: id for id, token in special.items()})
         self._lock = threading.Lock()
-        self._words: LLTokenizer | None = None
-        self._tried: OrderedDict[Grammar, str] = (
+        self._token_list: LLTokenizer | None = None
+        self._verdicts: OrderedDict[Grammar, str] = (
             OrderedDict()
-        )  # verdicts: what is wrong; "": nothing
+        )  # error message by grammar; "": valid
 
     def warm(self) -> None:
-        """Read the vocabulary, which takes about a second; `constraint` does so if need be."""
+        """Load the vocabulary, which takes about a second; otherwise `constraint` does so."""
         with self._lock:
-            self._read()
-        TRIAL.warm()
+            self._load()
+        TRIAL.start()
 
-    def _read(self) -> "LLTokenizer":
-        if self._words is None:
+    def _load(self) -> "LLTokenizer":
+        if self._token_list is None:
             tokenizer, size, ends = self._vocabulary
             if not ends:
                 raise GrammarError("A model without an end token cannot end a constrained answer.")
@@ -114,60 +116,62 @@ class Grammars:
             except ImportError as error:
                 raise GrammarError("This end lacks llguidance: pip install llguidance.") from error
 
-            words: Any = _Words(tokenizer, size, ends)
-            self._words = LLTokenizer(words, n_vocab=size, eos_token=ends)
-            # the first mask of all takes as long as reading the vocabulary
-            compile_grammar(Grammar("json", '{"type": "object"}'), self._words).compute_bitmask()
-        return self._words
+            token_list: Any = _TokenList(tokenizer, size, ends)
+            self._token_list = LLTokenizer(token_list, n_vocab=size, eos_token=ends)
+            # the very first mask takes as long as loading the vocabulary
+            compile_grammar(
+                Grammar("json", '{"type": "object"}'), self._token_list
+            ).compute_bitmask()
+        return self._token_list
 
     def refusal(self, grammar: Grammar) -> str:
-        """Return what is wrong with a grammar that was tried before; "": nothing is known."""
+        """Return the error of a grammar that was tried before; "" if none is known."""
         with self._lock:
-            return self._tried.get(grammar, "")
+            return self._verdicts.get(grammar, "")
 
-    def constraint(self, grammar: Grammar, *, spared: bool = False) -> GrammarConstraint:
+    def constraint(self, grammar: Grammar, *, with_spare: bool = False) -> GrammarConstraint:
         """Make the constraint of one generation; `GrammarError` says what is wrong with it.
 
-        `GrammarBusyError` says what is wrong with the machine. spared: with a spare parser, so that
-        none has to be made where others wait for it.
+        `GrammarBusyError` says what is wrong with the machine. with_spare: make a spare parser now,
+        so that no other generation has to wait for one later.
         """
         with self._lock:
-            words = self._read()
+            token_list = self._load()
         self.attempt(grammar)
         _, size, ends = self._vocabulary
-        parser = partial(compile_grammar, grammar, words, self._controls)
-        made = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
-        if made.cpu_s > _MOST_CPU_S:  # more than in the trial
-            self._note(grammar, TOO_LONG)
+        parser = partial(compile_grammar, grammar, token_list, self._controls)
+        constraint = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
+        if constraint.cpu_s > _MOST_CPU_S:  # it took longer than in the trial
+            self._record(grammar, TOO_LONG)
             error = GrammarError(TOO_LONG)
             error.costly = True
             raise error
-        if spared:
-            made.spare()
-        return made
+        if with_spare:
+            constraint.add_spare()
+        return constraint
 
     def attempt(self, grammar: Grammar) -> None:
-        """Try a grammar, unless it is one of the last that were; raises as `constraint` does."""
+        """Try a grammar unless its result is known; raises as `constraint` does."""
         with self._lock:
-            wrong = self._tried.get(grammar)
-        if wrong is None:
-            if len(grammar.text.encode("utf-8", "replace")) > MOST_BYTES:
-                raise GrammarError(f"The grammar is longer than {MOST_BYTES:,} bytes.")
-            wrong = ""
+            verdict = self._verdicts.get(grammar)
+        if verdict is None:
+            if len(grammar.text.encode("utf-8", "replace")) > MOST_GRAMMAR_BYTES:
+                raise GrammarError(f"The grammar is longer than {MOST_GRAMMAR_BYTES:,} bytes.")
+            verdict = ""
             try:
                 TRIAL.attempt(grammar)
             except GrammarError as error:
                 if error.lasting:
-                    self._note(grammar, str(error))
+                    self._record(grammar, str(error))
                 raise
-        self._note(grammar, wrong)
-        if wrong:
-            raise GrammarError(wrong)
+        self._record(grammar, verdict)
+        if verdict:
+            raise GrammarError(verdict)
 
-    def _note(self, grammar: Grammar, wrong: str) -> None:
-        """Keep the verdict of a trial, which must be the grammar's own doing."""
+    def _record(self, grammar: Grammar, verdict: str) -> None:
+        """Store the result of a trial; a fault must be the grammar's, not the machine's."""
         with self._lock:
-            self._tried.pop(grammar, None)
-            self._tried[grammar] = wrong  # the newest is last
-            if len(self._tried) > _KEPT:
-                self._tried.popitem(last=False)
+            self._verdicts.pop(grammar, None)
+            self._verdicts[grammar] = verdict  # the newest is last
+            if len(self._verdicts) > _MOST_VERDICTS:
+                self._verdicts.popitem(last=False)

@@ -1,13 +1,13 @@
-"""Try a grammar in a process of its own first, which can be ended: its cost has no bound.
+"""Try a grammar first in a process of its own, which can be killed: its cost has no bound.
 
-In:  a `Grammar`. Out: nothing, or a `GrammarError`: it does not compile, takes too much time of a
-     processor, or too much memory. What has passed is about as cheap to compile again: control
-     tokens that a turn names are plain text here.
+In:  a `Grammar`. Out: nothing, or a `GrammarError` if it does not compile, or takes too much CPU
+     time or memory. Compiling a grammar that passed costs about as much again: a turn's control
+     tokens are plain text here.
 
-The process is shared by all of this one, reads grammars from its stdin, and ends with it. It knows
-no vocabulary but bytes: what explodes does so before tokens matter. Time on the clock says nothing
-of a grammar: a process that stands still, or was ended by somebody else, is replaced, and the
-grammar tried once more; after that it is a `GrammarBusyError`.
+All threads of this process share the trial process. It reads grammars from its stdin and ends with
+its parent. Its vocabulary is bytes only: grammars explode before tokens matter. Wall-clock time is
+no evidence against a grammar: a process that stalls, or that somebody else killed, is replaced, and
+the grammar is tried once more; then `GrammarBusyError`.
 """
 
 import atexit
@@ -30,25 +30,31 @@ from pilotfish.engines.compiling import compile_grammar, on_deep_stack
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.logits_options import Grammar
 
-CPU_S: Final = 0.25  # that a grammar may take, of a processor
+CPU_S: Final = 0.25  # CPU seconds that a grammar may take
 TOO_LONG: Final = "The grammar takes too long to compile, or too much memory."
-_MEMORY = 1 << 30
-# On the clock: for an answer of a process that computes, its start included, and without any
-# computing, after which it counts as standing still.
-_PATIENCE_S, _STILL_S = 10.0, 2.0
+_MEMORY_BYTES = 1 << 30
+# Wall-clock limits: for an answer while the process computes, start included; and without any CPU
+# use, after which it counts as stalled.
+_PATIENCE_S, _STALLED_S = 10.0, 2.0
 _ORPHANED_S = 30
 _PR_SET_PDEATHSIG = 1
-# Its address space is bounded, whatever the number of cores: no stacks and arenas for each of them.
-_FRUGAL: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-_STARTED_CPU_S = 0.3  # what it takes to start another process, about
-_FORCED = 4096  # bytes that a grammar may force at once: each row of it takes 1 µs a byte
-# What ends the process by a grammar's doing: its time, which is kept as a verdict; and its depth
-# and its memory, which are not, since they may be the machine's.
-_OWN_DOING = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+# The address space is limited whatever the number of cores: no stacks and arenas per core.
+_SINGLE_THREADED: Final = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+}
+_START_CPU_S = 0.3  # CPU seconds to start another process, about
+_MOST_FORCED_BYTES = (
+    4096  # bytes that a grammar may force at once: each row of it takes 1 µs per byte
+)
+# Signals by which a grammar kills the process: CPU time, a lasting verdict; stack depth and memory,
+# which are not lasting, since the machine may be at fault.
+_GRAMMAR_SIGNALS = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 
 class Trial:
-    """The process, started when it is first needed. Thread-safe."""
+    """The trial process, started when it is first needed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,19 +64,19 @@ class Trial:
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of a processor that the trials of the calling thread have taken, about.
+        """CPU seconds of the calling thread's trials, about.
 
-        What others try meanwhile is no cost of its grammars.
+        Trials of other threads do not count.
         """
         return getattr(self._spent, "cpu_s", 0.0)
 
-    def _spend(self, cpu_s: float) -> None:
+    def _add_cost(self, cpu_s: float) -> None:
         self._spent.cpu_s = self.cpu_s + cpu_s
 
-    def warm(self) -> None:
+    def start(self) -> None:
         """Start the process, and wait until it is ready."""
         with self._lock:
-            self._await(self._started())
+            self._wait_ready(self._running_process())
 
     def attempt(self, grammar: Grammar) -> None:
         """Try a grammar; `GrammarError` says why it cannot be used."""
@@ -81,19 +87,19 @@ class Trial:
                 )
 
     def _passes(self, grammar: Grammar) -> bool:
-        """Whether the grammar passes; False: nothing can be said. Raises `GrammarError`."""
-        process = self._started()
-        if not self._await(process):
+        """Whether the grammar passes; False: the process gave no answer. Raises `GrammarError`."""
+        process = self._running_process()
+        if not self._wait_ready(process):
             self.end()
             return False
-        line = _answer(process, json.dumps(grammar).encode() + b"\n")
+        line = _ask(process, json.dumps(grammar).encode() + b"\n")
         if not line:
             self._replace(process.poll() if line is None else process.wait())
             return False
-        said, lasting, cpu_s = json.loads(line)
-        self._spend(cpu_s)
-        if said:
-            error = GrammarError(said)
+        problem, lasting, cpu_s = json.loads(line)
+        self._add_cost(cpu_s)
+        if problem:
+            error = GrammarError(problem)
             error.lasting = lasting
             raise error
         return True
@@ -101,18 +107,18 @@ class Trial:
     def _replace(self, status: int | None) -> None:
         """End a process that gave no answer; `GrammarError` if its exit status blames the grammar.
 
-        status: None where it has not ended by itself.
+        status: exit status; None if it is still running.
         """
         self.end()
-        self._spend(_STARTED_CPU_S)
-        if status is not None and -status in _OWN_DOING:
-            self._spend(CPU_S)
-            self._started()  # it is ready by the time that the next one comes
+        self._add_cost(_START_CPU_S)
+        if status is not None and -status in _GRAMMAR_SIGNALS:
+            self._add_cost(CPU_S)
+            self._running_process()  # ready by the time of the next trial
             error = GrammarError(TOO_LONG)
             error.costly, error.lasting = True, -status == signal.SIGPROF
             raise error
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _running_process(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.end()
             try:
@@ -121,8 +127,8 @@ class Trial:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    env=os.environ | _FRUGAL,
-                    start_new_session=True,  # a Ctrl-C is its parent's affair
+                    env=os.environ | _SINGLE_THREADED,
+                    start_new_session=True,  # Ctrl-C is the parent's to handle
                 )
             except OSError as error:  # no descriptors, no memory, no processes left
                 raise GrammarBusyError(
@@ -133,10 +139,10 @@ class Trial:
             os.set_blocking(self._process.stdin.fileno(), False)
         return self._process
 
-    def _await(self, process: "subprocess.Popen[bytes]") -> bool:
-        """Wait until it is ready; returns whether it is."""
+    def _wait_ready(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Wait until the process is ready; return whether it is."""
         if not self._ready:
-            self._ready = bool(_answer(process))
+            self._ready = bool(_ask(process))
         return self._ready
 
     def end(self) -> None:
@@ -155,43 +161,43 @@ TRIAL = Trial()
 atexit.register(TRIAL.end)
 
 
-def _answer(process: "subprocess.Popen[bytes]", asked: bytes = b"") -> bytes | None:
-    """Ask a process, and return its line; b"": it has ended; None: it stands still, or is too slow.
+def _ask(process: "subprocess.Popen[bytes]", request: bytes = b"") -> bytes | None:
+    """Send a request; return the reply line. b"": the process ended; None: it stalls or is slow.
 
-    It may take its time as long as it computes.
+    Waits as long as the process uses CPU time.
     """
     assert process.stdin is not None
-    moved_s = time.monotonic()
-    until_s, spent = moved_s + _PATIENCE_S, b""
+    progress_s = time.monotonic()
+    until_s, spent = progress_s + _PATIENCE_S, b""
     line: bytes | None = None
     while line is None and time.monotonic() < until_s:
-        if asked:
-            _, writable, _ = select.select([], [process.stdin], [], _STILL_S / 4)
+        if request:
+            _, writable, _ = select.select([], [process.stdin], [], _STALLED_S / 4)
             if writable:
                 try:
-                    written = os.write(process.stdin.fileno(), asked)
+                    written = os.write(process.stdin.fileno(), request)
                 except OSError:  # the process has ended
                     return b""
-                asked = asked[written:]
+                request = request[written:]
         else:
-            line = _line(process, _STILL_S / 4)
+            line = _read_line(process, _STALLED_S / 4)
         if (now := _cpu_time(process.pid)) != spent:
-            spent, moved_s = now, time.monotonic()
-        elif time.monotonic() - moved_s > _STILL_S:
+            spent, progress_s = now, time.monotonic()
+        elif time.monotonic() - progress_s > _STALLED_S:
             break
     return line
 
 
 def _cpu_time(pid: int) -> bytes:
-    """Return the processor's time of a process as the kernel writes it; b"" where it does not."""
+    """Return a process's CPU times as the kernel prints them; b"" if unavailable."""
     with suppress(OSError):
-        told = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return b" ".join(told[11:13])
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return b" ".join(fields[11:13])
     return b""
 
 
-def _line(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes | None:
-    """Read a process's next line; None: not in time; b"": it has ended."""
+def _read_line(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes | None:
+    """Read a process's next line; None: not in time; b"": process ended."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], limit_s)
     return process.stdout.readline() if readable else None
@@ -211,44 +217,46 @@ class _Bytes:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process with the thread that started it, even if it stands still.
+    """Have the kernel kill this process when the thread that started it ends, even while stalled.
 
-    On Linux; elsewhere it ends when its stdin does.
+    Linux only; elsewhere the process ends when its stdin does.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve() -> None:
-    """Answer grammars, a line each, until stdin ends."""
+    """Answer grammars, one per line, until stdin ends."""
     _end_with_parent()
     from llguidance import LLTokenizer
 
-    with suppress(OSError, ValueError):  # a confined unit may not; the time bounds it, too
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    with suppress(OSError, ValueError):  # a sandbox may forbid it; CPU time is bounded anyway
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     plain: Any = _Bytes()
-    words = LLTokenizer(plain, n_vocab=257, eos_token=256)
+    tokenizer = LLTokenizer(plain, n_vocab=257, eos_token=256)
     print("ready", flush=True)
     for line in sys.stdin.buffer:
         grammar = Grammar(*json.loads(line))
-        said, lasting, begun_s = "", True, time.process_time()
-        # it ends by itself: at its limit, and if its parent cannot end it
+        problem, lasting, begun_s = "", True, time.process_time()
+        # timers end this process at its limit, and if its parent cannot
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.alarm(_ORPHANED_S)
         try:
-            matcher, _ = on_deep_stack(partial(compile_grammar, grammar, words))
-            if len(matcher.compute_ff_bytes()) > _FORCED:
-                said = f"The grammar begins with a text of more than {_FORCED:,} bytes."
-        except (GrammarBusyError, MemoryError):  # it may be full of earlier ones
+            matcher, _ = on_deep_stack(partial(compile_grammar, grammar, tokenizer))
+            if len(matcher.compute_ff_bytes()) > _MOST_FORCED_BYTES:
+                problem = (
+                    f"The grammar begins with a text of more than {_MOST_FORCED_BYTES:,} bytes."
+                )
+        except (GrammarBusyError, MemoryError):  # earlier grammars may have filled the memory
             sys.exit(GrammarBusyError.exit_code)
         except GrammarError as error:
-            said = str(error)
-        except BaseException as error:  # this machine may be short of something
-            said, lasting = f"The grammar cannot be used: {type(error).__name__}.", False
+            problem = str(error)
+        except BaseException as error:  # the machine may lack some resource
+            problem, lasting = f"The grammar cannot be used: {type(error).__name__}.", False
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.alarm(0)
-        print(json.dumps([said, lasting, time.process_time() - begun_s]), flush=True)
+        print(json.dumps([problem, lasting, time.process_time() - begun_s]), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Verify a model's files against their hashes while a daemon serves.
 
 In: an opened artifact. Out: `passed`, or `damage`, one sentence that names the file. Hashing
-gigabytes takes longer than loading them, so the daemon does not wait for it: a thread reads the
-files once, piece by piece, and pauses after each piece to keep to `SHARE` of a core and of the
-disk. hashlib and reads release the interpreter's lock. The thread keeps its priority: with a lower
+gigabytes takes longer than loading them, so the daemon does not wait for it: a thread reads each
+file once, piece by piece, and pauses after each piece to use only `SHARE` of a core and of the
+disk. hashlib and reads release the interpreter's lock. The thread keeps its priority: at a lower
 one it could be descheduled while it holds that lock, and a round would wait for it.
 """
 
@@ -21,17 +21,17 @@ from pilotfish.engines.engine_errors import ArtifactError
 
 _log = logging.getLogger("pilotfish.engines")
 
-SHARE = 0.2  # of a core
-PIECE_BYTES = 1 << 18  # well below a millisecond's work, so that a pass hardly waits
+SHARE = 0.2  # share of a core
+PIECE_BYTES = 1 << 18  # takes well below a millisecond, so that a pass hardly waits
 
 
 class Inspection:
     """Hashes an artifact's files in a thread.
 
-    Without an artifact, as for a drafter without a model, there is nothing to hash. The files are
-    held open until they are read, so that a model in their place is not mistaken for them. passed:
-    every file equals the manifest. damage: what is wrong, also logged; "" while nothing is. Either
-    is set once; both may be read from any thread.
+    Without an artifact, as for a drafter without a model, there is nothing to hash. The files stay
+    open until they are read, so a model that replaces them is not hashed instead. passed: every
+    file matches the manifest. damage: the problem, also logged; "" while there is none. Each is set
+    at most once; any thread may read them.
 
     Raises:
         ArtifactError: if a file cannot be opened.
@@ -63,7 +63,7 @@ class Inspection:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, finished or not."""
+        """Stop the thread, finished or not."""
         self._close.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -79,29 +79,29 @@ class Inspection:
                 path = self._artifact.path / name
                 digest = sha256_of(file, _Throttle(self._close), PIECE_BYTES)
                 if digest != self._artifact.manifest.files[name]:
-                    raise self._artifact.altered(name)
+                    raise self._artifact.altered_error(name)
         except _ClosedError:
             return
         except OSError as error:
-            self._tell(f"{path} cannot be read ({error.strerror}): restore a copy of it")
+            self._report(f"{path} cannot be read ({error.strerror}): restore a copy of it")
         except ArtifactError as error:
-            self._tell(str(error))
+            self._report(str(error))
         else:
             self.passed = True
             _log.info(
-                "the files of %s are those that were exported, found in %.1f s",
+                "the files of %s match their hashes, verified in %.1f s",
                 self._artifact.path, time.monotonic() - began_s,
             )  # fmt: skip
-        finally:  # else a replaced model would occupy the disk until the end
+        finally:  # open files of a replaced model would still occupy the disk
             self._opened.close()
 
-    def _tell(self, damage: str) -> None:
+    def _report(self, damage: str) -> None:
         _log.error("the model that is served is damaged: %s", damage)
         self.damage = damage
 
 
 class _ClosedError(Exception):
-    """The inspection was closed before it was done."""
+    """The inspection was closed before it finished."""
 
 
 class _Throttle:

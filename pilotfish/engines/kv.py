@@ -1,9 +1,9 @@
-"""The K/V cache of all slots: static buffers whose capacity grows.
+"""The K/V cache of all slots: fixed-size buffers whose capacity grows on demand.
 
-Of the layers that have any, the key of the i-th is plane 2i, its value plane 2i + 1; a pass over
-neighbouring slots gets a piece of each plane. Planes of one shape lie in one buffer, [planes,
-slots, kv_heads, C, head_dim]; nearly every model has one. Only cells below a slot's length are ever
-read, so a rollback only lowers the length.
+The i-th layer with keys and values has its key in plane 2i, its value in plane 2i + 1; a pass over
+neighbouring slots gets a part of each plane. Planes of one shape share a buffer, [planes, slots,
+kv_heads, C, head_dim]; nearly every model has one. Only cells below a slot's length are ever read,
+so a rollback just lowers the length.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
 
 
 class PlaneShape(NamedTuple):
-    """What a plane keeps of each token: so many heads of such a width."""
+    """Numbers that a plane stores per token: heads, and numbers per head."""
 
     kv_heads: int
     head_dim: int
 
 
 class PlaneLayout(NamedTuple):
-    """Which planes share a buffer.
+    """The assignment of planes to buffers.
 
     Attributes:
-        shapes: of each buffer's planes.
-        sizes: planes of each buffer.
-        places: buffer of each plane, and its place there.
+        shapes: plane shape of each buffer.
+        sizes: number of planes in each buffer.
+        places: buffer and position of each plane.
     """
 
     shapes: list[PlaneShape]
@@ -43,29 +43,29 @@ class PlaneLayout(NamedTuple):
 
 
 def lay_out(manifest: Manifest) -> PlaneLayout:
-    """Sort a model's planes by shape."""
-    found = PlaneLayout([], [], [])
+    """Group a model's planes by shape."""
+    layout = PlaneLayout([], [], [])
     for each in manifest.cached:
         shape = PlaneShape(each.kv_heads, each.head_dim)
-        if shape not in found.shapes:
-            found.shapes.append(shape)
-            found.sizes.append(0)
-        buffer = found.shapes.index(shape)
+        if shape not in layout.shapes:
+            layout.shapes.append(shape)
+            layout.sizes.append(0)
+        buffer = layout.shapes.index(shape)
         for _ in ("key", "value"):
-            found.places.append((buffer, found.sizes[buffer]))
-            found.sizes[buffer] += 1
-    return found
+            layout.places.append((buffer, layout.sizes[buffer]))
+            layout.sizes[buffer] += 1
+    return layout
 
 
 class KVCache(ABC):
     """Lengths and capacity; subclasses own the buffers.
 
-    Buffers begin as zeros, since masked garbage must not be NaN.
+    Buffers start as zeros, since masked garbage must not be NaN.
 
     Attributes:
-        lengths: tokens of each slot.
-        capacity: cells of each slot, C.
-        dtype: of keys and values.
+        lengths: tokens in each slot.
+        capacity: cells per slot, C.
+        dtype: dtype of keys and values.
     """
 
     def __init__(self, manifest: Manifest, slots: int, capacity: int) -> None:
@@ -75,10 +75,10 @@ class KVCache(ABC):
 
     @abstractmethod
     def reserve(self, cells: int) -> bool:
-        """Make room for `cells` in every slot; true if the buffers moved."""
+        """Make room for `cells` in every slot; return whether the buffers moved."""
 
     def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:
-        """Move the entries at start + offsets to start, start + 1, …, and end the slot there.
+        """Move the entries at start + offsets to start, start + 1, …, and cut the slot after them.
 
         Offsets ascend, so entries that need not move come first.
         """
@@ -89,15 +89,15 @@ class KVCache(ABC):
 
     @abstractmethod
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
-        """Copy `cells`, which ascend, to target, target + 1, …; each lies behind its target."""
+        """Copy `cells` to target, target + 1, …; cells ascend, each above its target."""
 
     @abstractmethod
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Take in the `count` cells from `start` on that a run has just appended."""
+        """Add the `count` cells from `start` on that a run has just computed."""
 
 
 class HostCache(KVCache):
-    """A cache in the host's memory, written in place; `limit` bounds every slot's length."""
+    """A cache in host memory that runs write in place; `limit` bounds every slot's length."""
 
     def __init__(self, manifest: Manifest, slots: int, limit: int) -> None:
         super().__init__(manifest, slots, min(STEP, limit))
@@ -110,12 +110,12 @@ class HostCache(KVCache):
         ]
 
     def reserve(self, cells: int) -> bool:
-        """Make room for `cells` in every slot; true if the buffers moved."""
+        """Make room for `cells` in every slot; return whether the buffers moved."""
         if cells <= self.capacity:
             return False
         wanted = max(cells, int(self.capacity * GROWTH))
         wanted = -(-wanted // STEP) * STEP
-        self.capacity = min(wanted, max(cells, self._limit))  # more than the limit only for padding
+        self.capacity = min(wanted, max(cells, self._limit))  # only padding may exceed the limit
         for i, old in enumerate(self._buffers):
             planes, slots, heads, _, dim = old.shape
             new = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
@@ -134,6 +134,6 @@ class HostCache(KVCache):
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
         for buffer in self._buffers:
-            # An index list among slices comes first: [n, planes, kv_heads, head_dim].
-            chosen = np.moveaxis(buffer[:, slot, :, list(cells)], 0, 2)
-            buffer[:, slot, :, target : target + len(cells)] = chosen
+            # numpy puts an index list between slices first: [n, planes, kv_heads, head_dim]
+            cells_moved = np.moveaxis(buffer[:, slot, :, list(cells)], 0, 2)
+            buffer[:, slot, :, target : target + len(cells)] = cells_moved

@@ -1,8 +1,8 @@
-"""What runs a whole model: the interface of every engine, and the one place that chooses one.
+"""The interface of every engine that runs a whole model, and the choice among engines.
 
-In: an artifact. Out: a `LanguageModel`, which keeps sequences in slots: passes append tokens to any
+In: an artifact. Out: a `LanguageModel`, which holds sequences in slots: passes append tokens to any
 number of slots, as chains or as trees, which may grow over several passes (`engines.passes.Pass`).
-Which engine runs an artifact, its dialect says. To add one, add a line to ENGINES.
+The artifact's dialect decides which engine runs it. To add one, add a line to ENGINES.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pilotfish.engines.passes import Pass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_GRAPHS = "pilotfish.engines.onnx_decoder:Decoder"  # runs every dialect that is one of graphs
+_GRAPH_ENGINE = "pilotfish.engines.onnx_decoder:Decoder"  # runs every dialect not in ENGINES
 ENGINES = {
     "llamacpp": "pilotfish.engines.llamacpp.llama_decoder:LlamaDecoder",
     "genai": "pilotfish.engines.genai.genai_decoder:GenaiDecoder",
@@ -35,10 +35,10 @@ class Output:
     """Answers to one pass; views into buffers that the next forward overwrites.
 
     Attributes:
-        logits: f32 [rows, vocab_size], padding ids cut off; f32 [rows, N] of a head that was cut to
-            N tokens, which `Artifact.kept` names.
-        hidden: f32 [rows, hidden_size], the last layer after the final norm; hidden_size is 0 where
-            the manifest says that there are none.
+        logits: f32 [rows, vocab_size], without padding ids; f32 [rows, N] for a head cut to N
+            tokens (`Artifact.head_tokens`).
+        hidden: f32 [rows, hidden_size], the last layer after the final norm; hidden_size is 0 if
+            the manifest says that the graph has no hidden states.
     """
 
     logits: NDArray[np.float32]
@@ -46,7 +46,7 @@ class Output:
 
 
 class Execution(NamedTuple):
-    """How a model is run: on what, with weights of which precision, with how many threads."""
+    """How a model runs: provider, weight precision, threads."""
 
     provider: str
     precision: str
@@ -61,12 +61,12 @@ class LanguageModel(ABC):
     """Runs one model with `slots` sequences. Not thread-safe: one owner.
 
     Attributes:
-        artifact: what it runs.
+        artifact: the artifact that it runs.
         slots: number of sequences.
-        context: positions of each.
-        vocab_size: number of tokens that it reads, and width of the logits of a whole head.
-        provider: what it runs on, for people.
-        threads: of the CPU, of one pass.
+        context: positions per slot.
+        vocab_size: number of input tokens, and width of a whole head's logits.
+        provider: hardware and runtime, for people.
+        threads: CPU threads per pass.
     """
 
     artifact: Artifact
@@ -78,13 +78,13 @@ class LanguageModel(ABC):
 
     @property
     def execution(self) -> Execution:
-        """How it is run, for people."""
+        """Provider, precision and threads, for people."""
         return Execution(self.provider, self.artifact.manifest.precision, self.threads)
 
     @property
     @abstractmethod
     def hidden_size(self) -> int:
-        """Width of the hidden states; 0 if the model gives none."""
+        """Width of the hidden states; 0 if the model returns none."""
 
     @abstractmethod
     def length(self, slot: int) -> int:
@@ -99,7 +99,7 @@ class LanguageModel(ABC):
         """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
 
         Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
-        down, so it ascends. What is kept counts as a chain behind the same trunk.
+        down, so it ascends. The kept nodes then form a chain after the same trunk.
 
         Raises:
             ValueError: if `path` is not in the tree; then nothing changes.
@@ -107,13 +107,13 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def check(self, passes: Sequence[Pass]) -> None:
-        """Raise like `forward` for passes that could not be run."""
+        """Raise as `forward` would for passes that cannot run."""
 
     @abstractmethod
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Append each pass to its slot and answer it; at most one pass per slot.
 
-        Nothing is appended if it raises.
+        Appends nothing if it raises.
 
         Raises:
             CapacityError: if a slot would exceed its context.
@@ -157,21 +157,21 @@ def open_model(
     Args:
         context: positions per slot; None = the model's, or those that a TensorRT engine was
             built for.
-        threads: per run; None = the cores that this process may use.
+        threads: threads per run; None = the cores that this process may use.
         provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
             building an engine first (see docs/engines.md).
-        drafts: take a model with a cut head, too: its logits are only good for drafts, and the
-            caller maps them to the whole vocabulary.
+        drafts: also accept a cut head, whose logits are good only for drafts; the caller maps them
+            to the whole vocabulary.
 
     Raises:
-        ArtifactError: if the directory is no artifact, only a stage of a model, or one with a cut
-            head that is not to draft.
+        ArtifactError: if the directory is no artifact, is a stage of a model, or has a cut head
+            while `drafts` is false.
         ProviderError: if no inference runtime can run it.
     """
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
     check_whole(opened.path, opened.manifest)
     if not drafts:
         check_head(opened)
-    module, _, name = ENGINES.get(opened.manifest.dialect, _GRAPHS).partition(":")
+    module, _, name = ENGINES.get(opened.manifest.dialect, _GRAPH_ENGINE).partition(":")
     kind: Callable[..., LanguageModel] = getattr(import_module(module), name)
     return kind(opened, slots=slots, context=context, threads=threads, provider=provider)

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a program must know of an artifact before it loads its graph.
+"""`manifest.json`: the facts about an artifact that a program needs before it loads the graph.
 
 `read_manifest` reads and checks it; `Manifest.encode` returns the bytes to write.
 """
@@ -18,20 +18,20 @@ from pilotfish.engines.stage_range import StageRange
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
-GGUF_NAME = "model.gguf"  # in place of the graph, where llama.cpp runs the model
-GENAI_NAME = "genai_config.json"  # beside the graph, where ONNX Runtime GenAI's builder wrote it
-HEAD_NAME = "head.onnx"  # of a first stage: hidden states to logits
-HEAD_TOKENS_NAME = "head_tokens.bin"  # of a cut head: which token each of its rows is
+GGUF_NAME = "model.gguf"  # replaces the graph if llama.cpp runs the model
+GENAI_NAME = "genai_config.json"  # next to the graph; written by ONNX Runtime GenAI's builder
+HEAD_NAME = "head.onnx"  # in a first stage: hidden states to logits
+HEAD_TOKENS_NAME = "head_tokens.bin"  # in an artifact with a cut head: the token of each row
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "stored"]
-STORED: Literal["stored"] = "stored"  # every weight as the checkpoint has it, in its own blocks
-# The precision of the output projection, where it differs from the other weights': 4 bits cost a
-# drafter more acceptance here than anywhere else, and 8 cost hardly any time.
+STORED: Literal["stored"] = "stored"  # every weight as in the checkpoint, in its own blocks
+# Precision of the output projection, if other than the weights': 4 bits cost a drafter more
+# acceptance here than anywhere else, and 8 bits cost hardly any time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
-# As an artifact says it; "gguf": the blocks of the GGUF file that it holds, of whatever types;
-# "genai": what the graph of ONNX Runtime GenAI's builder has.
+# Precision as an artifact states it; "gguf": the blocks of its GGUF file, whatever their types;
+# "genai": that of the graph of ONNX Runtime GenAI's builder.
 Stored = Literal[Precision, "gguf", "genai"]
 LLAMACPP: Literal["llamacpp"] = "llamacpp"
 GENAI: Literal["genai"] = "genai"
@@ -45,13 +45,13 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the weights came from.
+    """The origin of the weights.
 
-    `location` is a hub id, a file name or a directory name; not its path, which would tell about
-    the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
+    `location` is a hub id, a file name or a directory name; not a path, which would reveal details
+    of the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
     kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
-    exporter did not know and was told to ignore. `describe_left_out` are parts of a multimodal checkpoint
-    that are not of its text model, and special tokens that this one has no embedding of.
+    exporter did not know and was asked to ignore. `left_out` are parts of a multimodal checkpoint
+    outside its text model, and special tokens without an embedding in it.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]
@@ -76,12 +76,12 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RecurrentStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What layers keep of each slot besides keys and values (`engines.states`).
+    """Recurrent states that layers keep per slot instead of keys and values (`engines.states`).
 
     `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
     of `taps` tokens reads; with `heads`, also a state of [heads, key_dim, value_dim] numbers.
-    `window` is the number of tokens that a rollback takes back without reading others again; and
-    such a model reads no token trees.
+    `window` is the number of tokens that a rollback can drop without reading others again. Such a
+    model reads no token trees.
     """
 
     layers: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
@@ -94,7 +94,7 @@ class RecurrentStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys and values that a layer, counted from 0, keeps of each token."""
+    """Keys and values per token of one layer, counted from 0."""
 
     layer: Annotated[int, msgspec.Meta(ge=0)]
     kv_heads: Positive
@@ -102,10 +102,10 @@ class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What rounding weights and activations changes, along a text of so many `tokens`.
+    """Effect of rounding weights and activations, measured on a text of `tokens` tokens.
 
-    Between the distributions p of the same model in float32 and q of the artifact, at temperature
-    1: `kl` is the mean of KL(p ‖ q) in nats, `acceptance` that of Σ min(p, q).
+    p is the distribution of the same model in float32, q that of the artifact, at temperature 1:
+    `kl` is the mean of KL(p ‖ q) in nats, `acceptance` the mean of Σ min(p, q).
     """
 
     kl: Annotated[float, msgspec.Meta(ge=0)]
@@ -119,22 +119,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `vocab_size` counts the tokenizer's tokens; `padded_vocab_size` is the width of the graph's
     logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
     artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
-    of the output projection, None where it is `precision`. `chat_templates` are further templates
-    by their names; "tool_use" takes the place of `chat_template` where there are tools.
-    `special_tokens` are tokens that templates may write by a name, such as bos_token; None where
-    the exporter did not keep them: then they follow from `bos_id` and `eos_ids`. `warnings` are
-    what the export warned of, a sentence each. Without a graph, under the dialect llamacpp, `opset`
-    is None and `kv_dtype` has no effect. `stage` is None for a whole model; in a stage all other
-    fields but `files` describe the whole model. `window` is the smallest number of positions that a
-    token of some layer sees; None where all layers see all.
-    `states` describes layers that keep something else than keys and values; None without any.
-    `caches` are the layers with keys and values of their own, where they differ in shape, others
-    read theirs, or layers have neither these nor states, or both; None where all layers without
-    states keep those of `dimensions`.
-    `cost` is what the precision costs, None where that was not measured. `trees` is whether the
-    graph has a mask for token trees, `hidden_states` whether it gives hidden states: only graphs of
-    the dialect genai may lack them. `head_tokens` is the number of tokens that a cut head can say,
-    and then the width of the logits; None where it can say all. Such a model reads all tokens.
+    of the output projection; None if it equals `precision`. `chat_templates` are further templates
+    by their names; "tool_use" replaces `chat_template` in chats with tools. `special_tokens` are
+    tokens that templates may name, such as bos_token; None if the exporter did not store them: then
+    they follow from `bos_id` and `eos_ids`. `warnings` are the export's warnings, a sentence each.
+    Under the dialect llamacpp, which has no graph, `opset` is None and `kv_dtype` has no effect.
+    `stage` is None for a whole model; in a stage all other fields but `files` describe the whole
+    model. `window` is the smallest number of positions that a token of some layer sees; None if all
+    layers see all. `states` describes layers with recurrent states; None without any. `caches` are
+    the layers that have their own keys and values, if layers differ in shape, read each other's, or
+    have neither or both of keys and states; None if all layers without states have those of
+    `dimensions`. `cost` is the cost of the precision; None if not measured. `trees` is whether the
+    graph has a mask for token trees, `hidden_states` whether it returns hidden states: only graphs
+    of the dialect genai may lack them. `head_tokens` is the number of tokens of a cut head, and
+    then the width of the logits; None for a whole head. Such a model still reads all tokens.
     """
 
     format: int = FORMAT
@@ -167,10 +165,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     head_tokens: Size | None = None
 
     @property
-    def chained(self) -> str | None:
-        """Why the model reads chains of tokens alone, as a predicate; None if it reads trees."""
+    def why_chains_only(self) -> str | None:
+        """Why the model reads only chains of tokens, as a predicate; None if it reads trees."""
         if self.states is not None:
-            return "keeps states that follow one chain of tokens"
+            return "has recurrent states, which follow one chain of tokens"
         return None if self.trees else "has a graph without a mask for token trees"
 
     @property
@@ -180,14 +178,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def cached(self) -> list[CachedLayer]:
-        """The layers of the graph that keep keys and values, counted from its first one."""
+        """The layers of the graph that have their own keys and values, numbered within it."""
         if self.caches is not None:
             first = 0 if self.stage is None else self.stage.first_layer
-            own = range(first, first + self.layers)
+            stage_layers = range(first, first + self.layers)
             return [
                 msgspec.structs.replace(each, layer=each.layer - first)
                 for each in self.caches
-                if each.layer in own
+                if each.layer in stage_layers
             ]
         without = set() if self.states is None else set(self.states.layers)
         sizes = self.dimensions
@@ -198,7 +196,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
 
     @property
-    def shares(self) -> bool:
+    def shares_caches(self) -> bool:
         """Whether some layers read the keys and values of others."""
         listed = self.caches is not None and self.states is None
         return listed and len(self.cached) < self.layers
@@ -213,22 +211,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def origin(self) -> str:
         """The weights' identity in 16 hex digits, the same for all precisions and dialects.
 
-        A hash of the SHA-256s of the files that were read, in the order of the files' names, which
-        do not count; without such files (random weights), of the source and the dimensions. A model
-        that was cut down has another origin.
+        A hash of the SHA-256s of the files that were read, in the order of the file names, which
+        are not hashed; without such files (random weights), a hash of source and dimensions. A
+        model that was cut down has another origin.
         """
         source = self.source
         hashes = [value for _, value in sorted(source.sha256.items())]
         if hashes and source.first_layers is not None:
             hashes.append(f"first {source.first_layers} layers")
-        made = (source.kind, source.location, source.revision, self.dimensions)
-        return hashlib.sha256(msgspec.json.encode(hashes or made)).hexdigest()[:16]
+        facts = (source.kind, source.location, source.revision, self.dimensions)
+        return hashlib.sha256(msgspec.json.encode(hashes or facts)).hexdigest()[:16]
 
     def encode(self) -> bytes:
         """Encode as indented JSON, ready to be written to `manifest.json`."""
         fields = msgspec.to_builtins(self)
         if self.stage is None:
-            del fields["stage"]  # whole models are written as they were before there were stages
+            del fields["stage"]  # whole models are written as before stages existed
         if self.head is None:
             del fields["head"]  # likewise
         for name in ("chat_templates", "warnings"):
@@ -249,7 +247,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest of `directory`, and check what its types do not say."""
+    """Read the manifest of `directory`, and check what its types cannot express."""
     path = directory / MANIFEST_NAME
     with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         try:
@@ -264,25 +262,25 @@ def read_manifest(directory: Path) -> Manifest:
                 f"{directory} is not an artifact: it {state}. "
                 "Make one with `pilotfish export model SOURCE --out DIR`"
             ) from None
-    with reading_file(partial(_invalid, directory)):
-        found = msgspec.json.decode(data, type=FormatNumber).format
-        if found != FORMAT:
+    with reading_file(partial(_invalid_error, directory)):
+        number = msgspec.json.decode(data, type=FormatNumber).format
+        if number != FORMAT:
             raise ArtifactError(
-                f"{directory} has manifest format {found}, and this version reads {FORMAT}: "
+                f"{directory} has manifest format {number}, and this version reads {FORMAT}: "
                 "export the model again, or install the version that made it"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    _check(directory, manifest)
+    _check_consistency(directory, manifest)
     return manifest
 
 
 class FormatNumber(msgspec.Struct):
-    """Reads the number of a file's format alone: a newer format may have any other fields."""
+    """The format number of a file; a newer format may have any other fields."""
 
     format: int
 
 
-def _check(directory: Path, manifest: Manifest) -> None:
+def _check_consistency(directory: Path, manifest: Manifest) -> None:
     """Refuse a manifest whose parts contradict each other."""
     problem = None
     if manifest.vocab_size > manifest.padded_vocab_size:
@@ -293,30 +291,30 @@ def _check(directory: Path, manifest: Manifest) -> None:
         problem = "bos_id is outside the vocabulary"
     elif any(Path(name).name != name for name in manifest.files):
         problem = "files must be plain names, without a path"
-    elif manifest.states is not None and not _fit(manifest.states, manifest):
+    elif manifest.states is not None and not _states_fit(manifest.states, manifest):
         problem = "states does not fit the dimensions"
     elif manifest.dialect == GENAI and (manifest.trees or manifest.stage or manifest.states):
         problem = "a graph of ONNX Runtime GenAI reads no trees, is no stage and has no states here"
-    elif manifest.caches is not None and not _are_caches(manifest.caches, manifest):
+    elif manifest.caches is not None and not _caches_fit(manifest.caches, manifest):
         problem = "caches does not fit the dimensions"
-    elif manifest.head_tokens is not None and not _is_cut_head(manifest.head_tokens, manifest):
-        problem = "such a model cannot have a head of so many tokens"
-    elif missing := _needed(manifest) - manifest.files.keys():
+    elif manifest.head_tokens is not None and not _head_fits(manifest.head_tokens, manifest):
+        problem = "head_tokens does not fit the model"
+    elif missing := _required_files(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
-    elif manifest.stage is not None and not _fits(manifest.stage, manifest.dimensions.layers):
+    elif manifest.stage is not None and not _stage_fits(manifest.stage, manifest.dimensions.layers):
         problem = f"{manifest.stage} is no part of {manifest.dimensions.layers} layers"
     if problem:
-        raise _invalid(directory, problem)
+        raise _invalid_error(directory, problem)
 
 
-def _invalid(directory: Path, problem: str) -> ArtifactError:
+def _invalid_error(directory: Path, problem: str) -> ArtifactError:
     return ArtifactError(
         f"{directory / MANIFEST_NAME} is not valid ({problem}): export the model again, or restore "
         "a copy of it"
     )
 
 
-def _needed(manifest: Manifest) -> set[str]:
+def _required_files(manifest: Manifest) -> set[str]:
     """Return the files that an artifact must have."""
     stage = manifest.stage
     if manifest.dialect == LLAMACPP:
@@ -330,7 +328,7 @@ def _needed(manifest: Manifest) -> set[str]:
     return {GRAPH_NAME, TOKENIZER_NAME, HEAD_NAME} if stage.first else {GRAPH_NAME}
 
 
-def _fit(states: RecurrentStates, manifest: Manifest) -> bool:
+def _states_fit(states: RecurrentStates, manifest: Manifest) -> bool:
     """Whether a model of these dimensions can have such states."""
     sizes = (states.heads, states.key_dim, states.value_dim)
     ascending = states.layers == sorted(set(states.layers))
@@ -338,7 +336,7 @@ def _fit(states: RecurrentStates, manifest: Manifest) -> bool:
     return ascending and inside and all(sizes) == any(sizes) and manifest.stage is None
 
 
-def _are_caches(caches: list[CachedLayer], manifest: Manifest) -> bool:
+def _caches_fit(caches: list[CachedLayer], manifest: Manifest) -> bool:
     """Whether a model of these dimensions can have such caches."""
     layers = [each.layer for each in caches]
     inside = all(layer < manifest.dimensions.layers for layer in layers)
@@ -346,15 +344,18 @@ def _are_caches(caches: list[CachedLayer], manifest: Manifest) -> bool:
     return some and inside and layers == sorted(set(layers))
 
 
-def _is_cut_head(tokens: int, manifest: Manifest) -> bool:
-    """Whether a model of this vocabulary and kind can have a head of so many tokens."""
+def _head_fits(tokens: int, manifest: Manifest) -> bool:
+    """Whether this model can have a head cut to `tokens` tokens."""
     whole = manifest.dialect not in {LLAMACPP, GENAI} and manifest.stage is None
     return whole and tokens < manifest.vocab_size
 
 
-def _fits(stage: StageRange, layers: int) -> bool:
-    """Whether a model of so many layers can have this stage."""
-    before, after = stage.index - 1, stage.count - stage.index  # stages, of a layer at least
+def _stage_fits(stage: StageRange, layers: int) -> bool:
+    """Whether a model of `layers` layers can have this stage."""
+    before, after = (
+        stage.index - 1,
+        stage.count - stage.index,
+    )  # other stages; each has at least one layer
     return (
         before <= stage.first_layer
         and 0 <= after <= layers - stage.end

@@ -1,6 +1,6 @@
-"""Log what requests are the cause of: each sentence once, and only so many in a minute.
+"""Log warnings that requests cause: each sentence once, and only a few per minute.
 
-Clients choose the names of tools and what their schemas hold. One that sends others with each
+Clients choose the names of tools and the content of schemas. A client that varies them with each
 request would fill the journal.
 """
 
@@ -11,8 +11,8 @@ from collections import OrderedDict, deque
 
 _log = logging.getLogger("pilotfish.engines")
 
-_KEPT = 512  # sentences
-_MOST, _PERIOD_S = 30, 60.0
+_MOST_REMEMBERED = 512  # sentences
+_MOST_PER_PERIOD, _PERIOD_S = 30, 60.0
 
 
 class Notices:
@@ -21,21 +21,21 @@ class Notices:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._logged: OrderedDict[str, None] = OrderedDict()
-        self._times_s: deque[float] = deque(maxlen=_MOST)
+        self._times_s: deque[float] = deque(maxlen=_MOST_PER_PERIOD)
 
     def warn(self, sentence: str) -> None:
-        """Log a sentence, unless it is one of the last, or there are too many now."""
+        """Log a sentence, unless it was logged recently or the rate is exceeded."""
         now_s = time.monotonic()
         with self._lock:
             if sentence in self._logged:
                 return
-            if len(self._times_s) == _MOST and now_s - self._times_s[0] < _PERIOD_S:
+            if len(self._times_s) == _MOST_PER_PERIOD and now_s - self._times_s[0] < _PERIOD_S:
                 return
             self._times_s.append(now_s)
             self._logged[sentence] = None
-            if len(self._logged) > _KEPT:
+            if len(self._logged) > _MOST_REMEMBERED:
                 self._logged.popitem(last=False)
-            full = len(self._times_s) == _MOST and now_s - self._times_s[0] < _PERIOD_S
+            full = len(self._times_s) == _MOST_PER_PERIOD and now_s - self._times_s[0] < _PERIOD_S
         _log.warning("%s%s", sentence, " (more of this kind follows, unlogged)" if full else "")
 
 

@@ -1,4 +1,4 @@
-"""Run an artifact: tokens in; logits and hidden states out; keys and values kept per slot.
+"""Run an ONNX artifact: tokens in; logits and hidden states out; keys and values kept per slot.
 
 Slots, chains, trees, `rollback` and `keep_path` are those of `engines.slots`.
 """
@@ -27,17 +27,17 @@ class Decoder(Slots, LanguageModel):
     Args:
         context: positions per slot; None = the model's, or those that a TensorRT engine was
             built for.
-        threads: per run; None = the cores that this process may use.
+        threads: threads per run; None = the cores that this process may use.
         provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
             building an engine first (see docs/engines.md).
 
     Raises:
-        ArtifactError: if the directory is no artifact, only a stage of a model, or contradicts
+        ArtifactError: if the directory is no artifact, is a stage of a model, or contradicts
             itself.
         ProviderError: if no inference runtime can run it.
     """
 
-    runs: ClassVar[str | None] = None  # the dialect of ENGINES that this class is for
+    engine_dialect: ClassVar[str | None] = None  # the dialect in ENGINES that this class runs
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Decoder(Slots, LanguageModel):
         opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
         check_whole(opened.path, opened.manifest)
         dialect = opened.manifest.dialect
-        if dialect in ENGINES and dialect != self.runs:
+        if dialect in ENGINES and dialect != self.engine_dialect:
             raise ProviderError(
                 f"{opened.path} has dialect {dialect}, which another engine runs: open it with "
                 "open_model"
@@ -68,24 +68,26 @@ class Decoder(Slots, LanguageModel):
         self._check_head()
 
     def _check_head(self) -> None:
-        """Raise `ArtifactError` where the graph's logits are not those that the manifest tells."""
-        kept, width = self.artifact.kept, self._backend.widths["logits"]
-        told = self.vocab_size if kept is None else len(kept)
-        if width < told or (kept is not None and width > told):  # only a whole head is padded
+        """Raise `ArtifactError` if the width of the graph's logits contradicts the manifest."""
+        head_tokens, width = self.artifact.head_tokens, self._backend.widths["logits"]
+        expected = self.vocab_size if head_tokens is None else len(head_tokens)
+        if width < expected or (
+            head_tokens is not None and width > expected
+        ):  # only a whole head is padded
             raise ArtifactError(
                 f"{self.artifact.path} contradicts itself: its graph has logits of {width} tokens, "
-                f"its manifest tells of {told}: export the model again"
+                f"its manifest states {expected}: export the model again"
             )
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states; 0 if the model gives none."""
+        """Width of the hidden states; 0 if the model returns none."""
         return self._backend.widths.get("hidden_states", 0)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Append each pass to its slot and answer it; at most one pass per slot.
 
-        Nothing is appended if it raises.
+        Appends nothing if it raises.
 
         Raises:
             CapacityError: if a slot would exceed its context.
@@ -98,10 +100,10 @@ class Decoder(Slots, LanguageModel):
             hidden = np.empty((len(logits), 0), np.float32)
         return [Output(logits[rows, : self.vocab_size], hidden[rows]) for rows in places]
 
-    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
         fill_tokens(binding, passes)
         fill_positions(binding, passes, self._cache.lengths)
         return fill_rows(binding, passes)
 
-    def _example(self) -> Pass:
+    def _example_pass(self) -> Pass:
         return Pass(0, np.array([0, min(1, self.vocab_size - 1)]), 1)

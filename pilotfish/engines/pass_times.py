@@ -10,11 +10,11 @@ from pilotfish.engines.language_model import LanguageModel
 from pilotfish.engines.passes import Pass
 
 _SWEEPS = 4  # sweep over all widths, so that other load affects all alike
-_ENOUGH_S = 0.6  # a daemon's start waits for this: sweep less often over a slow model
-# A pass that takes so many times what others tell was disturbed; how often it is timed again.
-_DISTURBED, _AGAIN = 1.25, 2
-_TURNS, _FEWEST_TURNS = 12, 3  # the fewest where they are slow:
-_ENOUGH_TURNS_S = 20.0
+_MOST_SWEEPS_S = 0.6  # a daemon's start waits for this: fewer sweeps over a slow model
+# A pass this many times slower than its neighbours suggest was disturbed; number of retries.
+_DISTURBED_FACTOR, _RETRIES = 1.25, 2
+_MOST_TURNS, _FEWEST_TURNS = 12, 3  # the minimum applies if they are slow:
+_MOST_TURNS_S = 20.0
 
 
 def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float]:
@@ -22,22 +22,22 @@ def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float
 
     See `least_times`. Slot 0 must be empty, and is empty again afterwards.
     """
-    return least_times(lambda width: _pass_s(decoder, width), widths, decoder.context)
+    return least_times(lambda width: _time_pass(decoder, width), widths, decoder.context)
 
 
 def least_times(
     pass_s: Callable[[int], float], widths: Sequence[int], context: int
 ) -> dict[int, float]:
-    """Return the least of a few times for each width, never less for more tokens; seconds.
+    """Return the least of a few times for each width, never decreasing with the width; seconds.
 
-    ``predict_pass_s`` times one pass. Widths are ascending; those beyond the context are left out. The
-    times are kept for as long as the process runs, so what stopped it during one pass (a suspended
-    machine, a paused one, others' work) must not be in them: such a pass is timed again.
+    ``pass_s`` times one pass. Widths ascend; those beyond the context are skipped. The process uses
+    the times for as long as it runs, so a pass that was interrupted (by suspend, a paused virtual
+    machine, other work) must not count: such a pass is timed again.
     """
     least: dict[int, float] = {}
 
     def time_pass(width: int) -> None:
-        # the first pass of a shape is slow: counts only if alone
+        # the first pass of a shape is slow, and counts only if there is no other
         least[width] = min(least.get(width, math.inf), pass_s(width))
 
     for sweep in range(1 + _SWEEPS):
@@ -45,10 +45,10 @@ def least_times(
             if width > context:
                 break
             time_pass(width)
-        for width in _disturbed(least) * _AGAIN:
+        for width in _disturbed_widths(least) * _RETRIES:
             time_pass(width)
-        alone = len(least) == 1  # and nothing tells whether it was disturbed
-        if (1 + sweep) * sum(least.values()) > _ENOUGH_S and sweep >= alone:
+        is_single = len(least) == 1  # nothing to compare with
+        if (1 + sweep) * sum(least.values()) > _MOST_SWEEPS_S and sweep >= is_single:
             break
     slowest_s = 0.0
     for width, taken_s in least.items():
@@ -56,24 +56,24 @@ def least_times(
     return least
 
 
-def _disturbed(times: Mapping[int, float]) -> list[int]:
-    """List widths whose pass took clearly longer than a wider one's, or than narrower ones tell."""
+def _disturbed_widths(times: Mapping[int, float]) -> list[int]:
+    """List widths whose pass took clearly longer than wider or narrower ones suggest."""
     known = list(times.items())
-    found = []
-    for at, (width, taken_s) in enumerate(known):
-        told = [wider_s for _, wider_s in known[at + 1 :]]
-        if at == 1:
-            told.append(known[0][1] * width / known[0][0])
-        elif at > 1:  # the line through the two before
-            (first, first_s), (second, second_s) = known[at - 2 : at]
+    disturbed = []
+    for index, (width, taken_s) in enumerate(known):
+        bounds = [wider_s for _, wider_s in known[index + 1 :]]
+        if index == 1:
+            bounds.append(known[0][1] * width / known[0][0])
+        elif index > 1:  # extrapolate from the two before
+            (first, first_s), (second, second_s) = known[index - 2 : index]
             slope_s = max(0.0, (second_s - first_s) / (second - first))
-            told.append(second_s + slope_s * (width - second))
-        if taken_s > _DISTURBED * min(told, default=math.inf):
-            found.append(width)
-    return found
+            bounds.append(second_s + slope_s * (width - second))
+        if taken_s > _DISTURBED_FACTOR * min(bounds, default=math.inf):
+            disturbed.append(width)
+    return disturbed
 
 
-def _pass_s(decoder: LanguageModel, width: int) -> float:
+def _time_pass(decoder: LanguageModel, width: int) -> float:
     tokens = np.zeros(width, dtype=np.int64)
     begun_s = time.perf_counter()
     decoder.forward([Pass(slot=0, tokens=tokens, rows=width)])
@@ -86,21 +86,21 @@ def time_interleaved(
     timers: Sequence[Callable[[], float]],
     progress: Callable[[str, int, int | None], None] = lambda label, done, total: None,
 ) -> list[float]:
-    """Time several things in turns, so that other load affects all alike; seconds of each.
+    """Time several operations in turns, so that other load affects all alike; seconds of each.
 
-    A timer does its thing and returns the seconds that it took. Three times a turn: the first time
-    brings weights and threads back, and does not count. The lower quartiles are returned, which
-    other work on the machine affects least.
+    A timer runs its operation and returns its seconds. Each turn runs it three times; the first
+    run only warms caches and threads, and does not count. Returns lower quartiles, which other work
+    on the machine affects least.
     """
     label = "timing passes"
     taken: list[list[float]] = [[] for _ in timers]
     begun_s = time.monotonic()
-    for turn in range(_TURNS):
-        progress(label, turn, _TURNS)
-        if turn >= _FEWEST_TURNS and time.monotonic() - begun_s > _ENOUGH_TURNS_S:
+    for turn in range(_MOST_TURNS):
+        progress(label, turn, _MOST_TURNS)
+        if turn >= _FEWEST_TURNS and time.monotonic() - begun_s > _MOST_TURNS_S:
             break
-        for timer, kept in zip(timers, taken, strict=True):
+        for timer, times in zip(timers, taken, strict=True):
             _, *counted = (timer() for _ in range(3))
-            kept += counted
-    progress(label, _TURNS, _TURNS)
-    return [float(np.quantile(kept, 0.25)) for kept in taken]
+            times += counted
+    progress(label, _MOST_TURNS, _MOST_TURNS)
+    return [float(np.quantile(times, 0.25)) for times in taken]

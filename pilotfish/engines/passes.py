@@ -1,6 +1,6 @@
 """The inputs of a forward pass, and how several passes share one run of a graph.
 
-Tokens of all passes stand packed in one row of T. Standard dialects attend over [B, S]: B
+Tokens of all passes are packed in one row of T. Standard dialects attend over [B, S]: B
 neighbouring slots, S the longest pass among them (see export.dialects.padded). The contrib dialect
 takes one slot (see export.dialects.contrib).
 """
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 from pilotfish.engines.backends.backend import Binding
 from pilotfish.engines.engine_errors import CapacityError
 
-HIDDEN_FROM_VIEW = -3e4  # added to a score, leaves weight 0, in half precision too
+HIDDEN_FROM_VIEW = -3e4  # added to a score: weight 0, in half precision too
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
     """New tokens of one slot, appended at its length.
 
-    A token tree may grow over several passes. Its trunk is what the slot held before its first
-    node; each node sees the trunk, its ancestors and itself, and stands at trunk + depth.
+    A token tree may grow over several passes. Its trunk is the slot's content before the first
+    node; each node sees the trunk, its ancestors and itself, and has position trunk + depth.
 
     Attributes:
         tokens: i64 [S], S ≥ 1.
-        rows: logits and hidden states are wanted for the last `rows` tokens; None = all of them,
-            0 = none (prefill).
+        rows: number of final tokens whose logits and hidden states are wanted; None = all, 0 = none
+            (prefill).
         parents: i64 [T] for a tree of T ≥ S nodes so far. The last S are these tokens; the first
-            T − S were appended just before, under the same parents. parents[i] < i is the node
-            before node i, −1 the trunk. None = a chain behind all that the slot holds.
+            T − S were appended just before, under the same parents. parents[i] < i is the parent of
+            node i, −1 the trunk. None = a chain after all that the slot holds.
     """
 
     slot: int
@@ -48,7 +48,7 @@ class Pass:
 
     @property
     def tree_length(self) -> int:
-        """Nodes of the tree that the slot holds already, T − S; 0 for a chain."""
+        """Number of the tree's nodes that the slot already holds, T − S; 0 for a chain."""
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
     @property
@@ -91,7 +91,7 @@ class Pass:
         mask[:, :trunk] = 0
         mask[:, trunk:] = HIDDEN_FROM_VIEW
         nodes = mask[:, trunk : trunk + len(self.parents)]
-        np.copyto(nodes, 0, where=_line(self.parents)[self.tree_length :])
+        np.copyto(nodes, 0, where=_ancestor_mask(self.parents)[self.tree_length :])
 
 
 def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -102,19 +102,19 @@ def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(depths, np.int64)
 
 
-def _line(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return [T, T]: is node j an ancestor of node i, or i itself?"""
-    line = np.eye(len(parents), dtype=np.bool_)
+    mask = np.eye(len(parents), dtype=np.bool_)
     for i, parent in enumerate(parents.tolist()):
         if parent >= 0:
-            line[i, : parent + 1] = line[parent, : parent + 1]
-    return line
+            mask[i, : parent + 1] = mask[parent, : parent + 1]
+    return mask
 
 
 def check_all(
     passes: Sequence[Pass], lengths: Sequence[int], context: int, vocabulary: int | None
 ) -> None:
-    """Raise for passes that could not be run over slots of these lengths.
+    """Raise for passes that cannot run over slots of these lengths.
 
     Raises:
         CapacityError: if a slot would exceed `context`.
@@ -133,9 +133,9 @@ def check_all(
 
 
 def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
-    """Raise ValueError for a pass that no model could run.
+    """Raise ValueError for a pass that no model can run.
 
-    `lengths` are those of all slots. Without a vocabulary any ids are allowed.
+    `lengths` covers all slots. Without a vocabulary any ids are allowed.
     """
     size, slots = len(item.tokens), len(lengths)
     if not 0 <= item.slot < slots:
@@ -143,7 +143,7 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
     if item.tokens.ndim != 1 or size == 0:
         raise ValueError("a pass needs a row of at least one token")
     if vocabulary is not None:
-        ids = item.tokens.tolist()  # for a few numbers, faster than an array's methods
+        ids = item.tokens.tolist()  # Python is faster than numpy for a few numbers
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.row_count <= size:
@@ -153,7 +153,7 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
 
 
 def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
-    """Raise ValueError for a tree whose last `size` nodes do not fit behind `length` tokens."""
+    """Raise ValueError for a tree whose last `size` nodes do not fit after `length` tokens."""
     if parents.ndim != 1 or not size <= len(parents) <= length + size:
         raise ValueError(
             f"parents needs a row of {size} to {length + size} nodes: the tokens of the pass, and "
@@ -164,7 +164,7 @@ def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
 
 
 def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
-    """Write the ids."""
+    """Write the token ids."""
     tokens = binding.input("input_ids", (sum(len(item.tokens) for item in passes),))
     end = 0
     for item in passes:
@@ -173,7 +173,7 @@ def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
 
 
 def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
-    """Write each token's position; `lengths` are all slots'. Return the number of tokens."""
+    """Write each token's position; `lengths` covers all slots. Return the number of tokens."""
     total = sum(len(item.tokens) for item in passes)
     positions = binding.input("position_ids", (total,))
     end = 0
@@ -187,8 +187,8 @@ def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[i
 
 
 def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
-    """Write which tokens are answered. Return the number of rows that will be computed."""
-    # Runtimes may fail on an empty output, so where no row is wanted, compute one.
+    """Write which tokens get an answer. Return the number of rows that the run will compute."""
+    # Runtimes may fail on an empty output, so at least one row is computed.
     wanted = max(sum(item.row_count for item in passes), 1)
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
@@ -196,7 +196,7 @@ def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
         end += len(item.tokens)
         rows[row : row + item.row_count] = range(end - item.row_count, end)
         row += item.row_count
-    rows[row:] = 0  # the array served an earlier pass, which may have been longer
+    rows[row:] = 0  # an earlier, longer pass may have left values here
     return wanted
 
 
@@ -208,10 +208,10 @@ def fill_padded(
     capacity: int,
     dtype: np.dtype[Any],
 ) -> None:
-    """Write the attention's inputs over slots first, first + 1, …, of the given `lengths`.
+    """Write the attention's inputs over slots first, first + 1, …, with the given `lengths`.
 
-    What idle slots and padding attend to does not matter, since those answers are never read; but
-    it must be finite, which masks ensure.
+    Answers of idle slots and of padding are never read, so their masks only have to keep them
+    finite.
     """
     count = len(lengths)
     size = max(len(item.tokens) for item in passes)
@@ -222,12 +222,12 @@ def fill_padded(
     binding.input("write_indices", (count,))[:] = lengths
     end = 0
     for item in passes:
-        own, slot = len(item.tokens), item.slot - first
-        start, end = end, end + own
-        unpack[slot, :own] = range(start, end)
-        unpack[slot, own:] = start
-        pack[start:end] = range(slot * size, slot * size + own)
-        item.fill_mask(mask[slot, 0, :own], lengths[slot])
+        width, slot = len(item.tokens), item.slot - first
+        start, end = end, end + width
+        unpack[slot, :width] = range(start, end)
+        unpack[slot, width:] = start
+        pack[start:end] = range(slot * size, slot * size + width)
+        item.fill_mask(mask[slot, 0, :width], lengths[slot])
     busy = {item.slot - first for item in passes}
     for slot in range(count):
         if slot not in busy:
@@ -237,9 +237,9 @@ def fill_padded(
 def fill_cells(
     binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int], capacity: int
 ) -> None:
-    """Write the position that each cell's token stands at, for graphs with windows.
+    """Write the position of each cell's token, for graphs with windows.
 
-    A cell's own index, but for the nodes of a tree, which lie behind their positions.
+    It is the cell's index, except for nodes of a tree, whose cells come after their positions.
     """
     cells = binding.input("cell_positions", (len(lengths), capacity))
     cells[:] = np.arange(capacity)
@@ -255,8 +255,8 @@ def fill_single(
 ) -> None:
     """Write the attention's inputs for one slot under the contrib dialect.
 
-    The total is given as the capacity: the bias must be as wide as the total and would have to be
-    bound for each pass. What is computed follows seqlens_k.
+    The total length is given as the capacity: the bias must be as wide, and would otherwise have to
+    be bound for each pass. The computation follows seqlens_k.
     """
     size = len(item.tokens)
     binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1

@@ -1,11 +1,11 @@
-"""Relax the schema of a tool's arguments, so that what cannot be enforced refuses no request.
+"""Relax the schema of a tool's arguments, so that unenforceable parts refuse no request.
 
-In:  a JSON schema. Out: one that compiles, and what was left out of it. It permits no less: a
-     keyword is left out where it stands, and all else stays.
+In:  a JSON schema. Out: a schema that compiles, and the keywords that were left out. It accepts
+     everything that the original accepts: keywords are only removed.
 
-What cannot be enforced is found by trial, without knowing the parser's reasons: of the places of a
-schema, in an order in which each needs only earlier ones, the shortest beginning that does not
-compile ends with the place at fault.
+A search finds the unenforceable keywords without knowing the parser's reasons. It orders the places
+of a schema so that each needs only earlier ones; the shortest prefix that does not compile ends
+with a place at fault.
 """
 
 import json
@@ -21,23 +21,23 @@ from pilotfish.engines import schemas
 from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.constraint import one_printable_line
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
-from pilotfish.engines.grammar import MOST_BYTES
+from pilotfish.engines.grammar import MOST_GRAMMAR_BYTES
 from pilotfish.engines.grammar_trial import TRIAL
 from pilotfish.engines.notices import NOTICES
 from pilotfish.engines.schemas import KeywordPlace
 from pilotfish.speculation.logits_options import Grammar
 
 ANYTHING = '{"type":"object"}'
-_KEPT = 256  # schemas; an agent sends the same ones with each request
+_MOST_REMEMBERED = 256  # schemas; an agent sends the same ones with each request
 _MOST_TRIALS = 128
-_MOST_CPU_S = 1.0  # of a processor, for the trials of one schema
-_MOST_TOGETHER_S = 2.0  # for those of all schemas of an answer
-_NAMED = 3  # places in a message
-_LISTED = 16  # places that are kept
+_MOST_CPU_S = 1.0  # CPU seconds for the trials of one schema
+_MOST_TOTAL_CPU_S = 2.0  # CPU seconds for the schemas of one answer
+_MOST_NAMED = 3  # places in a message
+_MOST_LISTED = 16  # places that are stored
 
 
 class Relaxed(NamedTuple):
-    """A schema that compiles. left_out: the first places that it lacks; total: how many."""
+    """A schema that compiles. left_out: the first places removed; total: the number of all."""
 
     text: str
     left_out: tuple[KeywordPlace, ...] = ()
@@ -45,52 +45,52 @@ class Relaxed(NamedTuple):
 
     @classmethod
     def from_schema(cls, schema: Any, left_out: Sequence[KeywordPlace]) -> "Relaxed":
-        """Write a schema, and note what was left out of it."""
-        return cls(schemas.compact(schema), tuple(left_out[:_LISTED]), len(left_out))
+        """Write a schema, with a record of the places removed."""
+        return cls(schemas.compact(schema), tuple(left_out[:_MOST_LISTED]), len(left_out))
 
     @property
     def summary(self) -> str:
-        """What was left out, in words."""
+        """The removed places, for people."""
         if not self.left_out:
             return ""
-        named = ", ".join(one_printable_line(place) for place in self.left_out[:_NAMED])
-        more = self.total - _NAMED
+        named = ", ".join(one_printable_line(place) for place in self.left_out[:_MOST_NAMED])
+        more = self.total - _MOST_NAMED
         return f"{named} and {more} more" if more > 0 else named
 
 
 def with_relaxed_tools(
     outline: Outline, strict: Collection[str], fits: Callable[[Outline], bool]
 ) -> Outline:
-    """Relax the tools of an outline that are not strict, each, and all of them until it fits.
+    """Relax the tools of an outline that are not strict, each alone and then until all fit.
 
-    strict: their names. fits: whether an outline can be sent, and compiles. What several tools
-    cannot have together goes first, then all of the largest schemas.
+    strict: names of strict tools. fits: whether an outline compiles and can be sent. If the tools
+    do not fit together, first multipleOf is removed, then the whole schemas of the largest tools.
     """
-    until_s = TRIAL.cpu_s + _MOST_TOGETHER_S
+    until_s = TRIAL.cpu_s + _MOST_TOTAL_CPU_S
     whole = {name: text if name in strict else relax_tool(name, text, until_s).text
              for name, text in outline.tools}  # fmt: skip
 
-    def offering(tools: Mapping[str, str]) -> Outline:
+    def with_tools(tools: Mapping[str, str]) -> Outline:
         return msgspec.structs.replace(outline, tools=tuple(tools.items()))
 
-    if fits(offering(whole)):
-        return offering(whole)
+    if fits(with_tools(whole)):
+        return with_tools(whole)
     free = [name for name in whole if name not in strict]
     tools = whole | {name: _without_multiples(whole[name]) for name in free}
-    if tools != whole and fits(offering(tools)):
+    if tools != whole and fits(with_tools(tools)):
         NOTICES.warn("the tools are too much for one grammar: no multipleOf is enforced")
-        return offering(tools)
+        return with_tools(tools)
     by_size = sorted(free, key=lambda name: len(tools[name]), reverse=True)
 
-    def loosened(most: int) -> Outline:
-        return offering(tools | dict.fromkeys(by_size[:most], ANYTHING))
+    def relax_largest(most: int) -> Outline:
+        return with_tools(tools | dict.fromkeys(by_size[:most], ANYTHING))
 
     failing, fitting = 0, len(by_size)
-    if not fits(loosened(fitting)):
-        return offering(whole)
+    if not fits(relax_largest(fitting)):
+        return with_tools(whole)
     while fitting - failing > 1:
         middle = (failing + fitting) // 2
-        if fits(loosened(middle)):
+        if fits(relax_largest(middle)):
             fitting = middle
         else:
             failing = middle
@@ -98,27 +98,27 @@ def with_relaxed_tools(
     NOTICES.warn(
         f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}"
     )
-    return loosened(fitting)
+    return relax_largest(fitting)
 
 
 def _without_multiples(text: str) -> str:
-    """Leave ``multipleOf`` out of a schema: what all of them multiply to is bounded."""
+    """Remove ``multipleOf`` from a schema: the product over all of them is bounded."""
     schema = json.loads(text)
     places = [place for place in schemas.keyword_places(schema) if place.keyword == "multipleOf"]
     return schemas.compact(schemas.without_keywords(schema, places)) if places else text
 
 
 def find_obstacle(outline: Outline) -> tuple[str, str] | None:
-    """Return what in an outline's schemas does not compile: whose schema, and which keywords.
+    """Return what does not compile in an outline's schemas: the schema's name, and its keywords.
 
-    Whose: a tool's name, or "" for the form of the answer. None: all of them do, or no more can be
-    tried now.
+    The name is a tool's, or "" for the answer's schema. None: all compile, or the budget for trials
+    is spent.
     """
     content = outline.content
     parts = [*outline.tools]
     if content is not None and content.kind == "json":
         parts.insert(0, ("", content.text))
-    until_s = TRIAL.cpu_s + _MOST_TOGETHER_S
+    until_s = TRIAL.cpu_s + _MOST_TOTAL_CPU_S
     try:
         for name, text in parts:
             summary = relax(text, until_s).summary
@@ -127,19 +127,19 @@ def find_obstacle(outline: Outline) -> tuple[str, str] | None:
             if summary:
                 return name, summary
     except (GrammarBusyError, ValueError):
-        pass  # the error that has come says what there is to say
+        pass  # the caller has a better error already
     return None
 
 
 class _TooCostlyError(Exception):
-    """The trials of a schema have taken what they may."""
+    """The trials of a schema exceeded their budget."""
 
 
 def relax_tool(name: str, text: str, until_s: float = math.inf) -> Relaxed:
-    """Relax the schema of a tool's arguments; what was left out is logged once.
+    """Relax the schema of a tool's arguments; log once what was left out.
 
-    text: the schema's `assertions`. until_s: see `relax`. Where this machine cannot try schemas
-    now, only what is known to be lacking is left out.
+    text: the schema's `assertions`. until_s: see `relax`. If this machine cannot try schemas now,
+    only keywords known to be unsupported are removed.
     """
     try:
         result = relax(text, until_s)
@@ -148,33 +148,33 @@ def relax_tool(name: str, text: str, until_s: float = math.inf) -> Relaxed:
         places = schemas.unsupported_keywords(schema)
         return Relaxed.from_schema(schemas.without_keywords(schema, places), places)
     if result.left_out:
-        NOTICES.warn(f"tool {name!r}: not enforced of its schema: {result.summary}")
+        NOTICES.warn(f"tool {name!r}: these parts of its schema are not enforced: {result.summary}")
     return result
 
 
 def relax(text: str, until_s: float = math.inf) -> Relaxed:
-    """Leave out of a schema what cannot be enforced; `GrammarBusyError` if nothing can be tried.
+    """Remove from a schema what cannot be enforced; `GrammarBusyError` if no trial is possible.
 
-    until_s: of `TRIAL.cpu_s`. All is left out of a schema whose trials would go beyond it; what
-    other schemas have taken is not held against this one the next time.
+    until_s: limit of `TRIAL.cpu_s`. A schema whose trials would exceed it is replaced by one that
+    accepts anything; this result is not remembered, since other schemas may have used the budget.
     """
-    nothing = Relaxed(ANYTHING, (KeywordPlace((), ""),), 1)
-    if len(text) > MOST_BYTES:
-        return nothing  # it could not be sent
+    unconstrained = Relaxed(ANYTHING, (KeywordPlace((), ""),), 1)
+    if len(text) > MOST_GRAMMAR_BYTES:
+        return unconstrained  # it is too long to be sent
     if (known := _KNOWN.get(text)) is not None:
         return known
     try:
-        result = _Search(until_s).result(text)
+        result = _Search(until_s).relax(text)
     except (_TooCostlyError, RecursionError):
         if TRIAL.cpu_s > until_s:
-            return nothing
-        result = nothing
-    _KNOWN.keep(text, result)
+            return unconstrained
+        result = unconstrained
+    _KNOWN.remember(text, result)
     return result
 
 
 class _KnownSchemas:
-    """The last schemas that were relaxed. Thread-safe."""
+    """The schemas relaxed most recently. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -186,11 +186,11 @@ class _KnownSchemas:
                 self._results.move_to_end(text)
             return known
 
-    def keep(self, text: str, result: Relaxed) -> None:
+    def remember(self, text: str, result: Relaxed) -> None:
         with self._lock:
             self._results[text] = result
             self._results.move_to_end(text)
-            if len(self._results) > _KEPT:
+            if len(self._results) > _MOST_REMEMBERED:
                 self._results.popitem(last=False)
 
 
@@ -198,13 +198,13 @@ _KNOWN = _KnownSchemas()
 
 
 class _Search:
-    """The trials of one schema, while `TRIAL.cpu_s` is no more than ``until_s``."""
+    """The trials of one schema, within the limit ``until_s`` of `TRIAL.cpu_s`."""
 
     def __init__(self, until_s: float) -> None:
         self._trials = 0
         self._until_s = min(until_s, TRIAL.cpu_s + _MOST_CPU_S)
 
-    def result(self, text: str) -> Relaxed:
+    def relax(self, text: str) -> Relaxed:
         if self._compiles(text):
             return Relaxed(text)
         schema = json.loads(text)
@@ -214,19 +214,19 @@ class _Search:
             schema, changed = schemas.normalize_types(schema)
             left_out += changed
             places = schemas.keyword_places(schema)
-            passing = 0  # so many of the first are known to compile
+            passing = 0  # this many leading places are known to compile
             while not self._passes(schema):
-                passing = self._fault(schema, places, passing)
-                wrong = _alike(schema, places, passing)
+                passing = self._first_fault(schema, places, passing)
+                wrong = _same_values(schema, places, passing)
                 schema = schemas.without_keywords(schema, wrong)
                 left_out += wrong
-                gone = set(wrong)
-                passing -= sum(place in gone for place in places[:passing])
-                places = [place for place in places if place not in gone]
+                removed = set(wrong)
+                passing -= sum(place in removed for place in places[:passing])
+                places = [place for place in places if place not in removed]
         return Relaxed.from_schema(schema, left_out)
 
-    def _fault(self, schema: Any, places: list[KeywordPlace], passing: int) -> int:
-        """Return the index of the place with which a beginning of them compiles no more."""
+    def _first_fault(self, schema: Any, places: list[KeywordPlace], passing: int) -> int:
+        """Return the index of the first place with which the schema stops compiling."""
         failing = len(places)
         while failing - passing > 1:
             middle = (passing + failing) // 2
@@ -234,7 +234,7 @@ class _Search:
                 passing = middle
             else:
                 failing = middle
-        if failing == passing:  # nothing is left to leave out
+        if failing == passing:  # no place is left to remove
             raise _TooCostlyError
         return passing
 
@@ -254,14 +254,16 @@ class _Search:
         return True
 
 
-def _alike(schema: Any, places: list[KeywordPlace], at: int) -> list[KeywordPlace]:
-    """List the place at fault, and those that say just the same elsewhere."""
+def _same_values(schema: Any, places: list[KeywordPlace], index: int) -> list[KeywordPlace]:
+    """List the place at fault, and places with the same keyword and value elsewhere."""
 
-    def said(place: KeywordPlace) -> Any:
+    def value_of(place: KeywordPlace) -> Any:
         return schemas.value_at(schema, (*place.path, place.keyword))
 
-    fault = places[at]
-    value = said(fault)
+    fault = places[index]
+    value = value_of(fault)
     if isinstance(value, dict | list | bool) or fault.keyword == "$ref":
         return [fault]
-    return [one for one in places if one.keyword == fault.keyword and said(one) == value]
+    return [
+        place for place in places if place.keyword == fault.keyword and value_of(place) == value
+    ]

@@ -1,10 +1,10 @@
-"""Jinja's sandbox with bounds on what compiling and rendering a chat template may take.
+"""Jinja's sandbox with bounds on compiling and rendering a chat template.
 
-Compiling is bounded by what is counted, never by a clock, since its verdict is kept: the tokens of
-the source, what the compiler goes through for the names of each scope, and the Python code that it
-writes. It evaluates nothing: a constant expression costs what the rendering may cost. Rendering is
-bounded by this thread's CPU time, and by the characters that are printed and made; what a filter, a
-method or an operator would make is estimated beforehand (`template_sizes`).
+Compilation is bounded by counts, never by a clock, since its verdict is stored: tokens of the
+source, the compiler's work on names in scopes, and characters of the Python code that it writes.
+It evaluates no constant expressions, so they count when rendered. Rendering is bounded by this
+thread's CPU time, and by the characters printed and made; the result size of a filter, a method or
+an operator is estimated before it runs (`template_sizes`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pilotfish.engines import template_sizes as sizes
 from pilotfish.engines.engine_errors import TemplateError
 
 # The longest published templates have some 4,000 tokens, 300 scopes and 100 names.
-_TOKENS = 16_000
-_NAMES_IN_SCOPES = 2_000_000  # scopes, such as a loop or a branch, times names
-_STEPS = 250_000  # a node counts once for each scope that it lies in
-_CODE_CHARACTERS = 1 << 22
-_TEXTS_MADE = 8  # times what may be printed, may texts and lists be that were made on the way
+_MOST_TOKENS = 16_000
+_MOST_NAMES_IN_SCOPES = 2_000_000  # scopes (loops, branches, …) times names
+_MOST_STEPS = 250_000  # each node counts once per scope around it
+_MOST_CODE_CHARACTERS = 1 << 22
+_MADE_FACTOR = 8  # intermediate texts and lists may have this many times the printable size
 _SCOPES = (
     *(nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.With),
     *(nodes.Block, nodes.AssignBlock, nodes.Include, nodes.Import, nodes.FromImport),
     *(nodes.Scope, nodes.ScopedEvalContextModifier),
 )
-# Names that no template can write.
-_TURNS, _JOINED, _WEIGHED = "turns of a loop", "joined texts", "weighed value"
+# Filter names that no template can spell.
+_TURNS, _JOINED, _CHECKED = "turns of a loop", "joined texts", "weighed value"
 _PART = "part of a text"
-# Filters that do not look into what lies in a list; what they call is bounded itself.
+# Filters that do not look inside the items of a list; what they call is bounded itself.
 _SHALLOW = frozenset(
     {"length", "count", "list", "first", "last", "items", "reverse", "default", "d", "map", "join"}
     | {"select", "reject", "selectattr", "rejectattr", "batch", "slice", "tojson", "sum"}
@@ -57,7 +57,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     Args:
         max_seconds: CPU time of a rendering.
-        max_characters: of all that a rendering prints; a macro's text counts again where it goes.
+        max_characters: characters that a rendering may print; a macro's text counts at each use.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -67,45 +67,51 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            finalize=self._printed,
+            finalize=self._count_printed,
             extensions=[_TokenLimit, _Generation, loopcontrols],
         )
         self.code_generator_class = _BoundedCode
         self._max_seconds, self._max_characters = max_seconds, max_characters
-        self._spent = threading.local()  # by this thread's rendering
-        self.filters = {name: self._sized(name, done) for name, done in self.filters.items()}
-        self.filters |= {_TURNS: self._turns, _JOINED: self._joined, _WEIGHED: self._weighed}
-        self.filters[_PART] = self._made
-        self.tests |= {name: self._comparing(self.tests[name]) for name in _COMPARING}
-        del self.globals["lipsum"]  # can make text of any length
+        self._counts = threading.local()  # counts of this thread's rendering
+        self.filters = {
+            name: self._bounded_filter(name, function) for name, function in self.filters.items()
+        }
+        self.filters |= {
+            _TURNS: self._bounded_turns,
+            _JOINED: self._join_parts,
+            _CHECKED: self._checked_value,
+        }
+        self.filters[_PART] = self._count_made
+        self.tests |= {name: self._bounded_test(self.tests[name]) for name in _COMPARING}
+        del self.globals["lipsum"]  # it can make text of any length
 
-    def add_filter(self, name: str, done: Callable[..., Any]) -> None:
+    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Let templates use a filter, within bounds."""
-        self.filters[name] = self._sized(name, done)
+        self.filters[name] = self._bounded_filter(name, function)
 
     def start(self) -> None:
-        """Begin one rendering in this thread: nothing is spent."""
-        self._spent.deadline = time.thread_time() + self._max_seconds
-        self._spent.printed = self._spent.made = 0
+        """Begin a rendering in this thread: reset its counts."""
+        self._counts.deadline = time.thread_time() + self._max_seconds
+        self._counts.printed = self._counts.made = 0
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Compile with bounds around every loop and every joining of texts."""
+        """Compile, adding checks to every loop, join, slice and comparison."""
         tree = self.parse(source)
-        _expect_plain(tree)
+        _check_complexity(tree)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = nodes.Filter(loop.iter, _TURNS, [], [], None, None)
         for join in list(tree.find_all(nodes.Concat)):
             parts = nodes.Tuple(join.nodes, "load")
             join.nodes = [nodes.Filter(parts, _JOINED, [], [], None, None)]
-        for taken in list(tree.find_all(nodes.Getitem)):
-            if isinstance(taken.arg, nodes.Slice):
-                whole = nodes.Getitem(taken.node, taken.arg, taken.ctx)
-                taken.node = nodes.Filter(whole, _PART, [], [], None, None)
-                taken.arg = nodes.Slice(None, None, None)  # all of that part
+        for subscript in list(tree.find_all(nodes.Getitem)):
+            if isinstance(subscript.arg, nodes.Slice):
+                whole = nodes.Getitem(subscript.node, subscript.arg, subscript.ctx)
+                subscript.node = nodes.Filter(whole, _PART, [], [], None, None)
+                subscript.arg = nodes.Slice(None, None, None)  # the whole part
         for part in list(tree.find_all((nodes.Compare, nodes.Operand, nodes.Pair))):
-            side = "key" if isinstance(part, nodes.Pair) else "expr"  # is compared, or hashed
-            weighed = nodes.Filter(getattr(part, side), _WEIGHED, [], [], None, None)
-            setattr(part, side, weighed)
+            side = "key" if isinstance(part, nodes.Pair) else "expr"  # what is compared or hashed
+            checked = nodes.Filter(getattr(part, side), _CHECKED, [], [], None, None)
+            setattr(part, side, checked)
         tree.set_environment(self)
         code = self.compile(tree)
         return self.template_class.from_code(self, code, self.make_globals(None))
@@ -116,107 +122,109 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Check bounds around every call in a template."""
-        method = getattr(function, "__wrapped__", function)  # as Jinja does with `format`
+        method = getattr(function, "__wrapped__", function)  # Jinja wraps `format`
         text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
-        if not isinstance(function, type | Macro | LoopContext):  # these look into nothing
-            self._weigh(*args, *kwargs.values())
+        if not isinstance(function, type | Macro | LoopContext):  # these look inside nothing
+            self._check_printable(*args, *kwargs.values())
         if isinstance(text, str):
             if name == "join" and args:
-                args = (self._listed(args[0], text),)
+                args = (self._list_parts(args[0], text),)
             else:
-                self._expect(sizes.method_size(text, name, (*args, *kwargs.values())))
-        return self._made(super().call(context, function, *args, **kwargs))
+                self._check_bounds(sizes.method_size(text, name, (*args, *kwargs.values())))
+        return self._count_made(super().call(context, function, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look an item up, which may hash what it is looked up by."""
-        self._weigh(argument)
+        """Look an item up; this may hash the key."""
+        self._check_printable(argument)
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Check bounds around every operator of `intercepted_binops`."""
-        self._expect(sizes.operator_size(operator, left, right))
-        return self._made(super().call_binop(context, operator, left, right))
+        self._check_bounds(sizes.operator_size(operator, left, right))
+        return self._count_made(super().call_binop(context, operator, left, right))
 
-    def _sized(self, name: str, done: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a filter in bounds; Jinja may hand it its own context first."""
-        place = 1 if hasattr(done, "jinja_pass_arg") else 0
+    def _bounded_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a filter in bounds; Jinja may pass it its own context first."""
+        place = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-        @functools.wraps(done)
-        def bounded(*given: Any, **named: Any) -> Any:
-            before, value, others = given[:place], given[place], given[place + 1 :]
+        @functools.wraps(function)
+        def bounded(*arguments: Any, **keywords: Any) -> Any:
+            before, value, others = arguments[:place], arguments[place], arguments[place + 1 :]
             if name not in _SHALLOW:
-                self._weigh(value, *others, *named.values())
+                self._check_printable(value, *others, *keywords.values())
             if name == "join":
-                value = self._listed(value, *others[:1], *(v for k, v in named.items() if k == "d"))
+                value = self._list_parts(
+                    value, *others[:1], *(v for k, v in keywords.items() if k == "d")
+                )
             elif name == "sum":
-                value = self._turns(value)
-                self._expect(sizes.sum_size((*others, *named.values())))
+                value = self._bounded_turns(value)
+                self._check_bounds(sizes.sum_size((*others, *keywords.values())))
             else:
-                self._expect(sizes.filter_size(name, value, (*others, *named.values())))
-            return self._made(done(*before, value, *others, **named))
+                self._check_bounds(sizes.filter_size(name, value, (*others, *keywords.values())))
+            return self._count_made(function(*before, value, *others, **keywords))
 
         return bounded
 
-    def _comparing(self, done: Any) -> Callable[..., Any]:
-        """Wrap a test that looks into what it compares."""
+    def _bounded_test(self, function: Any) -> Callable[..., Any]:
+        """Wrap a test that looks inside the values that it compares."""
 
-        @functools.wraps(done)
-        def bounded(*given: Any) -> Any:
-            self._weigh(*given)
-            return done(*given)
+        @functools.wraps(function)
+        def bounded(*arguments: Any) -> Any:
+            self._check_printable(*arguments)
+            return function(*arguments)
 
         return bounded
 
-    def _weigh(self, *values: Any) -> None:
-        """Expect that the values can be printed, compared and hashed.
+    def _check_printable(self, *values: Any) -> None:
+        """Check that the values are small enough to be printed, compared and hashed.
 
-        What several lists share counts each time, for so it is gone through: a few dozen lists,
-        each of which holds another twice, would take for ever.
+        A list that several lists share counts each time, since it is traversed each time: a few
+        dozen lists that each hold another one twice would take for ever.
         """
         for value in values:
             if not isinstance(value, str | int | None):
-                self._expect(sizes.printed_size(value))
+                self._check_bounds(sizes.printed_size(value))
 
-    def _weighed(self, value: Any) -> Any:
-        self._weigh(value)
+    def _checked_value(self, value: Any) -> Any:
+        self._check_printable(value)
         return value
 
-    def _turns(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values of a loop; check the clock each turn."""
+    def _bounded_turns(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Yield the values of a loop; check the bounds at each turn."""
         for value in values:
-            self._expect()
+            self._check_bounds()
             yield value
 
-    def _joined(self, parts: tuple[Any, ...]) -> str:
-        """Join what stands between the `~`."""
-        self._expect(sum(map(sizes.printed_size, parts)))
-        made: str = self._made("".join(map(str, parts)))
-        return made
+    def _join_parts(self, parts: tuple[Any, ...]) -> str:
+        """Join the operands of `~`."""
+        self._check_bounds(sum(map(sizes.printed_size, parts)))
+        text: str = self._count_made("".join(map(str, parts)))
+        return text
 
-    def _listed(self, values: Iterable[Any], separator: object = "") -> list[Any]:
-        """List what is to be joined by the separator."""
-        parts = list(self._turns(values))
-        self._expect(sizes.joined_size(parts, separator))
+    def _list_parts(self, values: Iterable[Any], separator: object = "") -> list[Any]:
+        """List the parts of a join with this separator."""
+        parts = list(self._bounded_turns(values))
+        self._check_bounds(sizes.joined_size(parts, separator))
         return parts
 
-    def _printed(self, value: Any) -> Any:
-        """Count what is printed."""
-        self._spent.printed += sizes.printed_size(value)
-        self._expect(self._spent.printed)
+    def _count_printed(self, value: Any) -> Any:
+        """Count a value that is printed."""
+        self._counts.printed += sizes.printed_size(value)
+        self._check_bounds(self._counts.printed)
         return value
 
-    def _made(self, value: Any) -> Any:
-        """Count what was made: texts and lists."""
+    def _count_made(self, value: Any) -> Any:
+        """Count a text or list that was made."""
         if isinstance(value, str | bytes | list | tuple):
             size = len(value) if isinstance(value, str | bytes) else sizes.ITEM * len(value)
-            self._expect(size)
-            self._spent.made += size
-            self._expect(self._spent.made // _TEXTS_MADE)
+            self._check_bounds(size)
+            self._counts.made += size
+            self._check_bounds(self._counts.made // _MADE_FACTOR)
         return value
 
-    def _expect(self, size: int = 0) -> None:
-        """Raise `TemplateError` if so much is too much, or the time is over."""
-        if time.thread_time() > self._spent.deadline:
+    def _check_bounds(self, size: int = 0) -> None:
+        """Raise `TemplateError` if `size` or the time spent exceeds its bound."""
+        if time.thread_time() > self._counts.deadline:
             raise TemplateError(f"the chat template took more than {self._max_seconds:g} s")
         if size > self._max_characters:
             raise TemplateError(
@@ -225,19 +233,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _BoundedCode(CodeGenerator):
-    """Writes the template's Python code: so much of it, and nothing that is evaluated already."""
+    """Writes a bounded amount of Python code, without evaluating constants."""
 
-    _written = 0
+    _characters = 0
 
     def write(self, x: str) -> None:
         """Write a piece of code."""
-        self._written += len(x)
-        if self._written > _CODE_CHARACTERS:
-            raise _too_intricate()
+        self._characters += len(x)
+        if self._characters > _MOST_CODE_CHARACTERS:
+            raise _complexity_error()
         super().write(x)
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
-        """Evaluate nothing here, so that all that is printed is counted."""
+        """Evaluate nothing here, so that rendering counts everything that is printed."""
         raise nodes.Impossible
 
 
@@ -247,13 +255,13 @@ class _TokenLimit(Extension):
     def filter_stream(self, stream: TokenStream) -> Iterable[Token]:
         """Yield the tokens."""
         for count, token in enumerate(stream):
-            if count > _TOKENS:
-                raise _too_intricate()
+            if count > _MOST_TOKENS:
+                raise _complexity_error()
             yield token
 
 
 class _Generation(Extension):
-    """Accept `{% generation %}`, which marks the assistant's text for training, as plain text."""
+    """Accepts `{% generation %}`, which marks the assistant's text for training; has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  # a ClassVar would contradict Jinja's annotation
 
@@ -262,8 +270,8 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _expect_plain(tree: nodes.Template) -> None:
-    """Refuse what takes the compiler long: it knows all names in each scope, and looks ahead."""
+def _check_complexity(tree: nodes.Template) -> None:
+    """Refuse source that would compile slowly: the compiler tracks all names in each scope."""
     names, scopes, steps = set[str](), 0, 0
     waiting: list[tuple[nodes.Node, int]] = [(tree, 1)]
     while waiting:
@@ -273,16 +281,16 @@ def _expect_plain(tree: nodes.Template) -> None:
         if isinstance(node, nodes.EvalContextModifier) and not all(
             isinstance(option.value, nodes.Const) for option in node.options
         ):
-            raise TemplateError("autoescape wants true or false")  # it is evaluated at compiling
+            raise TemplateError("autoescape wants true or false")  # the compiler would evaluate it
         if isinstance(node, _SCOPES):
             scopes, depth = scopes + 1, depth + 1
         steps += depth
         waiting.extend((child, depth) for child in node.iter_child_nodes())
-    if scopes * len(names) > _NAMES_IN_SCOPES or steps > _STEPS:
-        raise _too_intricate()
+    if scopes * len(names) > _MOST_NAMES_IN_SCOPES or steps > _MOST_STEPS:
+        raise _complexity_error()
 
 
-def _too_intricate() -> TemplateError:
+def _complexity_error() -> TemplateError:
     return TemplateError(
         "it is longer or more intricate than any language model's: shorten it, or use the "
         "template of the model's makers"

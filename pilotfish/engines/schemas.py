@@ -1,10 +1,10 @@
-"""What a JSON schema asserts, keyword by keyword, and which of it llguidance 1.9 can enforce.
+"""Keywords of JSON schemas: assertions, and which of them llguidance 1.9 can enforce.
 
-In:  a schema as JSON. Out: the same without what is no assertion; its places (a keyword in a
-     subschema); and a schema without some of its places, which permits no less.
+In:  a schema as JSON. Out: the schema without annotations; its places (a keyword in a subschema);
+     a copy without some of its places, which accepts everything that the schema accepts.
 
-Names of properties, and what stands in ``enum``, ``const`` and ``default``, are data and no
-keywords. Nothing here recurses: a schema may be nested as deeply as JSON can be read.
+Property names and the values of ``enum``, ``const`` and ``default`` are data, not keywords. Nothing
+here recurses: a schema may be nested as deeply as JSON can be read.
 """
 
 import json
@@ -16,22 +16,22 @@ Node = dict[str, Any]
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_ONES = (
+_SINGLES = (
     *("items", "additionalItems", "contains", "unevaluatedItems"),
     *("additionalProperties", "propertyNames", "unevaluatedProperties"),
     *("not", "if", "then", "else"),
 )
 _IDENTITY = ("$schema", "$id", "id", "$anchor", "$defs", "definitions", "x-guidance")
 _ENFORCED = (
-    # A schema that lacks one of the first may be refused for one of the last. A reference comes
-    # last of all: what it points at must be there.
+    # Ordered: without an earlier keyword, a schema may be refused for a later one. A reference
+    # comes last, since its target must exist.
     *("type", "properties", "patternProperties", "required", "prefixItems", "items"),
     *("additionalItems", "additionalProperties", "enum", "const", "allOf", "anyOf", "oneOf"),
     *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("minProperties", "maxProperties", "$ref"),
 )
-# Of all drafts; what is in none of these is an annotation.
+# Assertions of all drafts that llguidance lacks; keywords not listed anywhere are annotations.
 LACKING = frozenset(
     (
         *("uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
@@ -49,8 +49,8 @@ FORMATS = frozenset(
 )
 _RANK = {keyword: value_at for value_at, keyword in enumerate(_ENFORCED)}
 _INDEX = re.compile("[0-9]{1,9}")
-_READ = frozenset((*_IDENTITY, *_ENFORCED, *LACKING))
-# Values with which a keyword that llguidance lacks says nothing.
+_KNOWN = frozenset((*_IDENTITY, *_ENFORCED, *LACKING))
+# Values with which a keyword that llguidance lacks asserts nothing.
 _IDLE: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "unevaluatedItems": (True, {}),
@@ -63,8 +63,8 @@ _IDLE: dict[str, tuple[object, ...]] = {
 _COUNTS = frozenset(
     ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 )
-_MOST_COPIED = 4096  # letters of a schema that becomes that of several properties
-# What a keyword says of the rest depends on what this one names.
+_MOST_COPIED = 4096  # characters of a schema that is copied to several properties
+# Keywords that apply to the rest: their meaning depends on the names that the key lists.
 _REST = {
     "properties": ("additionalProperties",),
     "patternProperties": ("additionalProperties",),
@@ -74,7 +74,7 @@ _REST = {
 
 
 class KeywordPlace(NamedTuple):
-    """A keyword of a subschema, "" for all of them. path: to the subschema, from the root."""
+    """A keyword of a subschema, "" for the whole. path: from the root to the subschema."""
 
     path: tuple[str | int, ...]
     keyword: str
@@ -90,29 +90,29 @@ class KeywordPlace(NamedTuple):
 
 
 def assertions(text: str) -> str:
-    """Write a schema without what asserts nothing; the same texts fit it.
+    """Write a schema without annotations; it accepts the same texts.
 
-    Annotations go, and so does an unknown ``format``, which is one; what is said in a way that
-    llguidance lacks is said in another, where there is one. Raises `ValueError`, `RecursionError`.
+    An unknown ``format`` counts as an annotation. Assertions that llguidance lacks are rewritten
+    with others where possible. Raises `ValueError`, `RecursionError`.
     """
     schema = json.loads(text)
-    pointed = _pointed(schema)
+    referenced = _referenced_values(schema)
     for _, node in reversed([*_nodes(schema)]):
         for keyword in [*node]:
-            if not (keyword in _READ or (id(node), keyword) in pointed):
+            if not (keyword in _KNOWN or (id(node), keyword) in referenced):
                 del node[keyword]
-        if isinstance(named := node.get("format"), str) and named not in FORMATS:
+        if isinstance(format_name := node.get("format"), str) and format_name not in FORMATS:
             del node["format"]
-        if not any((id(node), keyword) in pointed for keyword in node):
-            _without_idle(node)
-            _as_names(node)
+        if not any((id(node), keyword) in referenced for keyword in node):
+            _remove_idle(node)
+            _names_as_properties(node)
     return compact(schema)
 
 
-def _without_idle(node: Node) -> None:
-    """Remove keywords that llguidance lacks, and that say nothing as they are.
+def _remove_idle(node: Node) -> None:
+    """Remove keywords that llguidance lacks and whose value asserts nothing.
 
-    Counts become whole numbers, which 2.0 is as well.
+    Counts such as 2.0 become whole numbers.
     """
     for keyword, values in _IDLE.items():
         if keyword in node and node[keyword] in values:
@@ -122,11 +122,11 @@ def _without_idle(node: Node) -> None:
             node[keyword] = int(count)
     if "not" in node and node["not"] in (True, {}):
         node.clear()
-        node["enum"] = []  # nothing fits, as nothing fits zod's z.never()
+        node["enum"] = []  # nothing fits, as with zod's z.never()
 
 
-def _as_names(node: Node) -> None:
-    """Say which names properties may have by the properties themselves, where that is the same."""
+def _names_as_properties(node: Node) -> None:
+    """Replace ``propertyNames`` by the properties themselves if that means the same."""
     names = node.get("propertyNames")
     if not isinstance(names, dict) or not {*names} <= {"type", "enum", "pattern"}:
         return
@@ -147,7 +147,7 @@ def _as_names(node: Node) -> None:
 
 
 def _are_few_texts(values: list[Any], each: Any) -> bool:
-    """Whether these are texts, of which each may have its own copy of a schema."""
+    """Whether `values` are texts, few enough for each to get a copy of the schema."""
     texts = all(isinstance(value, str) for value in values)
     return texts and len(values) * len(compact(each)) <= _MOST_COPIED
 
@@ -158,11 +158,11 @@ def compact(schema: Any) -> str:
 
 
 def keyword_places(schema: Any) -> list[KeywordPlace]:
-    """List the places of a schema, so that what stands first needs nothing that follows it."""
+    """List the places of a schema in an order in which each needs only earlier ones."""
     listed = [
         KeywordPlace(path, keyword)
         for path, node in _nodes(schema)
-        for keyword in sorted(node, key=lambda one: _RANK.get(one, 0))
+        for keyword in sorted(node, key=lambda name: _RANK.get(name, 0))
         if keyword not in LACKING
     ]
     return sorted(listed, key=lambda place: place.keyword == "$ref")
@@ -179,32 +179,33 @@ def unsupported_keywords(schema: Any) -> list[KeywordPlace]:
 
 
 def without_keywords(schema: Any, left_out: Collection[KeywordPlace]) -> Any:
-    """Copy a schema without these places; all that fits it fits the copy.
+    """Copy a schema without these places; the copy accepts everything that the schema accepts.
 
-    What applies to the rest of an object or of a list goes with what says which rest that is.
+    Keywords that apply to the rest of an object or list go with those that define the rest.
     """
     copy = json.loads(json.dumps(schema))
     for place in left_out:
         node = value_at(copy, place.path)
         if not isinstance(node, dict):
-            continue  # it was within another
+            continue  # removed with a place around it
         for keyword in (place.keyword, *_REST.get(place.keyword, ())):
             node.pop(keyword, None)
     return copy
 
 
 def normalize_types(schema: Any) -> tuple[Any, list[KeywordPlace]]:
-    """Copy a schema that is well-formed, and has ``anyOf`` for each ``oneOf``.
+    """Copy a schema into well-formed shape, with ``anyOf`` for each ``oneOf``.
 
-    Where no schema stands in the place of one, anything fits. Returns the copy, and these places.
+    A value that is no schema where one belongs becomes `true`. Returns the copy and the places
+    changed.
     """
     copy = json.loads(json.dumps(schema))
     changed = []
     for path, node in _nodes(copy):
-        for way, below in [*_below(node)]:
+        for steps, below in [*_subschemas(node)]:
             if not isinstance(below, dict | bool):
-                value_at(node, way[:-1])[way[-1]] = True
-                changed.append(KeywordPlace((*path, *way[:-1]), str(way[-1])))
+                value_at(node, steps[:-1])[steps[-1]] = True
+                changed.append(KeywordPlace((*path, *steps[:-1]), str(steps[-1])))
         if "oneOf" not in node:
             continue
         changed.append(KeywordPlace(path, "oneOf"))
@@ -229,9 +230,9 @@ def value_at(schema: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def _nodes(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Node]]:
-    """Yield the subschemas that are objects, each before those within it, with their paths."""
+    """Yield the subschemas that are objects, outer before inner, with their paths."""
     seen: set[int] = set()
-    elsewhere = [(path, value_at(schema, path)) for path in _targets(schema)]
+    elsewhere = [(path, value_at(schema, path)) for path in _reference_targets(schema)]
     waiting: list[tuple[tuple[str | int, ...], Any]] = [*elsewhere, ((), schema)]
     while waiting:
         path, node = waiting.pop()
@@ -239,11 +240,11 @@ def _nodes(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Node]]:
             continue
         seen.add(id(node))
         yield path, node
-        waiting += reversed([((*path, *more), below) for more, below in _below(node)])
+        waiting += reversed([((*path, *more), below) for more, below in _subschemas(node)])
 
 
-def _below(node: Node) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield what stands where a subschema of this one does, each with the way to it."""
+def _subschemas(node: Node) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield the direct subschemas, each with the path to it."""
     for keyword, value in node.items():
         if keyword in _MAPS and isinstance(value, dict):
             for name, below in value.items():
@@ -251,24 +252,24 @@ def _below(node: Node) -> Iterator[tuple[tuple[str | int, ...], Any]]:
         elif keyword in _LISTS or (keyword == "items" and isinstance(value, list)):
             for index, below in enumerate(value if isinstance(value, list) else ()):
                 yield (keyword, index), below
-        elif keyword in _ONES:
+        elif keyword in _SINGLES:
             yield (keyword,), value
 
 
 def _references(schema: Any) -> Iterator[list[str]]:
-    """Yield the names of each reference into the document."""
+    """Yield the path names of each reference into the document."""
     waiting = [schema]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if isinstance(ref := one.get("$ref"), str) and ref.startswith("#/"):
+        node = waiting.pop()
+        if isinstance(node, dict):
+            if isinstance(ref := node.get("$ref"), str) and ref.startswith("#/"):
                 yield [name.replace("~1", "/").replace("~0", "~") for name in ref[2:].split("/")]
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node
 
 
-def _way(schema: Any, names: list[str]) -> Iterator[tuple[Any, str | int]]:
+def _reference_steps(schema: Any, names: list[str]) -> Iterator[tuple[Any, str | int]]:
     """Yield the steps of a reference, as far as they exist."""
     for name in names:
         step = int(name) if isinstance(schema, list) and _INDEX.fullmatch(name) else name
@@ -279,18 +280,18 @@ def _way(schema: Any, names: list[str]) -> Iterator[tuple[Any, str | int]]:
         schema = below
 
 
-def _targets(schema: Any) -> list[tuple[str | int, ...]]:
-    """List the paths of subschemas that references name."""
+def _reference_targets(schema: Any) -> list[tuple[str | int, ...]]:
+    """List the paths of subschemas that references point to."""
     paths = []
     for names in _references(schema):
-        path = tuple(step for _, step in _way(schema, names))
+        path = tuple(step for _, step in _reference_steps(schema, names))
         if len(path) == len(names) and _leads_to_schema(path):
             paths.append(path)
     return [*dict.fromkeys(paths)]
 
 
 def _leads_to_schema(path: tuple[str | int, ...]) -> bool:
-    """Whether a subschema may stand at the end of a path, and no data or names of properties."""
+    """Whether a path can lead to a subschema, not to data or to a map of properties."""
     steps = iter(path)
     for step in steps:
         if step in ("enum", "const"):
@@ -300,8 +301,10 @@ def _leads_to_schema(path: tuple[str | int, ...]) -> bool:
     return True
 
 
-def _pointed(schema: Any) -> set[tuple[int, str | int]]:
-    """Collect the values that references lead through, each by its holder and its name there."""
+def _referenced_values(schema: Any) -> set[tuple[int, str | int]]:
+    """Collect the values that references pass through, each as its container's id and its key."""
     return {
-        (id(above), step) for names in _references(schema) for above, step in _way(schema, names)
+        (id(above), step)
+        for names in _references(schema)
+        for above, step in _reference_steps(schema, names)
     }

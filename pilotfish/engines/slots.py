@@ -1,10 +1,10 @@
 """Sequences in slots, and the runs of a graph that append to them.
 
-Shared by `Decoder` and `Stage`: lengths and trees of the slots, which passes share a run, and the
-inputs of each run. A slot holds one sequence. Passes append tokens to any number of slots, in one
-run where the dialect allows it (else one run per slot), as chains or as trees, which may grow over
-several passes; `rollback` drops the last tokens, `keep_path` reduces a tree to the accepted path.
-Not thread-safe: one owner.
+Base of `Decoder` and `Stage`. It tracks lengths and trees of the slots, groups passes into runs,
+and fills each run's inputs. A slot holds one sequence. Passes append tokens to any number of slots,
+in one run where the dialect allows it (else one run per slot), as chains or as trees, which may
+grow over several passes; `rollback` drops the last tokens, `keep_path` reduces a tree to the
+accepted path. Not thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
 # Idle slots between two busy ones cost attention; a separate run reads all weights once more.
-IDLE_BETWEEN = 4
-# Tokens of a run that reads some again, as many as a prefill's chunk has.
-AGAIN = 128
-# Relative error of answers that rounding explains, in half precision and with 4-bit weights.
+MOST_IDLE_BETWEEN = 4
+# Tokens per run when tokens are recomputed; the same as a prefill's chunk.
+RECOMPUTE_TOKENS = 128
+# Relative error of answers due to rounding, in half precision and with 4-bit weights.
 PROBE_TOLERANCE = 0.1
 
 
 class Slots(ABC):
-    """`slots` sequences that one graph reads.
+    """`slots` sequences over one graph.
 
     Args:
         context: positions per slot; None = all that the model has, or that a TensorRT engine was
             built for.
-        threads: of one run; None = the cores that this process may use.
+        threads: threads per run; None = the cores that this process may use.
         provider: a name of `engines.backends.PROVIDERS`, or "auto".
-        vocabulary: ids of passes lie below it; None = ids do not matter.
+        vocabulary: number of valid token ids; None = ids are not checked.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Slots(ABC):
         longest = artifact.manifest.dimensions.context
         self.context = min(context or longest, longest)
         self._vocabulary = vocabulary
-        self._chained = artifact.manifest.chained
-        # Trunk and nodes of the tree (or chain) that each slot's last tokens are.
+        self._why_chains_only = artifact.manifest.why_chains_only
+        # Trunk length and node count of each slot's last tree (or chain).
         self._trees = [(0, 0)] * slots
         self._bindings: dict[tuple[int, int], Binding] = {}
         load = Load(
@@ -69,9 +69,9 @@ class Slots(ABC):
         self.threads = threads or usable_cpus()
         self._backend, self.provider = self._open(load, provider)
         self.context = min(self.context, self._backend.context)
-        # Tokens of each slot that may have to be read again, i64 [slots, context].
-        kept = self.context if self._backend.states is not None else 0
-        self._texts = np.zeros((slots, kept), np.int64)
+        # Tokens that may have to be recomputed, i64 [slots, context]; empty without states.
+        width = self.context if self._backend.states is not None else 0
+        self._tokens = np.zeros((slots, width), np.int64)
 
     def length(self, slot: int) -> int:
         """Return the number of tokens in the slot."""
@@ -88,20 +88,20 @@ class Slots(ABC):
         """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
 
         Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
-        down, so it ascends. Its keys and values move behind the trunk; nothing is computed again.
-        What is kept counts as a chain behind the same trunk.
+        down, so it ascends. Its keys and values move to the end of the trunk; nothing is computed
+        again. The kept nodes then form a chain after the same trunk.
 
         Raises:
-            ValueError: if `path` does not ascend within the tree, or not begin it without a gap
-                where the model reads chains alone; then nothing changes.
+            ValueError: if `path` does not ascend within the tree, or, for a model that reads only
+                chains, is not the chain's beginning; then nothing changes.
         """
         trunk, count = self._trees[slot]
         offsets = [int(offset) for offset in path]
         if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
             raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
-        if self._chained and offsets != list(range(len(offsets))):
+        if self._why_chains_only and offsets != list(range(len(offsets))):
             raise ValueError(
-                f"what reads chains alone keeps the first tokens of a chain, not {offsets}"
+                f"a model that reads only chains keeps the first tokens of a chain, not {offsets}"
             )
         self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))
@@ -109,21 +109,21 @@ class Slots(ABC):
     # --- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
-    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        """Fill a run's inputs but the attention's; return how many rows it will compute."""
+    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
+        """Fill a run's inputs except the attention's; return the number of rows it computes."""
 
     @abstractmethod
-    def _example(self) -> Pass:
-        """Make a pass of two tokens of slot 0 whose last row at least is wanted."""
+    def _example_pass(self) -> Pass:
+        """Make a pass of two tokens of slot 0 that wants at least its last row."""
 
     def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
         """Load on a provider that runs the model; return the backend and the provider's name."""
         return open_backend(load, provider, self._probe)
 
-    def _attend(
+    def _fill_attention(
         self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
     ) -> None:
-        """Fill the attention's inputs of a run over slots first, …, of the given `lengths`."""
+        """Fill the attention's inputs of a run over slots first, …, with the given `lengths`."""
         cache = self._cache
         if self._backend.batches:
             fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
@@ -135,33 +135,33 @@ class Slots(ABC):
     # --- passes ----------------------------------------------------------------------------
 
     def check(self, passes: Sequence[Pass]) -> None:
-        """Raise for passes that could not be run.
+        """Raise for passes that cannot run.
 
         Raises:
             CapacityError: if a slot would exceed its context.
-            TreeError: for a tree where the model reads chains alone.
+            TreeError: for a tree if the model reads only chains.
             ValueError: if a pass is malformed, or a slot has two.
         """
         check_all(passes, self._cache.lengths, self.context, self._vocabulary)
-        if self._chained and any(item.branches for item in passes):
+        if self._why_chains_only and any(item.branches for item in passes):
             raise TreeError(
-                f"{self.artifact.manifest.model} {self._chained}: it reads no token trees"
+                f"{self.artifact.manifest.model} {self._why_chains_only}: it reads no token trees"
             )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
-        """Run checked passes; return which rows of `_answers` belong to each."""
+        """Run checked passes; return the rows of `_answers` that belong to each."""
         # One more than wanted: a run always computes at least one row.
         rows = sum(item.row_count for item in passes) + 1
         if rows > self._rows:
             self._allocate(rows)
         runs = list(self._runs(passes))
-        # Before the first: a cache that grows keeps what the lengths cover, and a run's tokens
-        # count only when all runs have succeeded.
-        self._reserve(max((self._reached(*run) for run in runs), default=0))
+        # Reserve before the first run: growing copies only cells within the lengths, and a run's
+        # tokens count only when all runs have succeeded.
+        self._reserve(max((self._cells_needed(*run) for run in runs), default=0))
         done = 0
         rows_of: dict[int, slice] = {}
         for first, count, members in runs:
-            self._read_again(members[0], done)
+            self._recompute_lost(members[0], done)
             self._run(first, count, members, done)
             for item in members:
                 rows_of[item.slot] = slice(done, done + item.row_count)
@@ -174,11 +174,11 @@ class Slots(ABC):
             )
             self._cache.lengths[item.slot] = length + len(item.tokens)
             if self._backend.states is not None:
-                self._texts[item.slot, length : length + len(item.tokens)] = item.tokens
+                self._tokens[item.slot, length : length + len(item.tokens)] = item.tokens
         return [rows_of[item.slot] for item in passes]
 
-    def _reached(self, first: int, count: int, passes: Sequence[Pass]) -> int:
-        """Return how many cells of each of its slots a run needs."""
+    def _cells_needed(self, first: int, count: int, passes: Sequence[Pass]) -> int:
+        """Return the number of cells that a run needs in each of its slots."""
         lengths = self._cache.lengths[first : first + count]
         return max(lengths) + max(len(item.tokens) for item in passes)
 
@@ -192,24 +192,24 @@ class Slots(ABC):
         ordered = sorted(passes, key=lambda item: item.slot)
         start = 0
         for i, item in enumerate(ordered):
-            if i + 1 < len(ordered) and self._share(item, ordered[i + 1]):
+            if i + 1 < len(ordered) and self._can_share(item, ordered[i + 1]):
                 continue
             first = ordered[start].slot
             yield first, item.slot - first + 1, ordered[start : i + 1]
             start = i + 1
 
-    def _share(self, one: Pass, following: Pass) -> bool:
-        """Whether two passes, with no other pass's slot between, share a run."""
+    def _can_share(self, earlier: Pass, following: Pass) -> bool:
+        """Whether two passes, with no other pass's slot between, can share a run."""
         narrow = self._backend.narrow
         return (
             self._backend.batches
             and self._backend.states is None
-            and following.slot - one.slot - 1 <= IDLE_BETWEEN
-            and (narrow is None or max(len(one.tokens), len(following.tokens)) <= narrow)
+            and following.slot - earlier.slot - 1 <= MOST_IDLE_BETWEEN
+            and (narrow is None or max(len(earlier.tokens), len(following.tokens)) <= narrow)
         )
 
-    def _read_again(self, item: Pass, row: int) -> None:
-        """Where more was taken back than the states can be, read those tokens once more."""
+    def _recompute_lost(self, item: Pass, row: int) -> None:
+        """Run tokens again whose states a rollback has lost."""
         slot, lengths, states = item.slot, self._cache.lengths, self._backend.states
         if states is None:
             return
@@ -219,13 +219,13 @@ class Slots(ABC):
             return
         lengths[slot] = start
         try:
-            lost = Pass(slot, self._texts[slot, start:length], 0)
-            self._run_in_pieces(lost, AGAIN, row)
+            lost = Pass(slot, self._tokens[slot, start:length], 0)
+            self._run_in_pieces(lost, RECOMPUTE_TOKENS, row)
         finally:
             lengths[slot] = length
 
     def _run_in_pieces(self, item: Pass, width: int, row: int) -> None:
-        """Split a pass that is wider than the backend takes into runs of at most `width` tokens."""
+        """Run a pass in pieces of at most `width` tokens."""
         lengths = self._cache.lengths
         length = lengths[item.slot]
         try:
@@ -234,10 +234,10 @@ class Slots(ABC):
                 row += piece.row_count
                 lengths[item.slot] += len(piece.tokens)
         finally:
-            lengths[item.slot] = length  # until the whole forward has succeeded
+            lengths[item.slot] = length  # tokens count when the whole forward has succeeded
 
     def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
-        """Run the graph once; write its rows to the answers from `row` on."""
+        """Run the graph once; write its rows to the answers, starting at `row`."""
         cache, backend = self._cache, self._backend
         lengths = cache.lengths[first : first + count]
         size = max(len(item.tokens) for item in passes)
@@ -248,15 +248,15 @@ class Slots(ABC):
         binding = self._bindings.get((first, count))
         if binding is None:
             binding = self._bindings[first, count] = backend.bind(first, count)
-        rows = self._fill(binding, passes)
-        self._attend(binding, passes, first, lengths)
+        rows = self._fill_inputs(binding, passes)
+        self._fill_attention(binding, passes, first, lengths)
         states = backend.states
         if states is None:
             binding.run(self._answers, row, rows)
         else:
             states.resume(first, lengths[0])
             step = states.step(first, size)
-            binding.step(step)
+            binding.bind_states(step)
             binding.run(self._answers, row, rows)
             states.take_in(first, step)
         for item in passes:
@@ -266,19 +266,20 @@ class Slots(ABC):
         """Run a token, check that the next one reads its keys and values, and drop both.
 
         Raises:
-            ProviderError: if the answers are none, or the cache is not read as it was written.
+            ProviderError: if the answers are not finite, or the graph does not read the cache as it
+                was written.
         """
         self._backend, self._cache = backend, backend.cache
         self._bindings.clear()
-        pair = self._example()
-        one, following = pair.pieces(1)
+        pair = self._example_pass()
+        earlier, following = pair.pieces(1)
         self._allocate(1 + pair.row_count)
-        name, answer = list(self._answers.items())[-1]  # logits, where there are any
-        answer.fill(np.nan)  # so that missing answers show
-        self._run(0, 1, [one], 0)
+        name, answer = list(self._answers.items())[-1]  # logits, if there are any
+        answer.fill(np.nan)  # to detect missing answers
+        self._run(0, 1, [earlier], 0)
         if not np.isfinite(answer[0]).all():
-            told = name.replace("_", " ")
-            raise ProviderError(f"it ran the model, but the {told} are no numbers")
+            label = name.replace("_", " ")
+            raise ProviderError(f"it ran the model, but its {label} are not finite")
         if backend.trusted or self.context < len(pair.tokens):
             return
         self._cache.lengths[0] = 1
@@ -287,10 +288,10 @@ class Slots(ABC):
         self._run(0, 1, [pair], 1)
         apart, together = (row - row.mean() for row in answer[[0, pair.row_count]])
         if not np.linalg.norm(apart - together) <= PROBE_TOLERANCE * np.linalg.norm(together):
-            raise ProviderError("it ran the model, but forgets keys and values between passes")
+            raise ProviderError("it ran the model, but loses keys and values between passes")
 
     def _allocate(self, rows: int) -> None:
-        """Make room for the answers of so many rows."""
+        """Make room for the answers of `rows` rows."""
         self._rows = rows
         widths = self._backend.widths.items()
         self._answers: Answers = {

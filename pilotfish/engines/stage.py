@@ -3,8 +3,8 @@
     Stage 1: tokens → states;   Stage k: states → states;   Stage N: states → hidden states
     Head (in the folder of stage 1): hidden states → logits
 
-Each stage keeps keys and values of its own layers, in slots like a `Decoder`'s: all stages are
-given the same passes, rollbacks and keeps in the same order, and the states from one to the next.
+Each stage holds the keys and values of its own layers, in slots like a `Decoder`'s. All stages must
+get the same passes, rollbacks and kept paths in the same order; states go from each to the next.
 Not thread-safe: one owner.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.backends import Binding, nothing_runs
+from pilotfish.engines.backends import Binding, no_provider_error
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
@@ -35,26 +35,26 @@ log = logging.getLogger("pilotfish.engines")
 
 States = NDArray[np.float32]
 
-# ONNX Runtime's names of the providers that run parts of a model, best first.
+# ONNX Runtime's names of the providers that run stages, best first.
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-# Of a number that comes in, by the type that the stage computes in. The squares of 32,768 such
-# numbers still have a sum in float32: no norm overflows, and puts into the cache what stays there.
+# Largest input magnitude, by the dtype that the stage computes in. The squares of 32,768 such
+# numbers still have a float32 sum, so no norm overflows and spoils the cache for good.
 LARGEST = {"float32": 2.0**56, "float16": 65504.0}
 
 
 @dataclass(frozen=True, eq=False)
-class Fed(Pass):
-    """A pass whose tokens come as states, f32 [S, width]; their ids do not matter."""
+class StatePass(Pass):
+    """A pass whose tokens come as states, f32 [S, width]; the token ids do not matter."""
 
     states: States | None = None
 
-    def pieces(self, width: int) -> Iterator[Fed]:
+    def pieces(self, width: int) -> Iterator[StatePass]:
         """Split into passes of at most `width` tokens, to be appended one after the other."""
         start = 0
         for piece in super().pieces(width):
             end = start + len(piece.tokens)
             states = None if self.states is None else self.states[start:end]
-            yield Fed(piece.slot, piece.tokens, piece.rows, piece.parents, states)
+            yield StatePass(piece.slot, piece.tokens, piece.rows, piece.parents, states)
             start = end
 
 
@@ -62,9 +62,9 @@ class Stage(Slots):
     """Runs some layers of a model, with `slots` sequences.
 
     Args:
-        artifact: a folder that `pilotfish export split` has made.
+        artifact: a folder made by `pilotfish export split`.
         context: positions per slot; None = all that the model has.
-        threads: of one run; None = the cores that this process may use.
+        threads: threads per run; None = the cores that this process may use.
         provider: "cpu", "cuda" or "auto".
 
     Raises:
@@ -81,7 +81,7 @@ class Stage(Slots):
         threads: int | None = None,
         provider: str = "auto",
     ) -> None:
-        opened, self.cut = _open(artifact)
+        opened, self.cut = _open_stage(artifact)
         _check_provider(provider)
         self._largest = LARGEST[opened.manifest.kv_dtype]
         self.width = opened.manifest.dimensions.hidden
@@ -106,74 +106,73 @@ class Stage(Slots):
 
     @property
     def answer_width(self) -> int:
-        """Width of a row of the answer: `width`, unless the last stage's norm is narrower."""
+        """Width of an answer row: `width`, unless the last stage's norm is narrower."""
         return next(iter(self._backend.widths.values()))
 
     def forward(self, passes: Sequence[Pass], states: States | None = None) -> States:
         """Append each pass to its slot, at most one per slot; appends nothing if it raises.
 
         Args:
-            passes: as a `Decoder` takes them. Only the first stage looks at the ids, only the last
-                one at `rows`.
-            states: f32 [T, width], what the stage before has answered to the same passes; None for
-                the first stage.
+            passes: as for a `Decoder`. Only the first stage reads the ids, only the last `rows`.
+            states: f32 [T, width], the previous stage's answer to the same passes; None for the
+                first stage.
 
         Returns:
-            f32 [T, width], token by token in the order of the passes; of the last stage f32
-            [rows wanted, answer_width]. Good until the next forward.
+            f32 [T, width], token by token in the order of the passes; from the last stage f32
+            [rows wanted, answer_width]. Valid until the next forward.
 
         Raises:
             CapacityError: if a slot would exceed its context.
-            ValueError: if a pass is malformed, a slot has two, or these are not their states.
+            ValueError: if a pass is malformed, a slot has two, or the states do not fit the passes.
         """
         self.check(passes)
-        places = self._append(self._fed(passes, states))
+        places = self._append(self._with_states(passes, states))
         (answer,) = self._answers.values()
         if all(place.stop == after.start for place, after in pairwise(places)):
             return answer[places[0].start : places[-1].stop] if places else answer[:0]
         return np.concatenate([answer[place] for place in places])
 
-    def _fed(self, passes: Sequence[Pass], states: States | None) -> list[Fed]:
-        """Return the passes with their inputs, and with as many rows as the graph will answer."""
+    def _with_states(self, passes: Sequence[Pass], states: States | None) -> list[StatePass]:
+        """Return the passes with their states, and with the number of rows to answer."""
         total = sum(len(item.tokens) for item in passes)
         wanted = None if self.first else (total, self.width)
         if wanted != (None if states is None else states.shape):
-            raise ValueError(f"{self.cut} of {total} tokens takes states of the shape {wanted}")
-        # A NaN makes the largest one NaN, which no limit allows.
+            raise ValueError(f"{self.cut} of {total} tokens needs states of shape {wanted}")
+        # With a NaN the maximum is NaN, which fails every comparison.
         if states is not None and not np.abs(states).max(initial=0.0) <= self._largest:
-            raise ValueError(f"states hold what is not finite, or beyond ±{self._largest:g}")
+            raise ValueError(f"states must be finite and within ±{self._largest:g}")
         fed, end = [], 0
         for item in passes:
             start, end = end, end + len(item.tokens)
-            own = None if states is None else states[start:end]
+            part = None if states is None else states[start:end]
             rows = item.rows if self.last else None
-            fed.append(Fed(item.slot, item.tokens, rows, item.parents, own))
+            fed.append(StatePass(item.slot, item.tokens, rows, item.parents, part))
         return fed
 
-    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
         total = fill_positions(binding, passes, self._cache.lengths)
         if self.first:
             fill_tokens(binding, passes)
         else:
             array = binding.input("states", (total, self.width), np.float32)
-            np.concatenate([_states(item) for item in passes], out=array)
+            np.concatenate([_states_of(item) for item in passes], out=array)
         return fill_rows(binding, passes) if self.last else total
 
-    def _example(self) -> Pass:
+    def _example_pass(self) -> Pass:
         tokens = np.array([0, min(1, self.artifact.manifest.vocab_size - 1)])
         rows = 1 if self.last else None
         if self.first:
-            return Fed(0, tokens, rows)
+            return StatePass(0, tokens, rows)
         states = np.random.default_rng(0).standard_normal((len(tokens), self.width), np.float32)
-        return Fed(0, tokens, rows, None, states)
+        return StatePass(0, tokens, rows, None, states)
 
 
 class Head:
     """Computes logits from hidden states; its graph is in the folder of the first stage.
 
     Args:
-        artifact: that folder.
-        threads: of one run; None = the cores that this process may use.
+        artifact: the first stage or its folder.
+        threads: threads per run; None = the cores that this process may use.
         provider: "cpu", "cuda" or "auto".
 
     Raises:
@@ -188,7 +187,7 @@ class Head:
         threads: int | None = None,
         provider: str = "auto",
     ) -> None:
-        opened, cut = _open(artifact)
+        opened, cut = _open_stage(artifact)
         if not cut.first:
             raise ArtifactError(f"{opened.path} is {cut}: the head is in the folder of stage 1")
         _check_provider(provider)
@@ -197,7 +196,7 @@ class Head:
         self.width = int(self._session.get_inputs()[0].shape[1])
 
     def logits(self, hidden: States) -> NDArray[np.float32]:
-        """Compute logits f32 [n, vocab_size], without padding ids, of states f32 [n, width]."""
+        """Compute logits f32 [n, vocab_size], without padding ids, from states f32 [n, width]."""
         if len(hidden) == 0:
             return np.empty((0, self.vocab_size), np.float32)
         (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
@@ -220,10 +219,10 @@ class Head:
             if (provider, name) == ("auto", "cpu"):
                 warn_of_idle_gpu("; ".join(reasons))
             return session, name
-        raise nothing_runs(artifact, artifact.head_path, wanted, reasons)
+        raise no_provider_error(artifact, artifact.head_path, wanted, reasons)
 
 
-def _open(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
+def _open_stage(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact, stage=True)
     if opened.manifest.stage is None:
         raise ArtifactError(
@@ -233,8 +232,8 @@ def _open(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
     return opened, opened.manifest.stage
 
 
-def _states(item: Pass) -> States:
-    assert isinstance(item, Fed)
+def _states_of(item: Pass) -> States:
+    assert isinstance(item, StatePass)
     assert item.states is not None
     return item.states
 

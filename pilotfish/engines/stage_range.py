@@ -1,7 +1,7 @@
-"""The stages of a model, and whether they fit together.
+"""The stages of a model, and a check that they form one model.
 
-`pilotfish export split` cuts an artifact at layer borders into stages: artifacts that run one after
-the other, each with some of the layers. The first one has the embedding and, as a graph of its own,
+`pilotfish export split` cuts an artifact between layers into stages: artifacts that run one after
+the other, each with some of the layers. The first stage has the embedding and, as a separate graph,
 the head; the last one has the final norm.
 """
 
@@ -19,10 +19,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StageRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The place of one stage.
+    """The position of one stage.
 
-    index: from 1, of `count` stages. layers: how many, from `first_layer` on, counted from 0.
-    whole: the digest of the artifact that was cut.
+    index: from 1, of `count` stages. layers: number of layers, from `first_layer` (counted from 0).
+    whole: digest of the artifact that was cut.
     """
 
     index: Count
@@ -48,26 +48,27 @@ class StageRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __str__(self) -> str:
         last = self.end - 1
-        which = f"layer {last}" if self.layers == 1 else f"layers {self.first_layer}–{last}"
-        return f"stage {self.index} of {self.count} ({which})"
+        layer_text = f"layer {last}" if self.layers == 1 else f"layers {self.first_layer}–{last}"
+        return f"stage {self.index} of {self.count} ({layer_text})"
 
 
 def check_chain(cuts: Sequence[StageRange]) -> None:
-    """Raise `ArtifactError` unless these stages, in this order, are one whole model."""
+    """Raise `ArtifactError` unless these stages, in this order, form one whole model."""
     wanted = cuts[0].count if cuts else 1
     if [cut.index for cut in cuts] != list(range(1, wanted + 1)):
-        held = ", ".join(str(cut.index) for cut in cuts) or "none"
+        indices = ", ".join(str(cut.index) for cut in cuts) or "none"
         raise ArtifactError(
-            f"a model in {wanted} stages needs each of them, from the first to the last, not {held}"
+            f"a model in {wanted} stages needs each of them, from the first to the last, not "
+            f"{indices}"
         )
-    for one, following in pairwise(cuts):
-        if (following.whole, following.count) != (one.whole, one.count):
+    for before, following in pairwise(cuts):
+        if (following.whole, following.count) != (before.whole, before.count):
             raise ArtifactError(
-                f"{following} is of another cut than {one}, of artifact {following.whole} and not "
-                f"{one.whole}: take the stages that one `pilotfish export split` has made"
+                f"{following} is of another cut than {before}, of artifact {following.whole} and "
+                f"not {before.whole}: take the stages that one `pilotfish export split` has made"
             )
-        if following.first_layer != one.end:
+        if following.first_layer != before.end:
             raise ArtifactError(
-                f"{following} does not go on where {one} ends: take the stages that one "
+                f"{following} does not go on where {before} ends: take the stages that one "
                 "`pilotfish export split` has made"
             )

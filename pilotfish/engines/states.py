@@ -1,16 +1,16 @@
-"""What layers keep that have a state instead of keys and values: convolutions, linear attention.
+"""Recurrent states of layers without keys and values: convolutions, linear attention.
 
-Such a state takes in a token for good: it cannot be rolled back by a number. So each slot keeps
+Such a state absorbs each token for good: lowering a length does not roll it back. So each slot has
 
     a trail: the inputs of its last tokens at each of these layers, f32 [layers, TRAIL, width]
-    snapshots of the states at some positions, dense near the end, sparse far behind it
+    snapshots of the states at some positions, dense near the end, sparse further back
 
 and a run starts from the last snapshot at or before the slot's end: the graph reads the inputs of
-the tokens since then from the trail, takes them into the state, and goes on (export.recurrent). A
-rollback within the trail thus costs nothing at once, and then a little of the next run. After one
-beyond it the slot goes on from an older snapshot, or from the start, and the tokens behind that
-are to be read again (`Slots`): slow, but right. A convolution's state is its last inputs: on the
-trail it goes on anywhere.
+later tokens from the trail, adds them to the state, and goes on (export.recurrent). A rollback
+within the trail thus costs nothing at once, and a little in the next run. After a rollback beyond
+it, the slot resumes from an older snapshot, or from the start, and the tokens after that are run
+again (`Slots`): slow, but correct. A convolution's state is its last inputs, so it resumes anywhere
+on the trail.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import RecurrentStates
 
-WINDOW = 16  # tokens that can be taken back without reading others again
+WINDOW = 16  # tokens that can be rolled back without running others again
 TRAIL = 64  # tokens; more than a window, since snapshots are not at every position
-SNAPSHOTS = 8  # of each slot
+SNAPSHOTS = 8  # snapshots per slot
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A slot's states behind its first `position` tokens.
+    """A slot's states after its first `position` tokens.
 
     Attributes:
-        inputs: f32 [layers, taps − 1, width], of the last of these tokens.
+        inputs: f32 [layers, taps − 1, width], inputs of the last of these tokens.
         state: f32 [layers, heads, key_dim, value_dim]; None without a delta rule.
     """
 
@@ -46,15 +46,15 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateStep:
-    """What one run reads and writes; layers stand in the order of `RecurrentStates.layers`.
+    """Arrays that one run reads and writes; layers in the order of `RecurrentStates.layers`.
 
     Attributes:
-        earlier: f32 [layers, M, width], inputs before the run's: those that the state lacks, and
-            taps − 1 before them.
-        inputs: f32 [layers, T, width], written.
-        past: the snapshot's state, read; None without a delta rule, likewise the others.
-        settled: f32 [layers, heads, key_dim, value_dim], written: just before the run.
-        present: likewise, behind it.
+        earlier: f32 [layers, M, width], read: inputs before the run, those not yet in the state
+            and taps − 1 before them.
+        inputs: f32 [layers, T, width], written: inputs of the run's tokens.
+        past: the snapshot's state, read; None without a delta rule, like the next two.
+        settled: f32 [layers, heads, key_dim, value_dim], written: state just before the run.
+        present: the same shape, written: state after the run.
     """
 
     earlier: Floats
@@ -65,47 +65,46 @@ class StateStep:
 
 
 class StateCache:
-    """Trails and snapshots of all slots. Memory is taken as they are used, and bounded.
+    """Trails and snapshots of all slots. Memory is allocated on use, and bounded.
 
     Args:
-        kept: what the model's layers keep.
-        slots: how many sequences there are.
+        layout: the states of the model's layers.
+        slots: number of sequences.
     """
 
-    def __init__(self, kept: RecurrentStates, slots: int) -> None:
-        self.kept = kept
-        self._paths = [_Path(kept) for _ in range(slots)]
+    def __init__(self, layout: RecurrentStates, slots: int) -> None:
+        self.layout = layout
+        self._slots = [_SlotStates(layout) for _ in range(slots)]
 
     def resume(self, slot: int, length: int) -> int:
-        """Cut a slot to `length` tokens; return behind how many of them it can go on.
+        """Cut a slot to `length` tokens; return the length from which it can continue.
 
-        That is `length`, unless so many tokens were taken back that those behind the returned
-        position are to be read again.
+        It is less than `length` if the rollback went too far: the tokens between must run again.
         """
-        return self._paths[slot].resume(length)
+        return self._slots[slot].resume(length)
 
     def step(self, slot: int, count: int) -> StateStep:
-        """Prepare a run of `count` tokens, just behind what `resume` has returned."""
-        return self._paths[slot].step(count)
+        """Prepare a run of `count` tokens from the length that `resume` returned."""
+        return self._slots[slot].step(count)
 
     def take_in(self, slot: int, step: StateStep) -> None:
-        """Take in what the run has written."""
-        self._paths[slot].take_in(step)
+        """Store the arrays that the run has written."""
+        self._slots[slot].take_in(step)
 
 
-class _Path:
+class _SlotStates:
     """One slot's trail and snapshots.
 
-    The trail holds the inputs at positions low … high − 1; those at negative ones are zeros.
+    The trail holds the inputs at positions low … high − 1; those at negative positions are zeros.
     """
 
-    def __init__(self, kept: RecurrentStates) -> None:
-        layers, self._back = len(kept.layers), kept.taps - 1
-        shape = (layers, kept.heads, kept.key_dim, kept.value_dim)
-        self._shape = shape if kept.heads else None
-        self._trail = np.zeros((layers, TRAIL, kept.width), np.float32)
-        state = np.zeros(shape, np.float32) if kept.heads else None
-        self._empty = Snapshot(0, np.zeros((layers, self._back, kept.width), np.float32), state)
+    def __init__(self, layout: RecurrentStates) -> None:
+        layers, self._back = len(layout.layers), layout.taps - 1
+        shape = (layers, layout.heads, layout.key_dim, layout.value_dim)
+        self._shape = shape if layout.heads else None
+        self._trail = np.zeros((layers, TRAIL, layout.width), np.float32)
+        state = np.zeros(shape, np.float32) if layout.heads else None
+        self._empty = Snapshot(0, np.zeros((layers, self._back, layout.width), np.float32), state)
         self._snapshots: list[Snapshot] = []
         self._spare: list[Floats] = []
         self._low, self._high = -self._back, 0
@@ -125,17 +124,17 @@ class _Path:
         inputs = np.empty((len(earlier), count, earlier.shape[2]), np.float32)
         if self._shape is None:
             return StateStep(earlier, inputs)
-        return StateStep(earlier, inputs, self._last.state, self._fresh(), self._fresh())
+        return StateStep(earlier, inputs, self._last.state, self._new_state(), self._new_state())
 
     def take_in(self, step: StateStep) -> None:
-        if self._start < self._high:  # tokens were taken back, and the state is whole again
+        if self._start < self._high:  # after a rollback the graph has rebuilt the state
             inputs = self._inputs(self._high - self._back, self._high)
             self._snapshots.append(Snapshot(self._high, inputs, step.settled))
         else:
             self._recycle(step.settled)
         end = self._high + step.inputs.shape[1]
-        kept = step.inputs[:, -TRAIL:]
-        self._write(end - kept.shape[1], kept)
+        tail = step.inputs[:, -TRAIL:]
+        self._write(end - tail.shape[1], tail)
         self._low = max(self._low, end - TRAIL)
         self._snapshots.append(Snapshot(end, self._inputs(end - self._back, end), step.present))
         while len(self._snapshots) > SNAPSHOTS:
@@ -149,20 +148,20 @@ class _Path:
 
     @property
     def _start(self) -> int:
-        """The position that a run goes on from: its state is there, or it has none."""
+        """The position that a run starts from: that of its snapshot, if states need one."""
         return self._high if self._shape is None else self._last.position
 
     def _inputs(self, start: int, end: int) -> Floats:
         """Copy the inputs of positions start … end − 1; f32 [layers, end − start, width]."""
-        # take, whose answer is contiguous, as an index's need not be
+        # take returns a contiguous array, fancy indexing may not
         return self._trail.take([position % TRAIL for position in range(start, end)], axis=1)
 
     def _write(self, start: int, inputs: Floats) -> None:
-        """Write inputs of the positions from `start` on, where the trail then ends."""
+        """Write inputs at the positions from `start` on; the trail then ends after them."""
         self._high = start + inputs.shape[1]
         self._trail[:, [position % TRAIL for position in range(start, self._high)]] = inputs
 
-    def _fresh(self) -> Floats:
+    def _new_state(self) -> Floats:
         assert self._shape is not None
         return self._spare.pop() if self._spare else np.empty(self._shape, np.float32)
 
@@ -172,10 +171,10 @@ class _Path:
 
 
 def dispensable(positions: Sequence[int], reach: int) -> int:
-    """Return which of these ascending positions leaves the smallest gap for how far back it is.
+    """Return the index of the ascending position whose removal leaves the smallest relative gap.
 
-    Not the last one. So distances from the end grow about geometrically. Gaps that a rollback of a
-    window may end in do not grow beyond `reach`.
+    The gap is relative to the distance from the end, so distances grow about geometrically. Never
+    the last position. Gaps in which a rollback of a window may end do not grow beyond `reach`.
     """
     end, before = positions[-1], [0, *positions]
     gaps = [after - ahead for ahead, after in zip(before, positions[1:], strict=False)]

@@ -1,12 +1,8 @@
 """Text ↔ token ids, and ids → text while tokens arrive.
 
-In: a `tokenizer.json`. Every token stands for bytes, and a text is the UTF-8 of its tokens' bytes,
-malformed parts replaced by U+FFFD. `decode` follows this, and `TextStream` agrees with it: the
-concatenation of what it emits equals `decode` of all ids, however they are split.
-
-Two families of vocabularies are supported, told apart by the decoder: byte-level BPE (GPT-2, Llama
-3, Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece, BPE
-(Llama 2, Mistral) or Unigram, where "▁" is a space and <0x0A> a byte.
+In: a `tokenizer.json`. Every token stands for bytes; a text is the UTF-8 of its tokens' bytes, with
+malformed parts replaced by U+FFFD. `decode` and `TextStream` agree: the concatenated output of the
+stream equals `decode` of all ids, however they are split.
 """
 
 from __future__ import annotations
@@ -15,14 +11,13 @@ import codecs
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
 
@@ -30,16 +25,15 @@ from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError, EngineError, TextTooLongError
 from pilotfish.engines.manifest import TOKENIZER_NAME
-from pilotfish.engines.unigram import expect_marks, hide_controls, is_unigram
+from pilotfish.engines.token_bytes import byte_scheme
+from pilotfish.engines.unigram import check_marks, hide_controls, is_unigram
 
-# Texts are encoded one by one, each by the calling thread: a pool of threads would take the cores
-# that a drafter computes on. The library reads this at its first encoding.
+# The calling thread encodes texts one by one: a thread pool would take cores from the drafter. The
+# library reads this at its first encoding.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_CHUNK = 1 << 16  # characters whose tokens are counted at once
-_LONG = 1 << 10  # bytes of a token; Llama 3's longest has 128
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-SPACE_MARK = "▁"
+_CHUNK = 1 << 16  # characters per piece when tokens are counted
+_LONGEST_TOKEN = 1 << 10  # upper bound for the bytes of a token; Llama 3's longest has 128
 
 
 class Tokenizer:
@@ -49,7 +43,7 @@ class Tokenizer:
         location: an opened artifact, its directory, or a `tokenizer.json`.
 
     Raises:
-        ArtifactError: if the file is missing, damaged, or of a family that is not known.
+        ArtifactError: if the file is missing, damaged, or of an unknown family.
     """
 
     def __init__(self, location: Artifact | str | os.PathLike[str]) -> None:
@@ -60,79 +54,79 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = TOKENIZER_NAME) -> Tokenizer:
-        """Make a tokenizer from a `tokenizer.json`'s content; errors call it by this name."""
+        """Make a tokenizer from the content of a `tokenizer.json`; `name` is used in errors."""
         tokenizer = cls.__new__(cls)
         tokenizer._load(text, name)
         return tokenizer
 
     def _load(self, text: str, name: str) -> None:
-        with wrapping_errors(f"{name} is not a tokenizer.json"):
+        with converting_errors(f"{name} is not a tokenizer.json"):
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             parsed = json.loads(text)
         if not self._tokenizer.get_vocab_size():
             raise ArtifactError(f"{name} has no tokens")
-        self._family = _family(parsed.get("decoder"), name)
+        self._byte_scheme = byte_scheme(parsed.get("decoder"), name)
         self.is_unigram = is_unigram(parsed)
         if self.is_unigram:
-            expect_marks(parsed, name)
-        self._bytes: dict[int, bytes] = {}  # of the tokens met so far
+            check_marks(parsed, name)
+        self._bytes: dict[int, bytes] = {}  # cache by token id
         self._special = frozenset(self.special_tokens)
-        self._tokenizer.no_truncation()  # which some files ask for, as they do for padding
+        self._tokenizer.no_truncation()  # some files ask for truncation or padding
         self._tokenizer.no_padding()
         self._json = text
 
     @cached_property
-    def _literal(self) -> tokenizers.Tokenizer:
+    def _plain_tokenizer(self) -> tokenizers.Tokenizer:
         """A tokenizer that reads special tokens as plain text.
 
-        Switching `_tokenizer` over and back would not be thread-safe.
+        Switching `_tokenizer` back and forth would not be thread-safe.
         """
-        return _literal(self._json)
+        return _build_plain_tokenizer(self._json)
 
     @cached_property
-    def _later(self) -> tokenizers.Tokenizer:
-        """`_literal` for pieces after the first: "▁" may be put before the first one only."""
+    def _later_tokenizer(self) -> tokenizers.Tokenizer:
+        """`_plain_tokenizer` for pieces after the first, if only the first may get a "▁"."""
         parsed = json.loads(self._json)
         step = parsed.get("pre_tokenizer")
         later = without_first_space(step, only="first")
         if later == step:
-            return self._literal
-        return _literal(json.dumps(parsed | {"pre_tokenizer": later}))
+            return self._plain_tokenizer
+        return _build_plain_tokenizer(json.dumps(parsed | {"pre_tokenizer": later}))
 
     @cached_property
-    def _continuing(self) -> tokenizers.Tokenizer:
-        """`_literal` without the space that may be put before a text."""
+    def _continuing_tokenizer(self) -> tokenizers.Tokenizer:
+        """`_plain_tokenizer` without the space that some tokenizers put before a text."""
         parsed = json.loads(self._json)
         steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer")}
         without = {name: without_first_space(step) for name, step in steps.items()}
         if without == steps:
-            return self._literal
-        return _literal(json.dumps(parsed | without))
+            return self._plain_tokenizer
+        return _build_plain_tokenizer(json.dumps(parsed | without))
 
     def encode(self, text: str, *, special: bool = False, most: int | None = None) -> list[int]:
-        """Encode `text` without BOS. Other threads run meanwhile.
+        """Encode `text` without BOS. Other threads can run meanwhile.
 
         Args:
             text: any string; lone surrogates become "?".
             special: whether a control token such as "<|im_start|>" is one token, as in a rendered
                 chat template, or plain text, as in a user's message.
-            most: a text of clearly more tokens is refused after about so many were made, which
-                bounds time and memory. One of few more is not: look at what is returned.
+            most: refuse a text with clearly more tokens after counting about this many, which
+                bounds time and memory. A slightly longer text passes: check the result's length.
 
-        Raises `ArtifactError` where the tokenizer breaks at the text, as a bad regular expression
-        can make it; so do all that encode. `TextTooLongError`: see `most`.
+        Raises `TextTooLongError` (see `most`), and `ArtifactError` if the tokenizer fails at the
+        text, as a bad regular expression can make it; so do all methods that encode.
         """
-        return self._ids(self._tokenizer if special else self._literal, text, most)
+        return self._ids(self._tokenizer if special else self._plain_tokenizer, text, most)
 
     def encode_later(self, text: str, *, most: int | None = None) -> list[int]:
-        """Encode what follows a special token; special tokens in it are plain text."""
-        return self._ids(self._later, text, most)
+        """Encode text after a special token; special tokens in it are plain text."""
+        return self._ids(self._later_tokenizer, text, most)
 
     def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, most: int | None) -> list[int]:
         text = text.encode("utf-8", "replace").decode("utf-8")
         if most is not None and len(text) > most:
             self._check_length(tokenizer, text, most)
-        ids: list[int] = _encoded(tokenizer, text, offsets=False).ids
+        ids: list[int] = _encode(tokenizer, text, offsets=False).ids
         return ids
 
     def _check_length(self, tokenizer: tokenizers.Tokenizer, text: str, most: int) -> None:
@@ -140,37 +134,37 @@ class Tokenizer:
 
         A cut between two parts may add tokens, but hardly more than the longest token has bytes.
         """
-        found = 0
+        count = 0
         for start in range(0, len(text), _CHUNK):
-            part = _encoded(tokenizer, text[start : start + _CHUNK], offsets=False)
-            found += len(part) - self._longest
-            if found > most:
+            part = _encode(tokenizer, text[start : start + _CHUNK], offsets=False)
+            count += len(part) - self._longest
+            if count > most:
                 raise TextTooLongError(f"the text has more than {most} tokens")
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token as the vocabulary spells it, within reason."""
+        """Bytes of the longest token as the vocabulary spells it, up to a bound."""
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
-        return min(max(len(piece.encode("utf-8")) for piece in pieces), _LONG)
+        return min(max(len(piece.encode("utf-8")) for piece in pieces), _LONGEST_TOKEN)
 
     def encode_rest(self, text: str) -> tokenizers.Encoding:
         """Encode text that continues another: no space is put before it.
 
-        Special tokens in it are plain text. The result has the offsets of its tokens, in
-        characters, and their words; the text must have no lone surrogates.
+        Special tokens in it are plain text. The result has character offsets and word numbers of
+        its tokens; the text must have no lone surrogates.
         """
-        return _encoded(self._continuing, text)
+        return _encode(self._continuing_tokenizer, text)
 
     def byte_token(self, byte: int) -> int | None:
-        """Return the token that stands for one byte, or None."""
-        id: int | None = self._tokenizer.token_to_id(self._family.byte_piece(byte))
+        """Return the token of a single byte, or None."""
+        id: int | None = self._tokenizer.token_to_id(self._byte_scheme.byte_piece(byte))
         return id
 
     @cached_property
     def steps(self) -> dict[str, Any]:
         """The file's description of how text becomes tokens.
 
-        "normalizer", "pre_tokenizer", "added_tokens" and "model", the latter without its tokens.
+        "normalizer", "pre_tokenizer", "added_tokens", and "model" without vocabulary and merges.
         """
         parsed = json.loads(self._json)
         steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer", "added_tokens")}
@@ -185,15 +179,17 @@ class Tokenizer:
 
     @cached_property
     def beginning(self) -> list[int]:
-        """The tokens before a raw text, such as BOS; [] where the model wants none."""
+        """The tokens to put before a raw text, such as BOS; [] if the model wants none."""
         plain = self._ids(self._tokenizer, "a", None)
-        whole: list[int] = _encoded(self._tokenizer, "a", whole=True).ids
-        # what would end a text, such as EOS, is left out: the text goes on
+        whole: list[int] = _encode(self._tokenizer, "a", whole=True).ids
+        # tokens after the text, such as EOS, are dropped: the text goes on
         starts = range(len(whole) - len(plain) + 1 if plain else 0)
-        return next((whole[:at] for at in starts if whole[at : at + len(plain)] == plain), [])
+        return next(
+            (whole[:index] for index in starts if whole[index : index + len(plain)] == plain), []
+        )
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Decode `ids`; special tokens are left out unless `special`."""
+        """Decode `ids`; omit special tokens unless `special`."""
         stream = TextStream(self, special=special)
         return stream.push(ids) + stream.flush()
 
@@ -202,31 +198,31 @@ class Tokenizer:
         return self._tokenizer.id_to_token(id) or ""
 
     def token_bytes(self, id: int) -> bytes:
-        """Return what the token adds to a text; b"" for an unknown id."""
-        found = self._bytes.get(id)
-        if found is None:
-            found = self._bytes[id] = self._family.token_bytes(self.piece(id))
-        return found
+        """Return the bytes that the token adds to a text; b"" for an unknown id."""
+        data = self._bytes.get(id)
+        if data is None:
+            data = self._bytes[id] = self._byte_scheme.token_bytes(self.piece(id))
+        return data
 
     @cached_property
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Control tokens by id, as they are written and found in a text."""
+        """Control tokens by id, with their spelling and matching rules."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {id: token for id, token in added.items() if token.special}
 
-    def controls_in(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the control tokens that these texts name."""
+    def named_controls(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the control tokens that occur in these texts."""
         whole = "\n".join(texts)
         return frozenset(
             id for id, token in self.special_tokens.items() if whole and token.content in whole
         )
 
     def normalized(self, text: str) -> str:
-        """Normalize a text as for finding control tokens that are flagged as `normalized`."""
+        """Normalize a text as in the search for control tokens flagged as `normalized`."""
         normalizer = self._tokenizer.normalizer
         text = text.encode("utf-8", "replace").decode("utf-8")
-        found: str = text if normalizer is None else normalizer.normalize_str(text)
-        return found
+        result: str = text if normalizer is None else normalizer.normalize_str(text)
+        return result
 
     def is_special(self, id: int) -> bool:
         """Whether the id is a control token such as <|im_end|>, not text."""
@@ -235,7 +231,7 @@ class Tokenizer:
     @property
     def drops_first_space(self) -> bool:
         """Whether decoding drops the first space, which SentencePiece adds when encoding."""
-        return self._family.drops_first_space
+        return self._byte_scheme.drops_first_space
 
     @cached_property
     def vocab_size(self) -> int:
@@ -246,8 +242,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 (hex) over the token strings in the order of their ids.
 
-        Each is preceded by its UTF-8 length as a little-endian u32; 0xFFFFFFFF alone stands for
-        an id without a token.
+        The UTF-8 length precedes each as a little-endian u32; 0xFFFFFFFF alone stands for an id
+        without a token.
         """
         by_id = {
             id: piece for piece, id in self._tokenizer.get_vocab(with_added_tokens=True).items()
@@ -263,15 +259,15 @@ class Tokenizer:
         return digest.hexdigest()
 
 
-def _encoded(
+def _encode(
     tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False, offsets: bool = True
 ) -> tokenizers.Encoding:
-    """Encode as a batch of one, for which the library releases the interpreter.
+    """Encode as a batch of one, since the library releases the interpreter's lock for batches.
 
-    offsets: whether they are wanted, which takes half as long again.
+    offsets: whether to compute offsets, which adds half the time.
     """
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
-    with wrapping_errors("the tokenizer broke at a text"):
+    with converting_errors("the tokenizer failed at a text"):
         return encode([text], add_special_tokens=whole)[0]
 
 
@@ -282,8 +278,8 @@ def tokenizer_text(path: Path) -> str:
 
 
 @contextmanager
-def wrapping_errors(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
-    """Turn the library's errors into ours: bare `Exception`, and `BaseException` on panic."""
+def converting_errors(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
+    """Convert the library's errors to ours: bare `Exception`, and `BaseException` on panic."""
     try:
         yield
     except BaseException as error:
@@ -294,19 +290,19 @@ def wrapping_errors(what: str, kind: type[EngineError] = ArtifactError) -> Itera
 
 
 class TextStream:
-    """Decodes tokens that arrive a few at a time. Not for use by two threads at once.
+    """Decodes tokens that arrive a few at a time. Not thread-safe.
 
-    What `push` returns is final: an unfinished UTF-8 sequence waits for the tokens that finish it.
-    The cost of a push is that of its own tokens. Control tokens are left out, unless ``special``,
-    or they are among ``shown``.
+    The text that `push` returns is final: an unfinished UTF-8 sequence waits for more tokens. The
+    cost of a push depends only on its own tokens. Control tokens are omitted, unless ``special``,
+    or listed in ``visible``.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, special: bool = False, shown: Collection[int] = ()
+        self, tokenizer: Tokenizer, *, special: bool = False, visible: Collection[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
         self._keep_special = special
-        self._shown = shown
+        self._visible = visible
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = tokenizer.drops_first_space
 
@@ -316,7 +312,7 @@ class TextStream:
         data = b"".join(
             tokenizer.token_bytes(id)
             for id in ids
-            if self._keep_special or not tokenizer.is_special(id) or id in self._shown
+            if self._keep_special or not tokenizer.is_special(id) or id in self._visible
         )
         if self._at_start and data:
             self._at_start = False
@@ -324,103 +320,45 @@ class TextStream:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """Return what was held back, as U+FFFD; the stream then starts a new text."""
+        """Return an unfinished sequence as U+FFFD; then start a new text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._at_start = self._tokenizer.drops_first_space
         return rest
 
 
-class _Family(NamedTuple):
-    """How a vocabulary's tokens stand for bytes."""
-
-    token_bytes: Callable[[str], bytes]
-    byte_piece: Callable[[int], str]
-    drops_first_space: bool
-
-
-def _byte_level(piece: str) -> bytes:
-    """Return the bytes of a byte-level token; one with foreign characters (added) is plain text."""
-    try:
-        return bytes(BYTE_OF_CHARACTER[character] for character in piece)
-    except KeyError:
-        return piece.encode("utf-8")
-
-
-def _sentencepiece(piece: str) -> bytes:
-    """Return the bytes of a SentencePiece token."""
-    if match := BYTE_TOKEN.fullmatch(piece):
-        return bytes([int(match[1], 16)])
-    return piece.replace(SPACE_MARK, " ").encode("utf-8")
-
-
-def _byte_characters() -> dict[str, int]:
-    """Map GPT-2's alphabet: printable Latin-1 is itself, the other bytes follow U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
-    }
-
-
-BYTE_OF_CHARACTER = _byte_characters()
-CHARACTER_OF_BYTE = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-
-
-def _literal(text: str) -> tokenizers.Tokenizer:
+def _build_plain_tokenizer(text: str) -> tokenizers.Tokenizer:
     """Build the library's tokenizer with special tokens as plain text."""
     parsed = json.loads(text)
     if is_unigram(parsed):
         text = json.dumps(hide_controls(parsed))
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
-    tokenizer.post_processor = None  # it would add tokens, and trims offsets
+    tokenizer.post_processor = None  # it would add tokens, and it trims offsets
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def character_pairs(text: str) -> Iterable[str]:
-    """Collect each pair of neighbouring characters."""
+    """Yield each pair of neighbouring characters."""
     return map(add, text, text[1:])
 
 
 def without_first_space(step: Any, only: str | None = None) -> Any:
     """Change a normalizer or pre-tokenizer so that it puts no space before a text.
 
-    only: the one `prepend_scheme` that is removed; other ways of adding a space stay.
+    only: the one `prepend_scheme` to remove; other ways of adding a space stay.
     """
     if step is None or (step["type"] == "Prepend" and only is None):
         return None
     if step["type"] == "Sequence":
         [name] = step.keys() - {"type"}
-        kept = [without_first_space(part, only) for part in step[name]]
-        return {"type": "Sequence", name: [part for part in kept if part is not None]}
+        steps = [without_first_space(part, only) for part in step[name]]
+        return {"type": "Sequence", name: [part for part in steps if part is not None]}
     if only is not None and step.get("prepend_scheme") != only:
         return step
     if step["type"] == "Metaspace":  # older files have neither `prepend_scheme` nor `split`
         mark, split = step["replacement"], step.get("split", True)
         return {"type": "Metaspace", "replacement": mark, "prepend_scheme": "never", "split": split}
     return {**step, "add_prefix_space": False} if "add_prefix_space" in step else step
-
-
-def _family(decoder: dict[str, Any] | None, name: str) -> _Family:
-    """Return the family of a vocabulary, from the `decoder` of its tokenizer.json."""
-    steps = [decoder] if decoder else []
-    if decoder and decoder["type"] == "Sequence":
-        steps = decoder["decoders"]
-    kinds = {step["type"] for step in steps}
-    if kinds == {"ByteLevel"}:
-        return _Family(_byte_level, CHARACTER_OF_BYTE.__getitem__, drops_first_space=False)
-    marks_spaces = any(
-        step.get("replacement") == SPACE_MARK or step.get("pattern") == {"String": SPACE_MARK}
-        for step in steps
-    )
-    if marks_spaces and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
-        strips = any(step["type"] == "Strip" and step["start"] for step in steps)
-        prepends = any(step.get("prepend_scheme", "never") != "never" for step in steps)
-        return _Family(_sentencepiece, "<0x{:02X}>".format, drops_first_space=strips or prepends)
-    raise ArtifactError(
-        f"{name}: the decoder {sorted(kinds)} belongs to a family of tokenizers that is not "
-        "supported (byte-level BPE, and SentencePiece's BPE and Unigram are)"
-    )

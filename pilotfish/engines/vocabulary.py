@@ -1,7 +1,7 @@
-"""A model's vocabulary: all that is needed to read and write its tokens, without weights.
+"""A model's vocabulary: the data to read and write its tokens, without weights.
 
-An edge sends it to devices whose drafter has another one (docs/wire.md); there it encodes prompts
-and decodes answers.
+An edge sends it to devices whose drafter has another vocabulary (docs/wire.md); they use it to
+encode prompts and decode answers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _Template = Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)]
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
 _Token = Annotated[str, msgspec.Meta(max_length=1024)]
 TOOL_USE = "tool_use"
-_ANSWER = "0f3a9c"  # no template writes it by itself
+_ANSWER = "0f3a9c"  # a text that no template contains
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defaults=True):
     """Tokenizer, chat templates and end tokens of a model.
 
-    tokenizer_json: the content of its `tokenizer.json`. vocab_size: true, without padding.
-    chat_templates: those besides the usual one, by their names. special_tokens: what templates may
-    write by a name, such as bos_token; None: an older release did not keep them, and the two that
-    it knew follow from the ids. Without either, the bytes are those of releases that knew none.
+    tokenizer_json: content of its `tokenizer.json`. vocab_size: without padding. chat_templates:
+    templates besides the usual one, by name. special_tokens: tokens that templates may name, such
+    as bos_token; None: from an older release that did not store them; its two names follow from the
+    ids. Without these two fields, the encoding equals that of releases that did not have them.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -53,7 +53,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @classmethod
     def from_artifact(cls, artifact: Artifact) -> Vocabulary:
-        """Read an artifact's. Raises `ArtifactError` if its tokenizer cannot be read."""
+        """Read an artifact's vocabulary. Raises `ArtifactError` if its tokenizer is unreadable."""
         manifest, path = artifact.manifest, artifact.tokenizer_path
         vocabulary = cls(
             model=manifest.model,
@@ -65,13 +65,15 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
             chat_templates=used_templates(manifest.chat_templates),
             special_tokens=manifest.special_tokens,
         )
-        vocabulary.__dict__["fingerprint"] = manifest.tokenizer_fingerprint  # known without reading
-        vocabulary.__dict__["_place"] = str(path)
+        vocabulary.__dict__["fingerprint"] = (
+            manifest.tokenizer_fingerprint
+        )  # known without the tokenizer
+        vocabulary.__dict__["_tokenizer_name"] = str(path)
         return vocabulary
 
     @classmethod
     def decode(cls, data: bytes, model: str) -> Vocabulary:
-        """Decode `encode`'s bytes of the model of this name; raises `ArtifactError` otherwise."""
+        """Decode `encode`'s bytes, for a model of this name; raises `ArtifactError` if invalid."""
         with reading_file(lambda problem: ArtifactError(f"this is not a vocabulary: {problem}")):
             nameless = msgspec.msgpack.decode(data, type=cls)
         vocabulary = msgspec.structs.replace(nameless, model=model)
@@ -90,36 +92,36 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hex) of its bytes."""
+        """SHA-256 (hex) of the encoded bytes."""
         return hashlib.sha256(self.encode()).hexdigest()
 
     @cached_property
-    def _place(self) -> str:
+    def _tokenizer_name(self) -> str:
         """The name of its `tokenizer.json` in errors."""
         return TOKENIZER_NAME
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
-        return Tokenizer.from_json(self.tokenizer_json, self._place)
+        return Tokenizer.from_json(self.tokenizer_json, self._tokenizer_name)
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiles grammars over its tokens."""
+        """Compiler of grammars over its tokens."""
         from pilotfish.engines.grammar import Grammars
 
         return Grammars(self.tokenizer, self.vocab_size, self.eos_ids)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of its token strings; where it is equal, equal ids are equal tokens."""
+        """The hash of its token strings; with equal hashes, equal ids are equal tokens."""
         return self.tokenizer.fingerprint
 
     @cached_property
     def with_tools(self) -> Vocabulary:
-        """The same as it speaks where a chat has tools: by its template "tool_use", if any.
+        """This vocabulary for chats with tools: with its template "tool_use", if any.
 
-        One that knows of no tools, or of no known family's, gains nothing: then by the usual one.
+        If that template takes no tools in a known chat format, the usual one stays.
         """
         template = self.chat_templates.get(TOOL_USE)
         if template is None or not chat_format_of(template).takes_tools(template):
@@ -133,13 +135,15 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         """Its chat template; None for a model without one. Raises `TemplateError` if broken."""
         if self.chat_template is None:
             return None
-        from pilotfish.engines.chat import ChatTemplate  # Jinja takes a while, and no edge needs it
+        from pilotfish.engines.chat import (
+            ChatTemplate,
+        )  # Jinja imports slowly, and no edge needs it
 
         return ChatTemplate(self.chat_template, self._named_tokens)
 
     @property
     def _named_tokens(self) -> dict[str, str]:
-        """The tokens that templates may write by a name."""
+        """The tokens that templates may name."""
         if self.special_tokens is not None:
             return self.special_tokens
         piece = self.tokenizer.piece
@@ -150,7 +154,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def dialogue(self) -> Dialogue | None:
-        """Encodes messages as a prompt; None for a model without a chat template."""
+        """Encoder of messages as a prompt; None for a model without a chat template."""
         if self.template is None:
             return None
         from pilotfish.engines.dialogue import Dialogue
@@ -159,14 +163,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """How it writes calls and thoughts, by its chat template."""
+        """Its syntax of calls and thoughts, recognised by its chat template."""
         return chat_format_of(self.chat_template or "")
 
     @cached_property
     def turn_end(self) -> int | None:
         """The token that ends the model's turn in a chat; None if it has no end token.
 
-        Of several end tokens it is the one that the chat template puts after an answer.
+        Of several end tokens, it is the one that the chat template puts after an answer.
         """
         if not self.eos_ids:
             return None
@@ -175,7 +179,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def turn_mark(self) -> int | None:
-        """The control token that the chat template puts after an answer, an end or not."""
+        """The control token that the chat template puts after an answer, an end token or not."""
         _, answer, rest = self._turns.rpartition(_ANSWER)
         ids = self.tokenizer.encode(rest, special=True) if answer else []
         return next((id for id in ids if self.tokenizer.is_special(id)), None)
@@ -191,5 +195,5 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
 
 def used_templates(templates: dict[str, str]) -> dict[str, str]:
-    """Return those of the templates that are of use here; the others need not cross a link."""
+    """Return the templates that are used here; the others need not cross a link."""
     return {name: source for name, source in templates.items() if name == TOOL_USE}

@@ -1,1 +1,1 @@
-"""Make artifacts: weights in (GGUF, safetensors), ONNX graph and manifest out. No torch."""
+"""Export models: weights in (GGUF, safetensors), ONNX graph and manifest out. No torch."""

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, even if writing is interrupted."""
+"""Write a directory that appears complete or not at all, even if writing is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.export_errors import ExportError
 
-OLD = "-old"  # suffix of the old content's name while it is being replaced
+OLD = "-old"  # name suffix of the old content during the replacement
 
 
 def is_artifact(folder: Path) -> bool:
@@ -25,62 +25,62 @@ def is_artifact(folder: Path) -> bool:
 @contextmanager
 def replacing(
     out: Path,
-    ours: Callable[[Path], bool] = is_artifact,
-    opened: Callable[[Path], object] = Artifact.open,
+    is_ours: Callable[[Path], bool] = is_artifact,
+    validate: Callable[[Path], object] = Artifact.open,
 ) -> Iterator[Path]:
-    """Yield an empty hidden directory beside `out`; when the block ends, it replaces `out`.
+    """Yield an empty hidden directory next to `out`; when the block ends, it replaces `out`.
 
-    What was at `out` may be replaced if `ours` accepts it. It stays until the new content passes
-    `opened`, which raises an EngineError for invalid content. After an exception nothing is left;
-    what a killed export left is removed by the next export to the same place, and what it had moved
-    away is put back.
+    `is_ours` decides whether the existing content of `out` may be replaced. That content stays
+    until `validate` has accepted the new one; it raises an EngineError for invalid content. An
+    exception removes the new directory. If an export was killed, the next one to the same place
+    removes its files and restores the content that it had moved away.
 
     Raises:
-        ExportError: if `out` is a file, or a directory that holds something else; or what was
-            written is not valid.
+        ExportError: if `out` is a file or a directory that `is_ours` rejects, or the new content is
+            invalid.
     """
-    _tidy_up(out)
-    expect_replaceable(out, ours)
+    _remove_leftovers(out)
+    expect_replaceable(out, is_ours)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
         with naming_file(out):
             partial.mkdir()
             yield partial
-            _check(partial, out, opened)
+            _validate(partial, out, validate)
             for file in partial.rglob("*"):
                 _sync(file)
             _sync(partial)
-            _take_place(partial, out)
+            _swap_in(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def expect_replaceable(out: Path, ours: Callable[[Path], bool] = is_artifact) -> None:
-    """Raise `ExportError` if `out` is there, and neither empty nor accepted by `ours`."""
-    if out.exists() and not (out.is_dir() and (_is_empty(out) or ours(out))):
-        raise ExportError(f"{out} holds something that no export wrote: choose another --out")
+def expect_replaceable(out: Path, is_ours: Callable[[Path], bool] = is_artifact) -> None:
+    """Raise `ExportError` if `out` exists and is neither empty nor accepted by `is_ours`."""
+    if out.exists() and not (out.is_dir() and (_is_empty(out) or is_ours(out))):
+        raise ExportError(f"{out} holds something that is no export: choose another --out")
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make a hard link, or a copy where the file system has none or the file is another user's."""
+    """Make a hard link; copy the file where the file system or its owner does not allow one."""
     try:
         os.link(source.resolve(), target)
     except OSError:
         shutil.copyfile(source, target)
 
 
-def _check(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
+def _validate(partial: Path, out: Path, opened: Callable[[Path], object]) -> None:
     try:
         opened(partial)
     except EngineError as error:
         problem = str(error).replace(str(partial), str(out))
         raise ExportError(
-            f"what was written for {out} is not valid, and is thrown away: {problem}"
+            f"the new content of {out} is invalid and was discarded: {problem}"
         ) from None
 
 
-def _take_place(partial: Path, out: Path) -> None:
+def _swap_in(partial: Path, out: Path) -> None:
     old = partial.with_name(f"{partial.name}{OLD}")
     if out.exists():
         out.rename(old)
@@ -89,10 +89,10 @@ def _take_place(partial: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _tidy_up(out: Path) -> None:
-    """Remove what killed exports to this place have left.
+def _remove_leftovers(out: Path) -> None:
+    """Remove the directories of killed exports to `out`.
 
-    An export that was killed while it replaced `out` has moved `out` away: that is put back.
+    If one was killed after it had moved `out` away, the old content is restored.
     """
     for left in out.parent.glob(f".{out.name}.partial-*"):
         pid = left.name.rpartition(".partial-")[2].partition("-")[0]

@@ -1,9 +1,9 @@
-"""Weights as blocks of codes, as kernels take them.
+"""Quantised weights in blocks, the layout that kernels read.
 
     w[n, order[k]] = (codes[n, k] − zero) · scales[n, k // block] + offsets[n, k // block]
 
-`zero` is 2^(bits−1), or each block's own. Integer zero points cost a kernel nothing; offsets, for
-blocks whose lowest weight is no multiple of the scale, are a product of their own
+`zero` is 2^(bits−1) unless a block has its own. Kernels apply integer zero points at no cost.
+Offsets are for blocks whose lowest weight is no multiple of the scale; they need a second product
 (`export.dialects.quantized_weights`).
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 32
-SMALLEST, LARGEST = 16, 128  # blocks that kernels take, in powers of 2
+SMALLEST, LARGEST = 16, 128  # block sizes that kernels support: powers of 2 in this range
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Quantized:
     """A weight [N, K] in blocks.
 
     Attributes:
-        bits: 4 or 8.
+        bits: bits per code, 4 or 8.
         codes: u8 [N, K] in 0 … 2^bits − 1.
         scales: f32 [N, K / block].
-        offsets: likewise; None if all are 0.
-        zeros: u8, likewise: the codes of 0; None where all are `zero_point`.
-        block: columns of a block.
-        order: i64 [K], the weight's column that each column of codes is; None if they agree.
+        offsets: f32 [N, K / block]; None if all are 0.
+        zeros: u8 [N, K / block], the code that stands for 0; None if all are `zero_point`.
+        block: columns per block.
+        order: i64 [K], column of the weight for each column of codes; None if they are the same.
     """
 
     bits: int
@@ -43,26 +43,26 @@ class Quantized:
 
     @property
     def zero_point(self) -> int:
-        """The code of 0, where blocks have none of their own."""
+        """The code that stands for 0 if `zeros` is None."""
         return int(2 ** (self.bits - 1))
 
     def floats(self) -> NDArray[np.float32]:
-        """Compute the weight, f32 [N, K]."""
+        """Dequantise to f32 [N, K]."""
         rows, width = self.codes.shape
         blocks = self.codes.astype(np.float32).reshape(rows, -1, self.block)
         blocks -= np.float32(self.zero_point) if self.zeros is None else self.zeros[..., None]
         blocks *= self.scales[..., None]
         if self.offsets is not None:
             blocks += self.offsets[..., None]
-        found = blocks.reshape(rows, width)
+        weight = blocks.reshape(rows, width)
         if self.order is None:
-            return found
-        sorted_columns = np.empty_like(found)
-        sorted_columns[:, self.order] = found
+            return weight
+        sorted_columns = np.empty_like(weight)
+        sorted_columns[:, self.order] = weight
         return sorted_columns
 
     def without_zeros(self) -> Quantized:
-        """Say the blocks' own zero points as offsets."""
+        """Convert the blocks' zero points to offsets."""
         if self.zeros is None:
             return self
         offsets = (np.float32(self.zero_point) - self.zeros) * self.scales
@@ -81,7 +81,7 @@ class Quantized:
         )
 
     def fits(self, other: Quantized) -> bool:
-        """Whether rows of both can stand in one weight."""
+        """Whether the rows of both can be stacked into one weight."""
         if (self.bits, self.block) != (other.bits, other.block):
             return False
         if self.order is None or other.order is None:
@@ -90,7 +90,7 @@ class Quantized:
 
 
 def join(parts: Sequence[Quantized]) -> Quantized:
-    """Put weights that fit each other one below the other."""
+    """Stack the rows of weights that fit each other."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -120,7 +120,7 @@ def join(parts: Sequence[Quantized]) -> Quantized:
     )
 
 
-def block_of(group: int) -> int | None:
-    """Return the largest block that groups of so many columns consist of; None without one."""
+def largest_block(group: int) -> int | None:
+    """Return the largest block size that divides a group of `group` columns; None without one."""
     block = min(group & -group, LARGEST)
     return block if block >= SMALLEST else None

@@ -1,10 +1,10 @@
-"""Find the borders between layers in a decoder's graph, where it can be cut.
+"""Find the borders between the layers of a decoder's graph, where it can be cut.
 
-The **main stream** is all that depends on the tokens. A layer begins at the first node of the main
-stream that reads the layer's `past`. The border is the last place before that node which only one
-value of the main stream crosses; that value is the residual stream. All else that crosses there
-depends on positions, mask and layout alone, and is computed again on the other side. The head is
-found the same way: it begins at the value that the hidden states copy.
+The **main stream** is every value that depends on the tokens. A layer begins at the first node of
+the main stream that reads the layer's `past`. Its border is the last place before that node where
+exactly one value of the main stream is live: the residual stream. All other live values depend only
+on positions, mask and layout, so the other side computes them again. The head begins at the value
+that `hidden_states` copies.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ COPIES = {"Identity", "Cast"}
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A piece of a graph.
+    """A part of a graph.
 
     Attributes:
-        nodes: as they stand in the graph.
-        inputs: of the graph's, those that it reads.
-        weights: names of its initialisers.
+        nodes: nodes, in the graph's order.
+        inputs: names of the graph inputs that it reads.
+        weights: names of the initialisers that it reads.
     """
 
     nodes: list[Any]
@@ -37,94 +37,98 @@ class Subgraph:
 
 
 class Dependencies:
-    """Dependencies within a graph, whose nodes are in an order in which they can run."""
+    """Dependencies between the values of a graph, which is in topological order."""
 
     def __init__(self, graph: Any) -> None:
         self._nodes = list(graph.node)
         self._inputs = {item.name for item in graph.input}
         self._weights = {item.name for item in graph.initializer}
-        self._maker = {name: at for at, node in enumerate(self._nodes) for name in node.output}
-        self._main = self._behind([TOKENS])
+        self._producer = {name: at for at, node in enumerate(self._nodes) for name in node.output}
+        self._main_stream = self._dependents([TOKENS])
 
     def borders(self, layers: int) -> list[str]:
-        """Return the name of the residual stream that enters each layer but the first.
+        """Return the name of the residual stream that enters each layer except the first.
 
         Raises:
-            ExportError: if several values pass between two layers.
+            ExportError: if several values of the main stream cross between two layers.
         """
-        alive = self._alive()
-        entries = [self._entry(layer) for layer in range(layers)]
-        found: list[str] = []
+        live = self._live_values()
+        starts = [self._layer_start(layer) for layer in range(layers)]
+        names: list[str] = []
         for layer in range(1, layers):
-            between = range(entries[layer] - 1, entries[layer - 1], -1)
-            at = next((at for at in between if len(alive[at]) == 1), None)
-            if at is None or self._is_written_behind(layer - 1, at):
+            between = range(starts[layer] - 1, starts[layer - 1], -1)
+            at = next((at for at in between if len(live[at]) == 1), None)
+            if at is None or self._is_written_after(layer - 1, at):
                 raise ExportError(
-                    f"this graph cannot be cut before layer {layer}: more than one value of its "
-                    "tokens passes there, so run the model whole"
+                    f"this graph cannot be cut before layer {layer}: more than one value that "
+                    "depends on the tokens crosses there, so run the model whole"
                 )
-            found.extend(alive[at])
-        return found
+            names.extend(live[at])
+        return names
 
     def head_border(self) -> str:
-        """Return the name of the value that hidden states copy and logits are computed from.
+        """Return the name of the value that is copied to hidden states and yields the logits.
 
         Raises:
-            ExportError: if that is not the same.
+            ExportError: if the logits depend on another value.
         """
-        node = self._nodes[self._maker[HIDDEN]]
+        node = self._nodes[self._producer[HIDDEN]]
         if node.op_type not in COPIES:
             raise ExportError(f"this graph computes {HIDDEN} by {node.op_type}, not as a copy")
         border = str(node.input[0])
-        if self.part([LOGITS], [border]).inputs:
+        if self.subgraph([LOGITS], [border]).inputs:
             raise ExportError(f"this graph computes {LOGITS} from more than {HIDDEN}")
         return border
 
-    def part(self, wanted: Sequence[str], given: Collection[str]) -> Subgraph:
-        """Select what computes `wanted` from `given` and from the graph's inputs and weights."""
+    def subgraph(self, outputs: Sequence[str], known: Collection[str]) -> Subgraph:
+        """Select the nodes that compute `outputs` from `known`, graph inputs and weights."""
         nodes: set[int] = set()
         inputs: set[str] = set()
         weights: set[str] = set()
-        open_values = [name for name in wanted if name not in given]
+        open_values = [name for name in outputs if name not in known]
         while open_values:
             name = open_values.pop()
             if name in self._weights:
                 weights.add(name)
             elif name in self._inputs:
                 inputs.add(name)
-            elif self._maker[name] not in nodes:
-                nodes.add(self._maker[name])
-                read = self._nodes[self._maker[name]].input
-                open_values += [other for other in read if other and other not in given]
+            elif self._producer[name] not in nodes:
+                nodes.add(self._producer[name])
+                read = self._nodes[self._producer[name]].input
+                open_values += [other for other in read if other and other not in known]
         return Subgraph([self._nodes[at] for at in sorted(nodes)], inputs, weights)
 
-    def _behind(self, sources: Collection[str]) -> set[str]:
-        """Return `sources` and all that depends on them."""
-        found = set(sources)
+    def _dependents(self, sources: Collection[str]) -> set[str]:
+        """Return `sources` and all values that depend on them."""
+        dependents = set(sources)
         for node in self._nodes:
-            if not found.isdisjoint(node.input):
-                found.update(node.output)
-        return found
+            if not dependents.isdisjoint(node.input):
+                dependents.update(node.output)
+        return dependents
 
-    def _entry(self, layer: int) -> int:
-        """Find the first node of the main stream that reads this layer's cache."""
-        cached = self._behind([f"past.{layer}.{what}" for what in KEY_VALUE])
+    def _layer_start(self, layer: int) -> int:
+        """Return the first node of the main stream that reads the layer's cache."""
+        cached = self._dependents([f"past.{layer}.{what}" for what in KEY_VALUE])
         for at, node in enumerate(self._nodes):
-            if not cached.isdisjoint(node.input) and not self._main.isdisjoint(node.output):
+            if not cached.isdisjoint(node.input) and not self._main_stream.isdisjoint(node.output):
                 return at
         raise ExportError(f"this graph reads no cache of layer {layer}")
 
-    def _alive(self) -> list[set[str]]:
-        """List, for each node, the main stream's values that later nodes still read."""
+    def _live_values(self) -> list[set[str]]:
+        """List, for each node, the values of the main stream that later nodes read."""
         last = {name: at for at, node in enumerate(self._nodes) for name in node.input}
-        alive = {TOKENS}
-        found: list[set[str]] = []
+        live = {TOKENS}
+        live_after: list[set[str]] = []
         for at, node in enumerate(self._nodes):
-            made = {name for name in node.output if name in self._main and last.get(name, at) > at}
-            alive = {name for name in alive if last[name] > at} | made
-            found.append(alive)
-        return found
+            produced = {
+                name
+                for name in node.output
+                if name in self._main_stream and last.get(name, at) > at
+            }
+            live = {name for name in live if last[name] > at} | produced
+            live_after.append(live)
+        return live_after
 
-    def _is_written_behind(self, layer: int, at: int) -> bool:
+    def _is_written_after(self, layer: int, at: int) -> bool:
         """Whether a node after `at` writes part of this layer's cache."""
-        return any(self._maker[f"present.{layer}.{what}"] > at for what in KEY_VALUE)
+        return any(self._producer[f"present.{layer}.{what}"] > at for what in KEY_VALUE)

@@ -15,8 +15,8 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
     """One artifact in the list.
 
-    `size` is the sum of its files, in bytes; `stage` names the part of a model that it is, None for
-    a whole model.
+    `size` is the total size of its files, bytes. `stage` names the part of the model; None for a
+    whole model.
     """
 
     path: str
@@ -28,13 +28,12 @@ class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_artifacts(folder: str | os.PathLike[str]) -> list[ListedArtifact]:
-    """List artifacts in `folder` and below, sorted by path.
+    """List the artifacts in and below `folder`, sorted by path.
 
-    Damaged artifacts and other files are left out; hidden directories, such as unfinished exports,
-    are not entered.
+    The list omits damaged artifacts, and hidden directories such as unfinished exports.
 
     Raises:
-        ArtifactError: if there is no such folder.
+        ArtifactError: if the folder does not exist.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -44,7 +43,7 @@ def list_artifacts(folder: str | os.PathLike[str]) -> list[ListedArtifact]:
         children[:] = [child for child in children if not child.startswith(".")]
         if MANIFEST_NAME not in files:
             continue
-        children.clear()  # an artifact holds no other
+        children.clear()  # artifacts are not nested
         try:
             entries.append(_entry(Artifact.open(name, stage=True)))
         except ArtifactError:

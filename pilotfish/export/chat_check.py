@@ -1,6 +1,6 @@
-"""What an export checks of a model's chat templates and end tokens, before it writes anything.
+"""Check a model's chat templates and end tokens before an export writes anything.
 
-In: the model's vocabulary. Out: sentences to warn of; a template that cannot be used is refused.
+In: the model's vocabulary. Out: warnings; an unusable template is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _PLACES = (
 )
 
 
-def vocabulary_of(source: WeightSource) -> Vocabulary:
-    """Return the vocabulary that an artifact of this source would have."""
+def build_vocabulary(source: WeightSource) -> Vocabulary:
+    """Build the vocabulary that an artifact of this source would have."""
     return Vocabulary(
         model=source.config.name,
         tokenizer_json=source.tokenizer_json,
@@ -37,45 +37,45 @@ def vocabulary_of(source: WeightSource) -> Vocabulary:
 
 
 def check_chat(vocabulary: Vocabulary) -> list[str]:
-    """Return what is to be warned of, a sentence each, and log it.
+    """Return the warnings, one sentence each, and log them.
 
     Raises:
-        ExportError: if a chat template that would be used does not compile, with its line.
+        ExportError: if a chat template does not compile; the text names its line.
     """
     for name, source in vocabulary.chat_templates.items():
-        _expect_usable(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
-    _expect_usable(vocabulary, "")
+        _check_template(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
+    _check_template(vocabulary, "")
     warnings = list(_end_warnings(vocabulary))
     for warning in warnings:
         log.warning("%s: %s", vocabulary.model, warning)
     return warnings
 
 
-def _expect_usable(vocabulary: Vocabulary, name: str) -> None:
+def _check_template(vocabulary: Vocabulary, name: str) -> None:
     try:
         _ = vocabulary.template
     except TemplateError as error:
         problem = str(error).replace("the chat template", f"the chat template{name}", 1)
         raise ExportError(
-            f"{vocabulary.model}: {problem}. Mend it, or export the model without chats by "
+            f"{vocabulary.model}: {problem}. Correct it, or export the model without chats by "
             f"--ignore-key {TEMPLATE_KEY}"
         ) from None
 
 
 def _end_warnings(vocabulary: Vocabulary) -> list[str]:
-    """Say where answers would not end by themselves."""
-    spelled = vocabulary.tokenizer.piece
+    """Yield a warning if answers would not end by themselves."""
+    spell = vocabulary.tokenizer.piece
     mark = vocabulary.turn_mark
     if not vocabulary.eos_ids:
-        meant = "" if mark is None else f" (the chat template puts {spelled(mark)} after an answer)"
+        hint = "" if mark is None else f" (the chat template puts {spell(mark)} after an answer)"
         return [
-            f"no file names an end token{meant}, so that answers end at their largest length "
-            f"alone: {_PLACES}"
+            f"no file names an end token{hint}, so answers end only at their maximum length: "
+            f"{_PLACES}"
         ]
     if mark is None or mark in vocabulary.eos_ids:
         return []
-    ends = ", ".join(map(spelled, vocabulary.eos_ids))
+    ends = ", ".join(map(spell, vocabulary.eos_ids))
     return [
-        f"the chat template puts {spelled(mark)} after an answer, which is no end token ({ends}), "
-        f"so that answers may go on behind it: {_PLACES}"
+        f"the chat template puts {spell(mark)} after an answer, which is no end token ({ends}), "
+        f"so answers may continue after it: {_PLACES}"
     ]

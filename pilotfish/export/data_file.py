@@ -1,4 +1,4 @@
-"""External data of ONNX graphs: one file of tensors, which may exceed 2 GB."""
+"""External data of an ONNX graph: one file of tensors, which may exceed 2 GB."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = 4096  # tensors start on a page, so that a runtime can map them
 
 
 class DataFile:
-    """Tensors written one after another; each is on disk when `put` returns."""
+    """A file to which tensors are appended; each is written when `put` returns."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
@@ -23,15 +23,15 @@ class DataFile:
 
     @property
     def sha256(self) -> str:
-        """Digest of all that was written so far."""
+        """Digest of the bytes written so far."""
         return self._digest.hexdigest()
 
     def put(self, tensor: TensorProto, *parts: NDArray[np.uint8]) -> None:
-        """Write the bytes of `tensor` and record in it where they are."""
+        """Write the bytes of `tensor` and record their location in it."""
         self.stream(tensor, parts)
 
     def stream(self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]]) -> None:
-        """Write a tensor whose bytes come in parts; each is written before the next is made."""
+        """Write a tensor from an iterator of parts, one part in memory at a time."""
         self._write(np.zeros(-self._file.tell() % PAGE, np.uint8))
         start = self._file.tell()
         for part in parts:

@@ -6,7 +6,7 @@ from pilotfish.engines.engine_errors import EngineError
 
 
 class ExportError(EngineError):
-    """The source cannot be read or its model is not supported; the text says which."""
+    """The source cannot be read, or its model is not supported; the text gives the reason."""
 
     exit_code = 65  # EX_DATAERR
 

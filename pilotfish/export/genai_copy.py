@@ -1,10 +1,9 @@
-"""Export a folder of ONNX Runtime GenAI's model builder as it is.
+"""Export a folder of ONNX Runtime GenAI's model builder unchanged.
 
 In: a folder with genai_config.json, a graph, its weights and a tokenizer. Out: an artifact with
-those files (hard links where the file system allows) and a manifest like any other's. Nothing is
-computed or rounded. Refused is what could not be run right: states that a rollback cannot take
-back, several graphs, inputs that are not known; a window that the graph does not keep to bounds the
-context.
+these files (hard links where the file system allows) and a manifest. Refused are graphs that could
+not run correctly: states that cannot be rolled back, several graphs, unknown inputs. If the graph
+ignores the configured window, the window limits the context.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import msgspec
 
 from pilotfish.engines.artifact import Artifact, file_sha256
 from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.engines.genai.genai_config import HIDDEN, GenaiConfig, read_genai_config
+from pilotfish.engines.genai.genai_config import HIDDEN_STATES, GenaiConfig, read_genai_config
 from pilotfish.engines.manifest import (
     GENAI,
     GENAI_NAME,
@@ -37,12 +36,12 @@ from pilotfish.export.genai_graph import GenaiGraph, read_graph
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import (
     TEMPLATE_KEY,
+    drop_tokens_beyond,
     expect_tokens,
     read_end_tokens,
     read_special_tokens,
     read_templates,
     read_tokenizer,
-    within_rows,
 )
 from pilotfish.export.sources.source import Progress
 
@@ -58,18 +57,18 @@ def copy_genai(
 ) -> Artifact:
     """Write an artifact of the dialect genai to `out`, replacing an artifact there.
 
-    ignored: keys of the tokenizer's settings; "chat_template" leaves the chat templates out.
+    ignored: keys of the tokenizer's settings to ignore; "chat_template" omits the chat templates.
 
     Raises:
-        ExportError: if it is no such folder, is damaged, or its model, tokenizer or chat template
-            is of no use here.
+        ExportError: if the folder is not from the builder or damaged, or its model, tokenizer or
+            chat template is unusable.
     """
-    tell = progress or _silent
+    report = progress or _silent
     folder = Path(source)
     if not (folder / GENAI_NAME).is_file():
         raise ExportError(
-            f"{source} holds no {GENAI_NAME}: the dialect {GENAI} takes a folder that ONNX Runtime "
-            "GenAI's model builder wrote"
+            f"{source} holds no {GENAI_NAME}: the dialect {GENAI} needs a folder of ONNX Runtime "
+            "GenAI's model builder"
         )
     try:
         config = read_genai_config(folder / GENAI_NAME)
@@ -82,32 +81,32 @@ def copy_genai(
     templates = [template or "", *named.values()]
     text, tokenizer_files = read_tokenizer(folder, ignored)
     expect_tokens(folder, text, templates)
-    text, beyond = within_rows(text, graph.form.widths["logits"], templates)
+    text, dropped = drop_tokens_beyond(text, graph.form.widths["logits"], templates)
     vocabulary = _vocabulary(folder, config, text, template, named)
     warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
         [name, *data] = graph.files
-        taken = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
-        if len({*taken.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(taken) + 2:
-            raise ExportError(f"{folder}: two files of its graph would have one name")
-        for here, there in taken.items():
-            link_or_copy(folder / here, directory / there)
-        # of the artifact's files: the source may be replaced meanwhile
-        digests = hash_files([directory / there for there in taken.values()], tell)
+        targets = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
+        if len({*targets.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(targets) + 2:
+            raise ExportError(f"{folder}: two files of its graph would have the same name")
+        for name_in_source, target in targets.items():
+            link_or_copy(folder / name_in_source, directory / target)
+        # Hash the artifact's files: the source's may change meanwhile.
+        digests = hash_files([directory / target for target in targets.values()], report)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(text, encoding="utf-8")
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
-        read = {here: digests[there] for here, there in taken.items()}
+        read = {name_in_source: digests[target] for name_in_source, target in targets.items()}
         origin = Source(
             kind="directory",
             location=folder.resolve().name,
             sha256=read | hash_files(tokenizer_files, _silent),
             ignored_keys=list(ignored),
-            left_out=beyond,
+            left_out=dropped,
         )
-        checked = _checked(tokenizer, graph)
+        opened = _open_tokenizer(tokenizer, graph)
         manifest = msgspec.structs.replace(
-            _manifest(graph, config, origin, digests, checked, vocabulary),
+            _manifest(graph, config, origin, digests, opened, vocabulary),
             chat_templates=named,
             warnings=warnings,
         )
@@ -115,15 +114,15 @@ def copy_genai(
     return Artifact.open(out)
 
 
-def _checked(path: Path, graph: GenaiGraph) -> Tokenizer:
-    """Open the tokenizer, and refuse one of more tokens than the graph has logits."""
+def _open_tokenizer(path: Path, graph: GenaiGraph) -> Tokenizer:
+    """Open the tokenizer; refuse one with more tokens than the graph has logits."""
     try:
         tokenizer = Tokenizer(path)
     except ArtifactError as error:
-        raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
+        raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
     if tokenizer.vocab_size > graph.form.widths["logits"]:
         raise ExportError(
-            f"the folder's tokenizer knows {tokenizer.vocab_size} tokens, its graph only "
+            f"the folder's tokenizer has {tokenizer.vocab_size} tokens, its graph only "
             f"{graph.form.widths['logits']}"
         )
     return tokenizer
@@ -135,7 +134,7 @@ def _vocabulary(
     try:
         size = Tokenizer.from_json(text).vocab_size
     except ArtifactError as error:
-        raise ExportError(f"the folder's tokenizer is of no use: {error}") from None
+        raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
     special = read_special_tokens(folder, text)
     begin = config.model.bos_token_id
     return Vocabulary(
@@ -143,7 +142,7 @@ def _vocabulary(
         tokenizer_json=text,
         vocab_size=size,
         bos_id=begin if begin is not None and 0 <= begin < size else None,
-        eos_ids=read_end_tokens(_ends(folder, config, size), special, text),
+        eos_ids=read_end_tokens(_end_ids(folder, config, size), special, text),
         chat_template=template,
         chat_templates=used_templates(named),
         special_tokens=special,
@@ -172,7 +171,7 @@ def _manifest(
             heads=section.num_attention_heads,
             kv_heads=section.num_key_value_heads,
             head_dim=section.head_size,
-            intermediate=section.hidden_size,  # the folder does not say it, and nothing needs it
+            intermediate=section.hidden_size,  # unknown and unused
             context=graph.context,
         ),
         vocab_size=size,
@@ -186,11 +185,11 @@ def _manifest(
         files=digests,
         window=graph.window,
         trees=False,
-        hidden_states=HIDDEN in graph.form.widths,
+        hidden_states=HIDDEN_STATES in graph.form.widths,
     )
 
 
-def _ends(folder: Path, config: GenaiConfig, size: int) -> list[int]:
+def _end_ids(folder: Path, config: GenaiConfig, size: int) -> list[int]:
     stated = config.model.eos_token_id
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if any(not 0 <= id < size for id in ids):
@@ -202,4 +201,4 @@ def _ends(folder: Path, config: GenaiConfig, size: int) -> list[int]:
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Show no progress."""
+    """Report no progress."""

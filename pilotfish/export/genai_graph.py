@@ -1,7 +1,7 @@
-"""What a graph of ONNX Runtime GenAI's model builder holds, as far as running it must know.
+"""Inspect a graph of ONNX Runtime GenAI's model builder.
 
-In: its folder and its `genai_config.json`. Out: its files and form, and up to which position it is
-right. Weights are not read.
+In: its folder and `genai_config.json`. Out: its files, inputs and outputs, and the context up to
+which it is correct. Weights are not read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.genai.genai_config import GenaiConfig, GraphForm, Port, Ports, check_graph
 from pilotfish.export.export_errors import ExportError
 
-MOST_BYTES = 2**31  # of a graph: more is no protobuf message
-_ATTENTION = "GroupQueryAttention"  # may read and write one buffer of keys and values
+MOST_BYTES = 2**31  # limit of a protobuf message
+_ATTENTION = "GroupQueryAttention"  # can use one buffer for past and present keys and values
 _KINDS: dict[int, str] = {
     TensorProto.INT64: "int64",
     TensorProto.FLOAT: "float32",
@@ -31,12 +31,12 @@ class GenaiGraph:
     """A graph that can be run.
 
     Attributes:
-        files: names of the graph and of the files with its weights, in the folder.
-        form: what it takes and gives.
-        opset: of ONNX's own operators.
-        window: positions that a token of some layer sees, which the graph sees to; None if all.
-        context: positions up to which it is right.
-        reason: why these are fewer than genai_config.json says; empty if they are not.
+        files: names of the graph file and its weight files, within the folder.
+        form: inputs and outputs.
+        opset: opset version of ONNX's standard operators.
+        window: smallest attention window that the graph implements, positions; None without one.
+        context: positions up to which the graph is correct.
+        reason: why `context` is less than genai_config.json states; "" if it is not.
     """
 
     files: list[str]
@@ -70,13 +70,13 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
         raise ExportError(f"{path}: {error}") from None
     windows = _windows(path, graph, config)
     context, reason = _context(path, graph, config, windows)
-    own = {opset.version for opset in model.opset_import if opset.domain in {"", "ai.onnx"}}
-    if len(own) != 1:
-        raise ExportError(f"{path} does not say one version of ONNX's operators")
+    versions = {opset.version for opset in model.opset_import if opset.domain in {"", "ai.onnx"}}
+    if len(versions) != 1:
+        raise ExportError(f"{path} does not state exactly one version of ONNX's operators")
     return GenaiGraph(
         files=[name, *_data_files(folder, graph)],
         form=form,
-        opset=own.pop(),
+        opset=versions.pop(),
         window=min((window for window in windows if window), default=None),
         context=context,
         reason=reason,
@@ -96,66 +96,66 @@ def _ports(values: Iterable[ValueInfoProto]) -> Ports:
 
 
 def _windows(path: Path, graph: GraphProto, config: GenaiConfig) -> list[int]:
-    """Return the window that each layer's attention keeps to in the graph, 0 for none."""
+    """Return the attention window of each layer in the graph, 0 for none."""
     layer_of = {name: at // 2 for at, name in enumerate(config.planes("past"))}
-    found: dict[int, int] = {}
+    windows: dict[int, int] = {}
     for node in graph.node:
         if node.op_type == _ATTENTION:
-            window = max(_number(node, "local_window_size", -1), 0)
-            found |= {layer_of[name]: window for name in node.input if name in layer_of}
+            window = max(_int_attribute(node, "local_window_size", -1), 0)
+            windows |= {layer_of[name]: window for name in node.input if name in layer_of}
     layers = config.model.decoder.num_hidden_layers
-    if len(found) < layers:
+    if len(windows) < layers:
         raise ExportError(
-            f"{path} has layers without {_ATTENTION}, which alone is run here: build it in fp32 or "
-            "int4 (the builder's fp16 for the CPU has none, that for CUDA does), or export the "
-            "checkpoint itself"
+            f"{path} has layers without {_ATTENTION}, the only supported attention: build it in "
+            "fp32 or int4 (the builder's fp16 for the CPU has none, that for CUDA does), or export "
+            "the checkpoint itself"
         )
-    return [found[layer] for layer in range(layers)]
+    return [windows[layer] for layer in range(layers)]
 
 
 def _context(
     path: Path, graph: GraphProto, config: GenaiConfig, windows: list[int]
 ) -> tuple[int, str]:
-    """Return up to which position the graph is right, and why that is not all of them."""
+    """Return the context up to which the graph is correct, and the reason for a reduced one."""
     context, reason = config.model.context_length, ""
-    told = config.model.decoder.sliding_window
-    if told is not None and told.window_size > 0:
-        layers = told.layers or range(len(windows))
-        kept = all(
-            0 <= layer < len(windows) and windows[layer] == told.window_size for layer in layers
+    sliding = config.model.decoder.sliding_window
+    if sliding is not None and sliding.window_size > 0:
+        layers = sliding.layers or range(len(windows))
+        followed = all(
+            0 <= layer < len(windows) and windows[layer] == sliding.window_size for layer in layers
         )
-        if not kept and told.window_size < context:
-            context = max(told.window_size, 2)
+        if not followed and sliding.window_size < context:
+            context = max(sliding.window_size, 2)
             reason = (
-                f"genai_config.json tells of a window of {told.window_size} tokens, which the "
-                "graph does not keep to"
+                f"genai_config.json states a window of {sliding.window_size} tokens, which the "
+                "graph does not implement"
             )
     for node in _nodes(graph):
         if node.op_type in {"Loop", "Scan"}:
-            raise ExportError(f"{path} has a {node.op_type}, of which nothing is known here")
+            raise ExportError(f"{path} has a {node.op_type} operator, which is not supported")
         if node.op_type != "If":
             continue
-        limit = _length_of_branch(graph, node)
+        limit = _branch_length(graph, node)
         if limit is None:
-            raise ExportError(f"{path} branches (If) by something that is not known here")
+            raise ExportError(f"{path} branches (If) on a condition that is not supported")
         if limit < context:
             context = limit
             reason = (
-                "behind them it takes other rotary factors for new tokens, and keeps the old keys"
+                "beyond them the graph uses other rotary factors for new tokens but keeps old keys"
             )
     if context < 2:
-        raise ExportError(f"{path} is right for {context} positions alone")
+        raise ExportError(f"{path} is correct for {context} positions only")
     return context, reason
 
 
-def _length_of_branch(graph: GraphProto, node: NodeProto) -> int | None:
-    """Return the number of tokens above which an If takes its first branch; None if unknown."""
-    made = {output: other for other in graph.node for output in other.output}
-    condition = made.get(node.input[0])
+def _branch_length(graph: GraphProto, node: NodeProto) -> int | None:
+    """Return the token count above which an If takes its first branch; None if unknown."""
+    producers = {output: other for other in graph.node for output in other.output}
+    condition = producers.get(node.input[0])
     if condition is None or condition.op_type != "Greater" or len(condition.input) != 2:
         return None
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    source = made.get(condition.input[1])
+    source = producers.get(condition.input[1])
     tensor = constants.get(condition.input[1])
     if source is not None and source.op_type == "Constant":
         tensor = next((each.t for each in source.attribute if each.name == "value"), None)
@@ -166,7 +166,7 @@ def _length_of_branch(graph: GraphProto, node: NodeProto) -> int | None:
 
 
 def _data_files(folder: Path, graph: GraphProto) -> list[str]:
-    """Return the names of the files with weights; each must be there."""
+    """Return the names of the weight files, all of which must exist."""
     names = set()
     for tensor in _tensors(graph):
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -174,9 +174,9 @@ def _data_files(folder: Path, graph: GraphProto) -> list[str]:
             names.add(place)
     for name in sorted(names):
         if not name or Path(name).name != name:
-            raise ExportError(f"{folder}: the graph's weights lie outside of the folder ({name!r})")
+            raise ExportError(f"{folder}: the graph's weights are outside the folder ({name!r})")
         if not (folder / name).is_file():
-            raise ExportError(f"{folder} lacks {name}, in which its graph has weights")
+            raise ExportError(f"{folder} lacks {name}, a weight file of its graph")
     return sorted(names)
 
 
@@ -205,5 +205,5 @@ def _graphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def _number(node: NodeProto, name: str, default: int) -> int:
+def _int_attribute(node: NodeProto, name: str, default: int) -> int:
     return next((each.i for each in node.attribute if each.name == name), default)

@@ -1,9 +1,8 @@
-"""Export a GGUF file as it is, for llama.cpp to run: any architecture that llama.cpp knows.
+"""Export a GGUF file unchanged, for llama.cpp to run: any architecture that llama.cpp supports.
 
-In: "default" or a GGUF file. Out: an artifact whose weights are that file (a hard link to it where
-the file system allows), with its tokenizer and a manifest like any other's. Nothing is computed or
-rounded; what the architecture means is llama.cpp's business. Refused is what Pilotfish could not
-use: tokenizers that it does not know, and models that cannot be rolled back.
+In: "default" or a GGUF file. Out: an artifact with that file (a hard link where the file system
+allows), its tokenizer and a manifest. Refused are files that Pilotfish could not use: unknown
+tokenizers, and models that cannot be rolled back.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 
-# Keys of models with a state that every token changes (Mamba, RWKV, LFM2, hybrids of them).
+# Key prefixes of models with recurrent states (Mamba, RWKV, LFM2, hybrids).
 STATES = ("ssm.", "wkv.", "shortconv.")
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BLOCK = re.compile(r"blk\.(\d+)\.")
-EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # of files of before 2024
+EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # one tensor per expert: files before 2024
 
 
 def copy_gguf(
@@ -55,22 +54,22 @@ def copy_gguf(
 ) -> Artifact:
     """Write an artifact of the dialect llamacpp to `out`, replacing an artifact there.
 
-    ignored: "chat_template" leaves the chat templates out.
+    ignored: "chat_template" omits the chat templates.
 
     Raises:
-        ExportError: if it is no whole GGUF file, or its model, tokenizer or chat template is of no
-            use here.
+        ExportError: if the file is no complete GGUF file, or its model, tokenizer or chat template
+            is unusable.
     """
-    tell = progress or _silent
+    report = progress or _silent
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
-    path = fetch_default(tell) if kind == "default" else Path(source)
+    path = fetch_default(report) if kind == "default" else Path(source)
     if not path.is_file():
-        raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} takes nothing else")
+        raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} accepts nothing else")
     file = GgufFile(path)
     dimensions, architecture = _dimensions(file), str(file.metadata["general.architecture"])
     vocabulary = GgufVocabulary(file.metadata, path)
     tokens = file.metadata["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, list)  # as the vocabulary has found
+    assert isinstance(tokens, list)  # checked by GgufVocabulary
     template, named = (None, {}) if TEMPLATE_KEY in ignored else gguf_templates(file.metadata)
     model = PRECISION_SUFFIX.sub("", path.stem)
     warnings = check_chat(
@@ -87,8 +86,8 @@ def copy_gguf(
     )
     with replacing(Path(out)) as directory:
         link_or_copy(path, directory / GGUF_NAME)
-        # of the artifact's file: the source may be replaced meanwhile
-        [digest] = hash_files([directory / GGUF_NAME], tell).values()
+        # Hash the artifact's file: the source's may change meanwhile.
+        [digest] = hash_files([directory / GGUF_NAME], report).values()
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
         manifest = Manifest(
@@ -121,9 +120,9 @@ def copy_gguf(
 
 
 def _dimensions(file: GgufFile) -> Dimensions:
-    """Read the sizes that every architecture has; refuse what cannot be used.
+    """Read the sizes that every architecture has; refuse unusable models.
 
-    Some architectures give a number for each layer; the largest is taken.
+    Some architectures give a list with a number per layer; the largest counts.
     """
     path, metadata = file.path, file.metadata
     architecture = metadata.get("general.architecture")
@@ -132,60 +131,60 @@ def _dimensions(file: GgufFile) -> Dimensions:
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
     prefix = f"{architecture}."
-    own = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
+    settings = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
            if key.startswith(prefix)}  # fmt: skip
-    if any(key.startswith(STATES) for key in own):
+    if any(key.startswith(STATES) for key in settings):
         raise ExportError(
-            f"{path}: {architecture} keeps a state that every token changes, and llama.cpp cannot "
-            "roll it back: speculative decoding needs a model whose layers all attend"
+            f"{path}: {architecture} has recurrent states, which llama.cpp cannot roll back: "
+            "speculative decoding needs a model with attention in all layers"
         )
-    if own.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
-        raise ExportError(f"{path}: {architecture} does not write a text token by token")
-    fields = Fields(own, str(path), prefix)
+    if settings.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
+        raise ExportError(f"{path}: {architecture} does not generate a text token by token")
+    fields = Fields(settings, str(path), prefix)
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
     layers = fields.count("block_count")
     if layers > MOST_LAYERS:
-        raise fields.error(f"{prefix}block_count is {layers}, and {MOST_LAYERS} are the most")
-    found = Dimensions(
+        raise fields.error(f"{prefix}block_count is {layers}, more than {MOST_LAYERS}")
+    dimensions = Dimensions(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=fields.count("attention.head_count_kv", heads),
         head_dim=fields.count("attention.key_length", max(hidden // heads, 1)),
-        intermediate=fields.count("feed_forward_length", _expert(own, hidden)),
+        intermediate=fields.count("feed_forward_length", _expert_width(settings, hidden)),
         context=fields.count("context_length"),
     )
-    _expect_sound(fields, file.tensors, layers)
-    return found
+    _check_consistency(fields, file.tensors, layers)
+    return dimensions
 
 
-def _expect_sound(fields: Fields, tensors: Collection[str], layers: int) -> None:
-    """Refuse contradictions over which llama.cpp would end its whole process."""
+def _check_consistency(fields: Fields, tensors: Collection[str], layers: int) -> None:
+    """Refuse contradictions on which llama.cpp would abort the process."""
     for key in EPSILONS:
         if key in fields.values and not math.isfinite(fields.positive(key)):
             raise fields.error(f"{fields.prefix}{key} is no number")
-    there = {int(found[1]) for found in map(BLOCK.match, tensors) if found is not None}
-    if there != set(range(layers)):
+    numbers = {int(match[1]) for match in map(BLOCK.match, tensors) if match is not None}
+    if numbers != set(range(layers)):
         raise fields.error(
-            f"{fields.prefix}block_count is {layers}, and the file has tensors of {len(there)}"
+            f"{fields.prefix}block_count is {layers}, but the file has tensors of {len(numbers)}"
         )
     experts = fields.get("expert_count", int, 0)
     if experts and not any("_exps." in name or EXPERT.search(name) for name in tensors):
-        raise fields.error(f"{fields.prefix}expert_count is {experts}, and no tensor is of experts")
+        raise fields.error(f"{fields.prefix}expert_count is {experts}, but no tensor holds experts")
     used = fields.get("expert_used_count", int, 0)
     if used > experts:
-        raise fields.error(f"{fields.prefix}expert_used_count is {used}, of {experts} experts")
+        raise fields.error(f"{fields.prefix}expert_used_count is {used} of {experts} experts")
 
 
 def _largest(value: object) -> object:
     return max(value) if isinstance(value, list) and value else value
 
 
-def _expert(own: Mapping[str, object], hidden: int) -> int:
-    """Return an expert's width, for models all of whose layers are mixtures."""
-    width = own.get("expert_feed_forward_length", hidden)
+def _expert_width(settings: Mapping[str, object], hidden: int) -> int:
+    """Return an expert's width, for models with experts in every layer."""
+    width = settings.get("expert_feed_forward_length", hidden)
     return width if isinstance(width, int) else hidden
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Show no progress."""
+    """Report no progress."""

@@ -1,8 +1,8 @@
 """Build an ONNX graph.
 
-In: operators one by one, and weights as they come from the source. Out: `model.onnx` (structure and
-small constants) and its external data file, which may exceed 2 GB. A weight is on disk when
-`weight` returns, so memory never holds more than one.
+In: operators and weights, one at a time. Out: `model.onnx` (structure and small constants) and its
+external data file, which may exceed 2 GB. `weight` writes a weight to disk before it returns, so
+memory holds one weight at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Old enough for the oldest runtime that reads the opset; 4-bit types need 10.
+# Opset → IR version: one that the oldest runtime with that opset reads; 4-bit types need 10.
 IR_VERSION = {17: 8, 24: 10}
 
 Dim = int | str
@@ -37,7 +37,7 @@ ELEMENT: dict[str, int] = {
 
 
 class GraphWriter:
-    """Collects nodes; streams weights into `data`. Values are named by strings, as in ONNX."""
+    """Collects nodes and streams weights into `data`. A value is its name, as in ONNX."""
 
     def __init__(self, data: BinaryIO, data_name: str) -> None:
         self._data = DataFile(data, data_name)
@@ -54,7 +54,7 @@ class GraphWriter:
         return self._data.sha256
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
-        """Declare an input; a string in ``shape`` names a size that varies."""
+        """Declare an input; a string in `shape` names a variable size."""
         self._inputs.append(helper.make_tensor_value_info(name, ELEMENT[dtype], list(shape)))
         return name
 
@@ -72,13 +72,13 @@ class GraphWriter:
     def multi(
         self, kind: str, *inputs: str, names: Sequence[str], domain: str = "", **attrs: Any
     ) -> list[str]:
-        """Append an operator whose outputs get these names ("" = not requested)."""
+        """Append an operator with these output names ("" = output not used)."""
         node = helper.make_node(kind, inputs, names, domain=domain, **attrs)
         node.name = next(name for name in names if name)
         self._nodes.append(node)
         return list(names)
 
-    def fresh(self, kind: str, count: int) -> list[str]:
+    def new_names(self, kind: str, count: int) -> list[str]:
         """Return new value names, for the outputs of `multi`."""
         return [self._fresh(kind) for _ in range(count)]
 
@@ -93,9 +93,9 @@ class GraphWriter:
         return self._constants[key]
 
     def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
-        """Write `array` to the data file; it may hold the bits of another `dtype`.
+        """Write `array` to the data file, as `dtype` if given (its bits are not converted).
 
-        For "int4" the array is u8, one value in the low four bits of each.
+        For "int4" the array is u8, with one value in the low four bits of each element.
         """
         dtype = dtype or array.dtype.name
         payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "int4" else array)
@@ -104,10 +104,10 @@ class GraphWriter:
         self._initializers[name] = tensor
         return name
 
-    def stacked(
+    def stream_weight(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
     ) -> str:
-        """Write a weight whose parts along the first axis come one by one, of this `dtype`."""
+        """Write a weight from its parts along the first axis, one part in memory at a time."""
         tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=shape)
         self._data.stream(
             tensor, (np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts)
@@ -119,14 +119,14 @@ class GraphWriter:
         """Whether a weight of this name was written."""
         return name in self._initializers
 
-    def take_back(self, value: str) -> list[str]:
-        """Remove the last operator, which made `value`; return its inputs.
+    def pop_operator(self, value: str) -> list[str]:
+        """Remove the last operator, whose output is `value`; return its inputs.
 
-        For dialects that fuse an operator with the one before it.
+        Dialects use this to fuse an operator with the previous one.
         """
         node = self._nodes.pop()
         if list(node.output) != [value]:
-            raise ValueError(f"{value} is not what the last operator made")
+            raise ValueError(f"{value} is not the output of the last operator")
         return list(node.input)
 
     def save(self, path: Path, *, opset: int) -> None:
@@ -152,7 +152,7 @@ class GraphWriter:
 
 
 def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack values below 16, u8 [..., n], into bytes, first element in the low nibble."""
+    """Pack values below 16, u8 [..., n], two per byte, the first in the low nibble."""
     flat = array.ravel()
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))

@@ -1,12 +1,12 @@
-"""Choose the tokens that a drafter's head is cut to: those that its target uses most.
+"""Choose the tokens to keep in a drafter's head: those that its target uses most.
 
-In: texts such as the target writes. Out: N tokens, those that occur most often in the texts first,
-then by id, since byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao et al. 2025;
-VocabTrim, Goel et al. 2025). Tokens that end an answer, and control tokens that a chat template
-writes, are always among them.
+In: texts like the target's answers. Out: N tokens, ranked by their frequency in the texts, then by
+id, because byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao et al. 2025;
+VocabTrim, Goel et al. 2025). End tokens, and the control tokens of the chat template, are always
+included.
 
-A text is read in pieces, so that its size does not matter. Of a line of JSON the answers are taken,
-by the names that data sets and chats give them; all of its texts where it has none of these.
+Texts are read in pieces, so their size does not matter. In a line of JSON only the answers count,
+found by the usual key names of data sets and chats; without any, all strings count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pilotfish.export.sources import WeightSource
 Counts = NDArray[np.int64]
 PIECE = 1 << 16  # characters
 LONGEST_LINE = 1 << 24  # characters of JSON
-# What an entry calls the text that a model wrote.
+# Keys of a model's answer in a data set, and of a list of messages.
 ANSWERS = ("answer", "text", "output", "response", "completion", "solution", "chosen")
 LISTS = ("messages", "conversations")
 
@@ -39,56 +39,56 @@ def choose_tokens(
     """Return the `count` tokens to keep, ascending, i64 [count].
 
     Args:
-        counts: i64 [V], how often each token occurs.
-        useful: bool [V], the tokens that can be drafted at all, where only some can: the others are
-            kept last.
+        counts: i64 [V], occurrences of each token.
+        useful: bool [V], tokens that can be drafted; the others are chosen last. None = all.
 
     Raises:
-        ExportError: if the vocabulary has not more tokens than that, or as many must be kept.
+        ExportError: if `count` is not below the vocabulary's size, or below the number of tokens
+            that must be kept.
     """
     size = source.vocab_size
     if count >= size:
         raise ExportError(
-            f"{source.config.name} has {size} tokens: --keep-tokens takes fewer, not {count}"
+            f"{source.config.name} has {size} tokens: --keep-tokens must be less, not {count}"
         )
     needed = needed_tokens(source)
     if count < len(needed):
         raise ExportError(
             f"{source.config.name} needs {len(needed)} tokens to end answers and turns: "
-            f"--keep-tokens takes at least so many, not {count}"
+            f"--keep-tokens must be at least that number, not {count}"
         )
     ids = np.arange(size)
-    first, lost = np.ones(size, np.bool_), np.zeros(size, np.bool_)
-    first[needed] = False
+    optional, unusable = np.ones(size, np.bool_), np.zeros(size, np.bool_)
+    optional[needed] = False
     if useful is not None:
-        lost = ~useful
-    order = np.lexsort((ids, -counts, lost, first))
+        unusable = ~useful
+    order = np.lexsort((ids, -counts, unusable, optional))
     return np.sort(order[:count])
 
 
 def needed_tokens(source: WeightSource) -> Counts:
-    """Return the tokens that end an answer, and those of control that a chat template names."""
+    """Return the end tokens and the control tokens in the chat templates."""
     tokenizer = Tokenizer.from_json(source.tokenizer_json)
-    named = tokenizer.controls_in([source.chat_template or "", *source.chat_templates.values()])
+    named = tokenizer.named_controls([source.chat_template or "", *source.chat_templates.values()])
     return np.array(sorted({*source.eos_ids, *named}), np.int64)
 
 
 def count_tokens(texts: Iterable[str], tokenizer: Tokenizer, size: int) -> Counts:
-    """Count how often each token occurs in texts; i64 [size]."""
+    """Count the occurrences of each token in the texts; i64 [size]."""
     counts = np.zeros(size, np.int64)
     for text in texts:
-        found = np.bincount(np.array(tokenizer.encode(text), np.int64), minlength=size)
-        counts += found[:size]
+        occurrences = np.bincount(np.array(tokenizer.encode(text), np.int64), minlength=size)
+        counts += occurrences[:size]
     return counts
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Read a file of text, or the answers in one of JSON lines (.jsonl), piece by piece.
+    """Yield the text of a file, or the answers of a JSON lines file (.jsonl), in pieces.
 
     Raises:
-        ExportError: if it cannot be read, holds no text, or is not what its name says.
+        ExportError: if the file cannot be read, holds no text, or is not JSON although named so.
     """
-    found = False
+    has_text = False
     with (
         reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")),
         path.open(encoding="utf-8-sig") as file,
@@ -96,15 +96,15 @@ def read_texts(path: Path) -> Iterator[str]:
         pieces = _json_texts(path, file) if path.suffix == ".jsonl" else _pieces(file)
         for piece in pieces:
             if "\0" in piece:
-                raise ExportError(f"{path} is no text: it has characters of code 0")
-            found = found or bool(piece.strip())
+                raise ExportError(f"{path} is no text: it contains NUL characters")
+            has_text = has_text or bool(piece.strip())
             yield piece
-    if not found:
-        raise ExportError(f"{path} holds no text: tokens are counted in what the target writes")
+    if not has_text:
+        raise ExportError(f"{path} holds no text: give texts that the target wrote")
 
 
 def _pieces(file: Any) -> Iterator[str]:
-    """Read lines together, about `PIECE` characters at a time; a longer line is cut."""
+    """Yield whole lines in pieces of about `PIECE` characters; longer lines are cut."""
     while piece := file.read(PIECE):
         yield piece + file.readline(PIECE)
 
@@ -118,7 +118,7 @@ def _json_texts(path: Path, file: Any) -> Iterator[str]:
         with reading_file(partial(_no_json, path, number)):
             entry = json.loads(line)
         for text in _answers(entry):
-            # what JSON can say and UTF-8 cannot: half of a surrogate pair
+            # JSON can hold half of a surrogate pair, UTF-8 cannot.
             yield text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -127,24 +127,24 @@ def _no_json(path: Path, number: int, problem: str) -> ExportError:
 
 
 def _answers(entry: Any) -> Iterator[str]:
-    """Find what a model wrote in an entry; all of its texts, where it does not say which."""
+    """Yield a model's answers in an entry; all its strings if it does not mark any."""
     if isinstance(entry, dict):
-        own = [entry[name] for name in ANSWERS if isinstance(entry.get(name), str)]
+        texts = [entry[name] for name in ANSWERS if isinstance(entry.get(name), str)]
         for name in LISTS:
             if isinstance(entry.get(name), list):
-                own += [_said(turn) for turn in entry[name] if isinstance(turn, dict)]
-        if own:
-            yield from own
+                texts += [_assistant_text(turn) for turn in entry[name] if isinstance(turn, dict)]
+        if texts:
+            yield from texts
             return
     yield from _all_texts(entry)
 
 
-def _said(turn: dict[str, Any]) -> str:
-    """Return what the assistant said in one message of a chat; "" for another's."""
+def _assistant_text(turn: dict[str, Any]) -> str:
+    """Return the text of an assistant's message; "" for another role."""
     if turn.get("role", turn.get("from")) not in {"assistant", "gpt"}:
         return ""
-    said = turn.get("content", turn.get("value"))
-    return said if isinstance(said, str) else ""
+    text = turn.get("content", turn.get("value"))
+    return text if isinstance(text, str) else ""
 
 
 def _all_texts(entry: Any) -> Iterator[str]:

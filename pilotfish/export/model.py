@@ -1,7 +1,7 @@
 """Export a model: source in, artifact directory out.
 
-The directory appears whole or not at all: files are written beside it, synced, and renamed.
-Weights stream through, one at a time.
+The directory appears complete or not at all: files are written to a directory next to it, synced,
+and renamed. Weights are processed one at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.chat_check import check_chat, vocabulary_of
+from pilotfish.export.chat_check import build_vocabulary, check_chat
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
 from pilotfish.export.export_errors import ExportError
@@ -54,7 +54,7 @@ log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
 MOST_POSITIONS = 2**22  # rotary tables of 64 pairs are 2 GB there
 NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
-# Dialects whose artifacts hold what the source is: what that is, and what copies it.
+# Dialect that copies its source → name of such a source, function that copies it.
 COPIED = {LLAMACPP: ("a GGUF file", copy_gguf), GENAI: ("a folder", copy_genai)}
 
 
@@ -66,7 +66,7 @@ def export_model(
     dialect: str = "auto",
     first_layers: int | None = None,
     context: int | None = None,
-    kept: NDArray[np.int64] | None = None,
+    head_tokens: NDArray[np.int64] | None = None,
     ignore_keys: Collection[str] = (),
     check: bool = False,
     progress: Progress | None = None,
@@ -75,35 +75,36 @@ def export_model(
 
     Args:
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
-        precision: of the weights; "stored" keeps the blocks that the source has.
+        precision: precision of the weights; "stored" keeps the source's quantised blocks.
         dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
-            "llamacpp" keeps a GGUF file as it is, "genai" a folder of ONNX Runtime GenAI's model
-            builder; `precision` is to be left at its default then.
-        first_layers: keep only so many of the layers, and the last norm and the head as they are.
-        context: positions of the artifact, whose rotary tables grow with them; by default the
-            model's, but with longrope those up to which its short factors hold.
-        kept: the tokens that the head can say, ascending, i64 [N] (`export.head_tokens` chooses
-            them); by default all. The model still reads all, and is only good for drafts.
-        ignore_keys: keys of the configuration that may stand there although nothing here knows
-            them; the manifest names them. "chat_template" leaves the chat templates out. Without
-            effect on an open source.
-        check: measure what the precision costs (`export.cost`), and write it into the manifest;
-            not of fp32. It runs the artifact, so it needs the memory for that.
+            "llamacpp" copies a GGUF file, "genai" a folder of ONNX Runtime GenAI's model builder;
+            both need the default `precision`.
+        first_layers: number of layers to keep; the final norm and the head stay.
+        context: maximum number of positions, which sets the size of the rotary tables; by default
+            the model's, with longrope the context of its short factors.
+        head_tokens: tokens that the head predicts, ascending, i64 [N] (see `export.head_tokens`);
+            by default all. Inputs may be any token. The artifact is only good for drafts.
+        ignore_keys: unknown keys of the configuration to ignore; the manifest lists them.
+            "chat_template" omits the chat templates. No effect if `source` is an open source.
+        check: measure the cost of the precision (`export.cost`) and write it into the manifest,
+            unless it is fp32. This runs the artifact, which needs memory.
         progress: called as progress(label, done, total).
 
     Raises:
-        ExportError: if the source cannot be read, something in it is not supported or known, its
-            configuration and weights do not fit each other, its chat template does not compile
-            or writes a token that there is not, it has not more than
-            `first_layers` layers, or `out` holds something that is no artifact.
+        ExportError: if the source cannot be read, contains something unsupported or unknown, its
+            configuration and weights contradict each other, its chat template does not compile or
+            writes an unknown token, it has no more than `first_layers` layers, or `out` holds
+            something that is no artifact.
     """
     if dialect in COPIED:
         form, copy = COPIED[dialect]
-        plain = precision == "fp32" and first_layers is None and context is None and kept is None
+        plain = (
+            precision == "fp32" and first_layers is None and context is None and head_tokens is None
+        )
         if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
             raise ExportError(
-                f"the dialect {dialect} keeps {form} as it is: leave --precision, --first-layers, "
-                "--context, --keep-tokens and --ignore-key out, but for keys of the tokenizer: "
+                f"the dialect {dialect} copies {form} unchanged: omit --precision, --first-layers, "
+                "--context, --keep-tokens, and --ignore-key except for keys of the tokenizer: "
                 + ", ".join(sorted(IGNORABLE))
             )
         return copy(source, out, ignored=ignore_keys, progress=progress)
@@ -112,22 +113,22 @@ def export_model(
     if isinstance(weights, str):
         weights = open_source(weights, progress, ignore_keys)
         for key in ignore_keys:
-            log.warning("%s: the key %s is ignored, as was asked for", weights.config.name, key)
+            log.warning("%s: the key %s is ignored by --ignore-key", weights.config.name, key)
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
-    if kept is not None:
-        weights = CutHead(weights, kept)
-    config = _within(weights.config, context)
+    if head_tokens is not None:
+        weights = CutHead(weights, head_tokens)
+    config = _with_context(weights.config, context)
     if precision == STORED and not weights.blocks():
         raise ExportError(
-            f"{config.name} is stored as floats, so there are no blocks to keep: choose "
+            f"{config.name} is stored as floats, without blocks to keep: choose "
             "--precision fp32, fp16, int8 or int4"
         )
-    warnings = check_chat(vocabulary_of(weights))
+    warnings = check_chat(build_vocabulary(weights))
     with replacing(Path(out)) as directory:
         digests = _write_graph(weights, config, directory, precision, kind, progress)
-        if kept is not None:
-            digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, kept)
+        if head_tokens is not None:
+            digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, head_tokens)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(weights.tokenizer_json, encoding="utf-8")
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
@@ -142,8 +143,8 @@ def export_model(
     return Artifact.open(out)
 
 
-def _within(config: ModelConfig, context: int | None) -> ModelConfig:
-    """Return the configuration with the context that the artifact will have."""
+def _with_context(config: ModelConfig, context: int | None) -> ModelConfig:
+    """Return the configuration with the artifact's context."""
     wanted = context or config.short_context or config.context
     if wanted > config.context:
         raise ExportError(f"{config.name} has {config.context} positions, not {wanted}")
@@ -154,8 +155,8 @@ def _within(config: ModelConfig, context: int | None) -> ModelConfig:
         )
     if context is None and wanted < config.context:
         log.warning(
-            "%s: exported for the %d positions of its short rotary factors; --context %d takes the "
-            "long ones, at all positions",
+            "%s: exported for the %d positions of its short rotary factors; --context %d uses the "
+            "long ones at all positions",
             config.name,
             wanted,
             config.context,
@@ -171,7 +172,7 @@ def _write_graph(
     kind: type[Dialect],
     progress: Progress | None,
 ) -> dict[str, str]:
-    """Write graph and weights; file name → SHA-256."""
+    """Write graph and weights; return file name → SHA-256."""
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
         reader = _CountingSource(source, progress) if progress else source
@@ -184,7 +185,7 @@ def _write_graph(
 
 
 class _CountingSource:
-    """A source of weights that reports how many have been read."""
+    """Wraps a source and reports the number of weights read."""
 
     def __init__(self, source: WeightSource, progress: Progress) -> None:
         self._source, self._progress = source, progress
@@ -253,35 +254,35 @@ def _manifest(
     )
 
 
-def _write_tokens(path: Path, kept: NDArray[np.int64]) -> str:
-    """Write which tokens the head's rows are, <u4 [N]; return the file's SHA-256."""
-    path.write_bytes(kept.astype("<u4").tobytes())
+def _write_tokens(path: Path, tokens: NDArray[np.int64]) -> str:
+    """Write the token of each row of the head, <u4 [N]; return the file's SHA-256."""
+    path.write_bytes(tokens.astype("<u4").tobytes())
     return file_sha256(path)
 
 
 def _states(config: ModelConfig) -> RecurrentStates | None:
-    """Describe what layers keep besides keys and values."""
-    own, layers = config.recurrence, config.recurrent
-    if not layers and not all(config.layer(i).mixes for i in range(config.layers)):
+    """Describe the recurrent states of the layers; None if there are none."""
+    recurrence, layers = config.recurrence, config.recurrent
+    if not layers and not all(config.layer(i).has_mixer for i in range(config.layers)):
         raise ExportError(
-            f"{config.name} has layers of a feed-forward part alone, and none with a state, which "
-            "is not supported: keep a layer with a state, or more layers"
+            f"{config.name} has layers with only a feed-forward part and no layer with a state, "
+            "which is not supported: keep a layer with a state, or more layers"
         )
-    if own is None or not layers:
+    if recurrence is None or not layers:
         return None
     return RecurrentStates(
         layers=layers,
-        taps=own.taps,
-        width=own.width if own.heads else config.hidden,
-        heads=own.heads,
-        key_dim=own.key_dim,
-        value_dim=own.value_dim,
+        taps=recurrence.taps,
+        width=recurrence.width if recurrence.heads else config.hidden,
+        heads=recurrence.heads,
+        key_dim=recurrence.key_dim,
+        value_dim=recurrence.value_dim,
         window=WINDOW,
     )
 
 
 def _caches(config: ModelConfig) -> list[CachedLayer] | None:
-    """List the layers with keys and values of their own, where manifests must say which."""
+    """List the layers with their own keys and values; None if the dimensions imply them."""
     if config.plain:
         return None
     return [
@@ -291,7 +292,7 @@ def _caches(config: ModelConfig) -> list[CachedLayer] | None:
 
 
 def _runtime() -> tuple[int, ...]:
-    """Return the runtime version that "auto" chooses for."""
+    """Return the installed runtime's version, for dialect "auto"."""
     try:
         return runtime_version()
     except ProviderError:

@@ -1,7 +1,7 @@
-"""A model's shape, in one form for all architectures and all kinds of source.
+"""A model's shape, in one format for all architectures and sources.
 
 In: Hugging Face's config.json or GGUF metadata (read by `export.sources`). Out: `ModelConfig`, from
-which the graph is written. `Form` says which parts a layer has, the rest are numbers.
+which the graph is written. `Form` lists the parts of a layer; other fields are sizes and factors.
 """
 
 from __future__ import annotations
@@ -14,47 +14,50 @@ from pilotfish.export.parts import Experts, Factors, Recurrence, Rope, Streams, 
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 Kind = Literal["attention", "conv", "delta", "space", "both", "selective", "none"]
-CACHED: tuple[Kind, ...] = ("attention", "both")  # have keys and values
+CACHED: tuple[Kind, ...] = ("attention", "both")  # kinds with keys and values
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """What differs between the layers of one model.
+    """The properties that differ between the layers of one model.
 
     Attributes:
-        window: the number of positions that a token sees, itself included; None = all.
-        experts: the feed-forward part is a mixture.
-        kind: what mixes the tokens: attention, a gated short convolution (LFM2), linear attention
-            by the gated delta rule behind a convolution (Qwen3.5), a state space (Mamba-2),
-            attention beside one (Falcon-H1), a selective one (Mamba), or nothing.
-        fed: there is a feed-forward part. A layer of one part has one norm, input_layernorm.
-        head_dim, kv_heads, intermediate: where they are not the model's.
-        reads: the earlier layer whose keys and values it reads instead of its own; it then has no
-            projections of them, and no cache.
-        tied_values: values are the keys before their norm and rotation.
-        sparsity: share of the gate's channels that a cutoff at its own mean and deviation takes
-            out, if they were normal (Gemma 3n).
+        rope: rotary embedding; None = no rotation.
+        window: number of positions that a token attends to, itself included; None = all.
+        experts: whether the feed-forward part is a mixture of experts.
+        kind: token mixer: attention, a gated short convolution (conv, LFM2), linear attention by
+            the gated delta rule after a convolution (delta, Qwen3.5), a state space (space,
+            Mamba-2), attention in parallel with one (both, Falcon-H1), a selective state space
+            (selective, Mamba), or none.
+        has_mlp: whether there is a feed-forward part. A layer with only a mixer or only a
+            feed-forward part has one norm, input_layernorm.
+        head_dim, kv_heads, intermediate: sizes; None = the model's.
+        kv_source: index of the earlier layer whose keys and values this layer reads; it then has no
+            k and v projections and no cache. None = its own.
+        tied_values: whether values are the keys before norm and rotation.
+        sparsity: fraction of the gate's channels set to 0, by a cutoff at mean + z · deviation of a
+            token's channels (Gemma 3n).
     """
 
     rope: Rope | None = None
     window: int | None = None
     experts: bool = False
     kind: Kind = "attention"
-    fed: bool = True
+    has_mlp: bool = True
     head_dim: int | None = None
     kv_heads: int | None = None
     intermediate: int | None = None
-    reads: int | None = None
+    kv_source: int | None = None
     tied_values: bool = False
     sparsity: float = 0.0
 
     @property
-    def mixes(self) -> bool:
-        """Whether tokens read others here."""
+    def has_mixer(self) -> bool:
+        """Whether the layer has a token mixer."""
         return self.kind != "none"
 
 
 class AttentionHeads(NamedTuple):
-    """The heads of one layer's attention: how many, and of which width."""
+    """Numbers of query and key heads of one layer, and their width."""
 
     queries: int
     keys: int
@@ -67,29 +70,29 @@ class AttentionHeads(NamedTuple):
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a layer, and how they hang together; the defaults are Llama's.
+    """The parts of a layer and their order; the defaults are Llama's.
 
     Attributes:
-        norm: which kind all norms are.
-        norms: those of a layer. input_layernorm and post_attention_layernorm stand before attention
-            and feed-forward part, attention_out_norm and mlp_out_norm behind them.
-        norm_bias: layer norms have biases, but for those of q and k.
-        learned_norms: norms have weights.
-        biases: modules that have one; * stands for an expert's number.
-        gated: the feed-forward part is activation(gate) · up, not activation(up).
-        parallel: attention and feed-forward part read the same residual stream.
-        qk_norm: q and k are normed by head, with one weight for all heads ("head") or one each
-            ("heads"), or over all heads at once ("all").
-        qk_norm_late: behind the rotation instead of before it.
-        value_norm: values are normed by head, without weights.
-        gated_attention: attention's answer is multiplied by sigmoid(gate) of the same input.
-        sub_norms: a norm before the output projection of attention and feed-forward part.
-        sinks: attention's softmax has one more score a head, learned, of no token (gpt-oss).
-        sum_norms: norms follow the residual sum (opt-350m).
-        final_norm: there is a norm after the last layer.
-        embed_norm: there is one after the embedding.
-        learned_positions: there is a table of them.
-        layer_scale: a layer's answer, and its stream, are multiplied by a number of its own.
+        norm: type of all norms.
+        norms: names of a layer's norms. input_layernorm and post_attention_layernorm precede
+            attention and feed-forward part; attention_out_norm and mlp_out_norm follow them.
+        norm_bias: whether layer norms have biases (those of q and k never have).
+        learned_norms: whether norms have weights.
+        biases: modules with a bias; * stands for an expert's number.
+        gated: whether the feed-forward part is activation(gate) · up instead of activation(up).
+        parallel: whether attention and feed-forward part read the same residual stream.
+        qk_norm: norm of q and k: per head with one weight for all heads ("head") or a weight per
+            head ("heads"), or over all heads together ("all"); None without one.
+        qk_norm_late: whether that norm follows the rotation instead of preceding it.
+        value_norm: whether values are normed per head, without weights.
+        gated_attention: whether the attention output is multiplied by sigmoid(gate) of the input.
+        sub_norms: whether a norm precedes the output projection of attention and feed-forward part.
+        sinks: whether the softmax has one more learned score per head, for no token (gpt-oss).
+        sum_norms: whether norms follow the residual sum (opt-350m).
+        final_norm: whether a norm follows the last layer.
+        embed_norm: whether a norm follows the embedding.
+        learned_positions: whether there is a table of position embeddings.
+        layer_scale: whether a layer's output, residual included, is multiplied by a learned scalar.
     """
 
     norm: Literal["rms", "layer"] = "rms"
@@ -113,28 +116,30 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the graph of a decoder depends on, besides its weights.
+    """Everything that the graph of a decoder depends on, except its weights.
 
     Attributes:
         name: the model's name, for display.
-        model_type: the source's own name of the architecture.
-        head_dim: of one head; heads * head_dim need not equal `hidden`.
-        context: the largest number of positions.
+        model_type: the source's name of the architecture.
+        hidden: width of the residual stream.
+        heads, kv_heads: numbers of query heads and of key heads.
+        head_dim: width of a head; heads · head_dim may differ from `hidden`.
+        intermediate: inner width of the feed-forward part.
+        context: maximum number of positions.
         vocab_size: rows of the embedding, padding included.
-        tied: the output projection is the embedding.
-        pattern: the kinds of layers; layer i is of the kind i modulo their number.
-        experts: those of the layers that have any.
-        embedding: width of the embedding where it is not `hidden` (opt-350m: project_in/out).
-        position_offset: row of the learned position table that position 0 uses (opt: 2).
-        score_scale: of q · k; None = 1 / √head_dim.
-        score_cap, logit_cap: c of c · tanh(x / c).
+        tied: whether the output projection is the embedding.
+        pattern: properties of the layers; layer i has those of entry i modulo its length.
+        experts: sizes of the mixtures of experts, if any layer has one.
+        embedding: width of the embedding if it is not `hidden` (opt-350m: project_in/out).
+        position_offset: row of the learned position table for position 0 (opt: 2).
+        score_scale: factor of q · k; None = 1 / √head_dim.
+        score_cap, logit_cap: c in c · tanh(x / c).
         embed_scale, residual_scale, logit_scale: factors (gemma, granite, cohere).
-        recurrence: of the layers without keys and values; None where all have them.
-        factors: of the parts of a layer (Falcon-H1).
-        token_inputs: embeddings for each layer; None without.
-        streams: None where there is one.
-        head_tokens: rows of the output projection where it was cut to some of the tokens, and so is
-            no embedding.
+        recurrence: sizes of the recurrent layers; None without any.
+        factors: factors of a layer's parts (Falcon-H1).
+        token_inputs: sizes of the per-layer embeddings; None without.
+        streams: parallel residual streams; None with a single one.
+        head_tokens: rows of an output projection that was cut to some tokens (never tied).
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -170,47 +175,49 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_tokens: int | None = None
 
     def layer(self, index: int) -> Layer:
-        """Return the kind of a layer."""
+        """Return the properties of a layer."""
         return self.pattern[index % len(self.pattern)]
 
     def heads_of(self, index: int) -> AttentionHeads:
-        """Return the heads of a layer's attention."""
-        own = self.layer(index)
+        """Return the heads of a layer's attention, its own or the model's."""
+        layer = self.layer(index)
         return AttentionHeads(
-            self.heads, own.kv_heads or self.kv_heads, own.head_dim or self.head_dim
+            self.heads, layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
         )
 
     @property
     def plain(self) -> bool:
-        """Whether each layer has a state, or keys and values of its own, of `plain_heads`."""
+        """Whether each layer has a recurrent state or its own keys and values of `plain_heads`."""
         states = set(self.recurrent)
-        own = self.cached == [i for i in range(self.layers) if i not in states]
-        return own and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
+        has_all_caches = self.cached == [i for i in range(self.layers) if i not in states]
+        return has_all_caches and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
 
     @property
     def plain_heads(self) -> AttentionHeads:
-        """The heads of layers that state none of their own."""
+        """The heads of layers without sizes of their own."""
         return AttentionHeads(self.heads, self.kv_heads, self.head_dim)
 
     @property
     def recurrent(self) -> list[int]:
-        """The layers that keep a state."""
+        """The layers with a recurrent state."""
         return [i for i in range(self.layers) if self.layer(i).kind not in {"attention", "none"}]
 
     @property
     def cached(self) -> list[int]:
-        """The layers that keep keys and values of their own."""
+        """The layers with a cache of their own keys and values."""
         kinds = map(self.layer, range(self.layers))
-        return [i for i, own in enumerate(kinds) if own.kind in CACHED and own.reads is None]
+        return [
+            i for i, layer in enumerate(kinds) if layer.kind in CACHED and layer.kv_source is None
+        ]
 
     @property
     def window(self) -> int | None:
-        """The smallest window of any layer; None where all see everything."""
+        """The smallest window of any layer; None if no layer has one."""
         kinds = (self.layer(i) for i in range(min(self.layers, len(self.pattern))))
         return min((kind.window for kind in kinds if kind.window is not None), default=None)
 
     @property
     def short_context(self) -> int | None:
-        """The context up to which longrope's short frequencies hold; None without it."""
+        """The context of longrope's short frequencies; None without longrope."""
         stated = (kind.rope.short_context for kind in self.pattern if kind.rope is not None)
         return min((context for context in stated if context is not None), default=None)

@@ -1,17 +1,18 @@
-"""The network of every architecture: what its configuration says it has, it has.
+"""Write the network of any architecture, as its `ModelConfig` describes it.
 
-The order of the operations is Llama's; `Form` and the numbers of `ModelConfig` say what is added,
-left out or scaled. How an operation is written is the dialect's business. Between layers stands the
-residual stream, [T, hidden], or several of them, [T, streams, hidden].
+The order of operations is Llama's; `Form` and the numbers of `ModelConfig` add, omit or scale
+parts. The dialect decides how an operation is written, and how experts are computed. The value
+between layers is the residual stream, [T, hidden], or several streams, [T, streams, hidden].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 
 from pilotfish.export.dialects import Dialect
-from pilotfish.export.experts import write_experts, write_gated, write_parallel_mlp
 from pilotfish.export.model_config import Kind, ModelConfig
+from pilotfish.export.parts import Experts
 from pilotfish.export.recurrent import write_delta_rule, write_short_conv
 from pilotfish.export.selective_scan import write_selective_scan
 from pilotfish.export.state_space import write_state_space
@@ -21,18 +22,18 @@ from pilotfish.export.weights import EMBEDDING, HEAD, absent_projections
 
 
 def write_network(net: Dialect, config: ModelConfig) -> None:
-    """Write the network; its outputs are declared by `net.finish`."""
+    """Write the whole network; `net.finish` declares its outputs."""
     x = write_embedding(net, config)
-    told = write_token_inputs(net, config, x)
+    layer_inputs = write_token_inputs(net, config, x)
     x = open_streams(net, config, x)
     for i in range(config.layers):
-        x = write_layer(net, config, i, x, told[i])
+        x = write_layer(net, config, i, x, layer_inputs[i])
     write_head(net, config, x)
 
 
 def write_embedding(net: Dialect, config: ModelConfig) -> str:
-    """Write what makes of tokens the first layer's input, [T, hidden]."""
-    x = net.scaled(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
+    """Write the embedding of the tokens; return the first layer's input, [T, hidden]."""
+    x = net.scale(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
     if config.embedding:
         x = net.linear(x, "model.project_in")
     if config.form.learned_positions:
@@ -43,7 +44,7 @@ def write_embedding(net: Dialect, config: ModelConfig) -> str:
 
 
 def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
-    """Write what makes of the last layer's answer the outputs."""
+    """Write the final norm and the head, from the last layer's output x."""
     x = join_streams(net, config, x)
     if config.form.final_norm:
         x = net.norm(x, "model.norm")
@@ -55,7 +56,7 @@ def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
 def write_layer(
     net: Dialect, config: ModelConfig, i: int, x: str, layer_inputs: str | None = None
 ) -> str:
-    """Write layer i, which leaves the shape of x; `told` is its own input, [T, width]."""
+    """Write layer i, which keeps the shape of x; `layer_inputs` [T, width] belong to the layer."""
     if config.streams is not None:
         return write_streams(
             net,
@@ -75,33 +76,35 @@ def write_layer(
 
 
 def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
-    """Write attention and feed-forward part of a layer, [T, hidden] → [T, hidden]."""
+    """Write a layer's attention and feed-forward part, [T, hidden] → [T, hidden]."""
     form, layer = config.form, f"model.layers.{i}"
 
     def norm(value: str, name: str, *, summed: bool = False) -> str:
-        """Norm, where this layer has one of this name at this place."""
+        """Apply the norm `name` if the layer has it at this place."""
         here = name in form.norms and summed == form.sum_norms
         return net.norm(value, f"{layer}.{name}") if here else value
 
     def plus(value: str, part: str) -> str:
-        return net.add(value, net.scaled(part, config.residual_scale))
+        return net.add(value, net.scale(part, config.residual_scale))
 
     h = norm(x, "input_layernorm")
     kind = config.layer(i)
-    if not kind.mixes:
+    if not kind.has_mixer:
         return plus(x, _mlp(net, config, i, h))
-    attended = norm(MIXERS[kind.kind](net, config, i, h), "attention_out_norm")
-    if not kind.fed:
-        return plus(x, attended)
+    mixed = norm(MIXERS[kind.kind](net, config, i, h), "attention_out_norm")
+    if not kind.has_mlp:
+        return plus(x, mixed)
     if form.parallel:
-        own = "post_attention_layernorm" in form.norms
-        fed = _mlp(net, config, i, norm(x, "post_attention_layernorm") if own else h)
-        return plus(plus(x, attended), norm(fed, "mlp_out_norm"))
-    x = norm(plus(x, attended), "input_layernorm", summed=True)
-    fed = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
-    if config.experts is not None and config.experts.beside:
-        fed = write_parallel_mlp(net, config.experts, f"{layer}.mlp", x, fed)
-    x = plus(x, norm(fed, "mlp_out_norm"))
+        has_second_norm = "post_attention_layernorm" in form.norms
+        mlp_out = _mlp(
+            net, config, i, norm(x, "post_attention_layernorm") if has_second_norm else h
+        )
+        return plus(plus(x, mixed), norm(mlp_out, "mlp_out_norm"))
+    x = norm(plus(x, mixed), "input_layernorm", summed=True)
+    mlp_out = _mlp(net, config, i, norm(x, "post_attention_layernorm"))
+    if config.experts is not None and config.experts.parallel_mlp:
+        mlp_out = write_parallel_mlp(net, config.experts, f"{layer}.mlp", x, mlp_out)
+    x = plus(x, norm(mlp_out, "mlp_out_norm"))
     return norm(x, "post_attention_layernorm", summed=True)
 
 
@@ -109,8 +112,8 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.self_attn"
     parts = ["q", "k", "v", *(["gate"] if config.form.gated_attention else [])]
     absent = absent_projections(config.layer(i))
-    there = [f"{part}_proj" for part in parts if f"self_attn.{part}_proj" not in absent]
-    qkv = net.linear(h, *(f"{module}.{part}" for part in there))
+    modules = [f"{part}_proj" for part in parts if f"self_attn.{part}_proj" not in absent]
+    qkv = net.linear(h, *(f"{module}.{part}" for part in modules))
     gate = None
     if config.form.gated_attention:
         sizes = [(config.heads + 2 * config.kv_heads) * config.head_dim]
@@ -127,13 +130,13 @@ def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     return net.linear(attended, f"{module}.o_proj")
 
 
-def _beside(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Sum attention and a state space of the same input."""
-    own = config.factors
-    spaced = write_state_space(net, config, i, net.scaled(h, own.space_in))
-    attended = _attention(net, config, i, net.scaled(h, own.attention_in))
-    spaced = net.scaled(spaced, own.space_out)
-    return net.graph.op("Add", spaced, net.scaled(attended, own.attention_out))
+def _attention_and_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
+    """Sum the outputs of attention and of a state space on the same input (Falcon-H1)."""
+    factors = config.factors
+    space_out = write_state_space(net, config, i, net.scale(h, factors.space_in))
+    attention_out = _attention(net, config, i, net.scale(h, factors.attention_in))
+    space_out = net.scale(space_out, factors.space_out)
+    return net.graph.op("Add", space_out, net.scale(attention_out, factors.attention_out))
 
 
 MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
@@ -141,7 +144,7 @@ MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
     "conv": write_short_conv,
     "delta": write_delta_rule,
     "space": write_state_space,
-    "both": _beside,
+    "both": _attention_and_space,
     "selective": write_selective_scan,
 }
 
@@ -149,7 +152,7 @@ MIXERS: dict[Kind, Callable[[Dialect, ModelConfig, int, str], str]] = {
 def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     module = f"model.layers.{i}.mlp"
     layer = config.layer(i)
-    if config.experts is not None and layer.experts and not config.experts.beside:
+    if config.experts is not None and layer.experts and not config.experts.parallel_mlp:
         return write_experts(net, config.experts, module, h)
     if config.form.gated:
         width, factor = layer.intermediate or config.intermediate, config.factors.gate
@@ -158,4 +161,61 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
         inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
     if config.form.sub_norms:
         inner = net.norm(inner, f"{module}.sub_norm")
-    return net.scaled(net.linear(inner, f"{module}.down_proj"), config.factors.fed)
+    return net.scale(net.linear(inner, f"{module}.down_proj"), config.factors.mlp_out)
+
+
+# --- feed-forward parts ---------------------------------------------------------------------------
+
+
+def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
+    """Write a mixture of experts; h [T, hidden] → [T, hidden]. `module` is the feed-forward part.
+
+    The router is not quantised: a rounding error there selects another expert.
+    """
+    scores = net.linear(h, f"{module}.router", rounded=False)
+    mixed = net.experts(h, scores, module)
+    if experts.shared is None:
+        return mixed
+    name = f"{module}.shared_expert"
+    shared = net.linear(write_gated(net, name, experts.shared, h), f"{name}.down_proj")
+    if experts.shared_gate:
+        gate = net.sigmoid(net.linear(h, f"{module}.shared_expert_gate", rounded=False))
+        shared = net.multiply(shared, gate)
+    return net.add(mixed, shared)
+
+
+def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_out: str) -> str:
+    """Write a mixture of experts parallel to a dense feed-forward part (Gemma 4).
+
+    Args:
+        x: residual stream before the feed-forward part, [T, hidden]; router and experts read it.
+        mlp_out: output of the dense part, [T, hidden].
+    """
+    # The router's input has root mean square 1 / √hidden: scores do not grow with the width.
+    router_input = net.scale(net.norm(x, f"{module}.router_norm"), net.config.hidden**-0.5)
+    scores = net.linear(router_input, f"{module}.router", rounded=False)
+    mixed = net.experts(net.norm(x, f"{module}.experts_norm"), scores, module)
+    mlp_out = net.norm(mlp_out, f"{module}.own_norm")
+    return net.add(mlp_out, net.norm(mixed, f"{module}.experts_out_norm"))
+
+
+def write_gated(
+    net: Dialect, module: str, width: int, h: str, *, factor: float = 1.0, sparsity: float = 0.0
+) -> str:
+    """Write activation(factor · gate) · up; h [T, hidden] → [T, width]. `sparsity`: see `Layer`."""
+    gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
+    gate, up = net.split(gate_up, [width] * 2)
+    gate = net.scale(gate, factor)
+    if sparsity:
+        gate = _sparsify(net, gate, sparsity)
+    return net.multiply(net.activation(gate, module), up)
+
+
+def _sparsify(net: Dialect, gate: str, sparsity: float) -> str:
+    """Compute max(gate − cutoff, 0); the cutoff is the `sparsity` quantile of a normal gate."""
+    op = net.graph.op
+    mean = net.mean(gate)
+    centred = op("Sub", gate, mean)
+    deviation = op("Sqrt", net.mean(net.multiply(centred, centred)))
+    cutoff = net.scale(deviation, NormalDist().inv_cdf(sparsity))
+    return op("Relu", op("Sub", centred, cutoff))

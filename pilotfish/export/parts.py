@@ -1,4 +1,4 @@
-"""Parts that some models have, and their sizes: rotation, experts, states, inputs and streams."""
+"""Sizes of the parts that some models have: rotation, experts, states, inputs and streams."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ class Rope(msgspec.Struct, frozen=True):
     """A rotary embedding.
 
     Attributes:
-        frequencies: angle per position of each pair of channels, in rad; 2 · len of them turn, the
-            channels behind them stay.
-        scale: of cos and sin (yarn's and longrope's attention factor).
-        interleaved: pairs are neighbours (2i, 2i + 1), not (i, i + half).
-        long: the frequencies of an artifact whose context exceeds `short_context` (longrope).
+        frequencies: angle per position of each pair of channels, rad. The first 2 · len channels
+            rotate, the others do not.
+        scale: factor of cos and sin (attention factor of yarn and longrope).
+        interleaved: whether channels 2i and 2i + 1 are a pair, instead of i and i + half.
+        long: frequencies for contexts beyond `short_context` (longrope).
+        short_context: largest context of `frequencies` (longrope), positions.
     """
 
     frequencies: tuple[float, ...]
@@ -28,26 +29,20 @@ class Rope(msgspec.Struct, frozen=True):
     short_context: int | None = None
 
     def angles(self, context: int) -> NDArray[np.float64]:
-        """Return the angle of every position and pair; [context, pairs]."""
+        """Return the angle of every position and pair, f64 [context, pairs]."""
         beyond = self.short_context is not None and context > self.short_context
         chosen = self.long if beyond and self.long is not None else self.frequencies
         return np.outer(np.arange(context, dtype=np.float64), np.array(chosen))
 
 
-def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
-    """Make a rotary embedding of `dim` channels without scaling."""
-    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
-    return Rope(tuple((theta**-exponents).tolist()), interleaved=interleaved)
-
-
 class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What each layer is told of a token besides the stream: embeddings per layer (Gemma 3n, 4).
+    """Per-layer embeddings of a token (Gemma 3n, 4): a second input of each layer.
 
-    The sum of a row of a table, and of a projection of the token's embedding that is normed.
+    They are the sum of a row of a table and of a normed projection of the token's embedding.
 
     Attributes:
-        width: numbers for each layer.
-        rows: of the table; a token beyond them takes the first.
+        width: width per layer.
+        rows: rows of the table; tokens beyond them use row 0.
     """
 
     width: int
@@ -55,16 +50,16 @@ class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True):
-    """Several residual streams beside each other: AltUp, with Laurel (Gemma 3n).
+    """Parallel residual streams: AltUp, with Laurel (Gemma 3n).
 
-    A layer predicts all streams from all, computes one of them, and corrects the others by how far
-    that was off.
+    A layer predicts each stream from all, computes the active one, and corrects all streams by the
+    error of that prediction.
 
     Attributes:
-        count: of streams.
-        active: the one that layers compute.
-        scaled: what tells the other streams of a token is scaled by channel.
-        rank: of the low-rank path beside attention.
+        count: number of streams.
+        active: index of the stream that layers compute.
+        scaled: whether the active stream is scaled by channel before it updates the others.
+        rank: rank of the low-rank path parallel to attention.
     """
 
     count: int
@@ -74,20 +69,20 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """The feed-forward parts of a layer of which each token uses a few.
+    """A mixture of experts: each token uses a few of a layer's feed-forward parts.
 
-    Token x uses those of the highest scores x · router; their outputs are summed, weighted by the
-    softmax of the scores.
+    Token x uses the experts with the highest scores x · router. Their outputs are summed, weighted
+    by the softmax of the scores.
 
     Attributes:
-        count: how many there are.
-        chosen: how many of them a token uses.
-        width: of one's inner activations.
-        normed: the softmax is over the chosen scores, not over all.
+        count: number of experts.
+        chosen: number of experts per token.
+        width: inner width of an expert.
+        normed: whether the softmax is over the chosen scores instead of all.
         shared: inner width of the expert that every token uses; None without one.
-        shared_gate: that part is weighted by σ(x · shared_expert_gate).
-        beside: layers also have a feed-forward part of their own beside them, with norms of each,
-            and a norm and factors of the router (Gemma 4).
+        shared_gate: whether the shared expert is weighted by σ(x · shared_expert_gate).
+        parallel_mlp: whether layers also have a dense feed-forward part, with a norm for each
+            branch, and a norm and factors of the router (Gemma 4).
         steepness, lift, limit: α, l and c of g · σ(αg) · (u + l), with g ≤ c and |u| ≤ c (gpt-oss);
             at 1, 0 and None it is activation(g) · u.
     """
@@ -98,23 +93,24 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     normed: bool
     shared: int | None = None
     shared_gate: bool = False
-    beside: bool = False
+    parallel_mlp: bool = False
     steepness: float = 1.0
     lift: float = 0.0
     limit: float | None = None
 
 
 class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state space (Mamba, Mamba-2) has besides the sizes of its heads.
+    """Properties of a state space (Mamba, Mamba-2) besides the sizes of its heads.
 
-    Its keys are what papers call B, its queries C, its values x.
+    In terms of linear attention, its B are keys, its C queries, its x values.
 
     Attributes:
-        shortest, longest: a token's step Δ is clipped to these.
-        norm: the answer is normed by groups, behind its gate or before it, or not at all.
-        scales: of gate, x, B, C and Δ as they are projected (Falcon-H1).
-        rank: of a selective one, the channels by way of which Δ is projected; None of others.
-        epsilon: of the norm of these channels, B and C (Falcon Mamba); None without.
+        shortest, longest: bounds of a token's step Δ.
+        norm: position of the group norm of the output: after the gate ("behind"), before it, or
+            none.
+        scales: factors of the projected gate, x, B, C and Δ (Falcon-H1).
+        rank: width of the low-rank projection of Δ in a selective state space; None in others.
+        epsilon: epsilon of the norm of the low-rank Δ, B and C (Falcon Mamba); None without it.
     """
 
     shortest: float = 0.0
@@ -126,13 +122,13 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recurrence(msgspec.Struct, frozen=True):
-    """The layers that keep a state instead of keys and values; alike within one model.
+    """Sizes of the recurrent layers, the same in all of a model.
 
     Attributes:
-        taps: tokens that the convolution sees, the own one included.
-        heads, key_heads: of the state's values, and of its queries and keys; 0 = it has none.
-        key_dim, value_dim: widths of their heads.
-        space: how a state space differs from the delta rule; None under that.
+        taps: width of the convolution, tokens, the current one included.
+        heads, key_heads: numbers of value heads, and of query and key heads; 0 = no matrix state.
+        key_dim, value_dim: widths of key heads and value heads.
+        space: properties of a state space; None under the delta rule.
     """
 
     taps: int
@@ -154,32 +150,32 @@ class Recurrence(msgspec.Struct, frozen=True):
 
     @property
     def channels(self) -> int:
-        """Width of what the convolution before a state reads: queries, keys and values.
+        """Width of the convolution: queries, keys and values.
 
-        The values alone, where the others are projected behind it.
+        In a selective state space the values only; the others are projected from its output.
         """
         return self.values if self._selective else 2 * self.keys + self.values
 
     @property
     def rates(self) -> int:
-        """Numbers of a token that say how fast each head forgets and, by the delta rule, writes."""
+        """Rates per token: of each head's decay and, under the delta rule, its writing."""
         if self._selective:
             return 0
         return self.heads if self.space else 2 * self.heads
 
     @property
     def width(self) -> int:
-        """Width of what a token adds to the trail where there is a state."""
+        """Width of a token's inputs to the recurrence, which the trail stores."""
         return self.channels + self.rates
 
     @property
     def projected(self) -> int:
-        """Width of a state space's projection: the gate, and what the trail takes."""
+        """Width of a state space's input projection: the gate and the recurrence's inputs."""
         return self.values + self.width
 
     @property
     def low(self) -> int:
-        """Width of a selective state space's second projection: Δ's channels, B and C."""
+        """Width of a selective state space's second projection: low-rank Δ, B and C."""
         return 2 * self.keys + (self.space.rank or 0 if self.space else 0)
 
     @property
@@ -188,11 +184,11 @@ class Recurrence(msgspec.Struct, frozen=True):
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into parts of a layer, and comes out of them, is multiplied by these (Falcon-H1).
+    """Factors of the inputs and outputs of a layer's parts (Falcon-H1).
 
     Attributes:
-        attention_in, attention_out, space_in, space_out: of attention and state space.
-        gate, fed: of the feed-forward part's gate, and of its answer.
+        attention_in, attention_out, space_in, space_out: factors around attention and state space.
+        gate, mlp_out: factors of the feed-forward part's gate and of its output.
     """
 
     attention_in: float = 1.0
@@ -200,4 +196,4 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True):
     space_in: float = 1.0
     space_out: float = 1.0
     gate: float = 1.0
-    fed: float = 1.0
+    mlp_out: float = 1.0

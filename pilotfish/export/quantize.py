@@ -3,14 +3,14 @@
 In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, so that w ≈ (code −
 2^(bits−1)) · scale. The same numbers serve MatMulNBits and DequantizeLinear.
 
-**Weights that were already rounded keep their values.** A GGUF file's blocks of Q4_0 and Q8_0 lie
-on such a grid; those of Q4_1 and Q4_K do with an offset per block, w = (code − 8) · scale + offset.
-`_grid` finds the grid of such a weight. To round Q4_1 once more costs a drafter a quarter of its
+**Weights that were already quantised keep their values.** Dequantised blocks of GGUF's Q4_0 and
+Q8_0 are on such a grid; those of Q4_1 and Q4_K are with an offset per block, w = (code − 8) · scale
++ offset. `_grid` finds the grid. Rounding Q4_1 again would cost a drafter a quarter of its
 acceptance (docs/engines.md).
 
 Other weights are rounded to the nearest code, symmetrically. Zero points were measured and are not
-used: as integers they gain no more than a better search for scales would, and as floats ONNX
-Runtime's kernel takes 50 times as long. An offset is a product of its own, with the block sums of x
+used: integer ones gain no more than a better search for scales would, and with float ones ONNX
+Runtime's kernel takes 50 times as long. Offsets are a separate product with the block sums of x
 (`export.dialects.quantized_weights`).
 """
 
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from pilotfish.export.blocks import BLOCK, Quantized
 from pilotfish.export.export_errors import ExportError
 
-CHUNK = 1 << 18  # weights quantised at a time, few enough to stay in the CPU's cache
-SAMPLE = 64  # blocks examined to tell whether a weight was rounded before
-ROUNDING = 1e-6  # relative to a block's largest weight: float32's error of code · scale + offset
+CHUNK = 1 << 18  # weights quantised at a time, to fit the CPU's cache
+SAMPLE = 64  # blocks examined to detect a weight that was quantised before
+ROUNDING = 1e-6  # float32's error of code · scale + offset, relative to a block's largest weight
 
 
 class _Blocks(NamedTuple):
@@ -38,29 +38,29 @@ class _Blocks(NamedTuple):
     offsets: NDArray[np.float32]
 
     def equal(self, blocks: NDArray[np.float32], half: int) -> NDArray[np.bool_]:
-        """Mark which of `blocks` [n, BLOCK] these reproduce, up to float32's rounding."""
+        """Return which of `blocks` [n, BLOCK] these equal up to float32's rounding, bool [n]."""
         again = (self.codes - np.float32(half)) * self.scales[:, None] + self.offsets[:, None]
         allowed = ROUNDING * np.abs(blocks).max(axis=1, keepdims=True)
-        found: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
-        return found
+        matches: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
+        return matches
 
 
-# Rounds blocks [n, BLOCK] for codes below 2 · half; the farthest weight is `count` steps away.
-_Way = Callable[[NDArray[np.float32], int, int], _Blocks]
+# Rounds (blocks [n, BLOCK], half, count) to codes below 2 · half; the farthest weight gets `count`.
+_Rounding = Callable[[NDArray[np.float32], int, int], _Blocks]
 
 
 class _Grid(NamedTuple):
-    """How to round a weight: in `most` steps, or in one of `others` that makes a block exact."""
+    """A rounding method with `most` steps, or with one of `others` if that makes a block exact."""
 
-    way: _Way
+    method: _Rounding
     most: int
     others: Sequence[int] = ()
 
 
 def quantize(
-    name: str, weight: NDArray[np.float32], bits: int, *, shifted: bool = True
+    name: str, weight: NDArray[np.float32], bits: int, *, offsets_allowed: bool = True
 ) -> Quantized:
-    """Round `weight` [N, K]; without offsets unless it may be `shifted`.
+    """Round `weight` [N, K]; offsets are used only if `offsets_allowed`.
 
     Raises:
         ExportError: if K is no multiple of BLOCK.
@@ -68,11 +68,11 @@ def quantize(
     rows, width = weight.shape
     if width % BLOCK:
         raise ExportError(
-            f"{name} has width {width}, and int{bits} takes multiples of {BLOCK}: use fp32 or fp16"
+            f"{name} has width {width}, and int{bits} needs a multiple of {BLOCK}: use fp32 or fp16"
         )
     codes = np.empty((rows, width), np.uint8)
     scales, offsets = np.empty((2, rows, width // BLOCK), np.float32)
-    grid = _grid(weight.reshape(-1, BLOCK), bits, shifted=shifted)
+    grid = _grid(weight.reshape(-1, BLOCK), bits, shifted=offsets_allowed)
     step = max(CHUNK // width, 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
@@ -84,38 +84,38 @@ def quantize(
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
-    """Round blocks [n, BLOCK]; to the nearest where no count of the grid is exact."""
-    found = grid.way(blocks, half, grid.most)
+    """Round blocks [n, BLOCK], exactly if a step count of the grid allows it, else to nearest."""
+    rounded = grid.method(blocks, half, grid.most)
     for count in grid.others:
-        off = np.flatnonzero(~found.equal(blocks, half))
-        if not off.size:
+        inexact = np.flatnonzero(~rounded.equal(blocks, half))
+        if not inexact.size:
             break
-        again = grid.way(blocks[off], half, count)
-        exact = again.equal(blocks[off], half)
-        for kept, new in zip(found, again, strict=True):
-            kept[off[exact]] = new[exact]
-    return found
+        again = grid.method(blocks[inexact], half, count)
+        exact = again.equal(blocks[inexact], half)
+        for values, exact_values in zip(rounded, again, strict=True):
+            values[inexact[exact]] = exact_values[exact]
+    return rounded
 
 
 def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
-    """Find the grid that most blocks of a sample lie on; else the grid to round to."""
+    """Return the grid that most blocks of a sample are on; the default grid without one."""
     half = 2 ** (bits - 1)
     sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
     sample = sample[sample.any(axis=1)]
-    # 8 bits need no offset: they are nearly exact without one.
-    ways = [(_symmetric, half)]
+    # 8 bits are nearly exact without an offset.
+    methods = [(_round_symmetric, half)]
     if bits == 4 and shifted:
-        ways.append((_shifted, 2 * half - 1))
-    for way, most in ways:
-        exact = {n: way(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
+        methods.append((_round_shifted, 2 * half - 1))
+    for method, most in methods:
+        exact = {n: method(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
         if np.any(list(exact.values()), axis=0).sum() > len(sample) / 2:
-            return _Grid(way, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
-    return _Grid(_symmetric, half)
+            return _Grid(method, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
+    return _Grid(_round_symmetric, half)
 
 
-def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
-    """Round to multiples of a scale; the largest weight is −count of them."""
-    # With count = half it gets the code −half, which has no positive twin: the scale has its sign.
+def _round_symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
+    """Round to multiples of a scale; the largest weight becomes −count steps."""
+    # The scale takes the opposite sign of the largest weight, because only −half has a code.
     largest = np.abs(blocks).argmax(axis=1)
     scales = blocks[np.arange(len(blocks)), largest] / np.float32(-count)
     scales[scales == 0] = 1.0
@@ -123,8 +123,8 @@ def _symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
     return _Blocks(codes, scales, np.zeros_like(scales))
 
 
-def _shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
-    """Round to multiples of a scale above the smallest weight; the largest is `count` of them."""
+def _round_shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
+    """Round to steps above the smallest weight; the largest weight is `count` steps."""
     low = blocks.min(axis=1)
     scales = (blocks.max(axis=1) - low) / np.float32(count)  # 0 where all weights are equal
     steps = np.where(scales == 0, np.float32(1), scales)

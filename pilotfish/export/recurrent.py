@@ -1,14 +1,14 @@
-"""Layers that keep a state instead of keys and values: what stands in attention's place.
+"""Recurrent layers, which keep a state instead of keys and values: convolutions, linear attention.
 
-A state cannot be rolled back by a number, so a graph takes an earlier one, and the inputs of the
-tokens that it lacks (see pilotfish.engines.states). All of it is f32, for one slot a pass:
+Reducing a length does not roll a state back. So a graph starts from an earlier state and replays
+the inputs of the c tokens since then (see pilotfish.engines.states). All is f32, one slot per pass:
 
-    past.{i}.inputs [M, width]: of the tokens before this pass, M = taps − 1 + c
-    present.{i}.inputs [T, width]: of this pass
-    past.{i}.state, settled.{i}.state, present.{i}.state [1, heads, key_dim, value_dim]: c tokens
-        before this pass, just before it, behind it
+    past.{i}.inputs [M, width]: inputs of the tokens before this pass, M = taps − 1 + c
+    present.{i}.inputs [T, width]: inputs of this pass
+    past.{i}.state, settled.{i}.state, present.{i}.state [1, heads, key_dim, value_dim]: states c
+        tokens before this pass, immediately before it, and after it
 
-A short convolution's state is its inputs, so there c = 0, and no other. State spaces are written in
+The state of a short convolution is its inputs, so c = 0 and it has no other. State spaces are in
 `export.state_space` and `export.selective_scan`.
 """
 
@@ -21,36 +21,36 @@ from pilotfish.export.graph import Dim
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
 
-L2_EPS = 1e-6  # of the lengths of queries and keys, added to their squares
+L2_EPS = 1e-6  # added to the squared lengths of queries and keys
 ALL = np.iinfo(np.int64).max
 
 
 def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Mix by a convolution of gated inputs, whose answer is gated again (LFM2)."""
-    module, own = f"model.layers.{i}.conv", recurrence(config)
+    """Mix tokens by a convolution with a gate before and after it (LFM2)."""
+    module, dims = f"model.layers.{i}.conv", recurrence(config)
     before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
     inputs = prepend_earlier(net, i, net.multiply(before, x), config.hidden)
-    mixed = convolve(net, inputs, f"{module}.conv", own.taps)
+    mixed = convolve(net, inputs, f"{module}.conv", dims.taps)
     return net.linear(net.multiply(after, from_float32(net, mixed)), f"{module}.out_proj")
 
 
 def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Mix by linear attention; its queries, keys and values pass a convolution (Qwen3.5)."""
-    module, own = f"model.layers.{i}.linear_attn", recurrence(config)
+    """Mix tokens by linear attention, after a convolution of q, k and v (Qwen3.5)."""
+    module, dims = f"model.layers.{i}.linear_attn", recurrence(config)
     projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
-    fresh, gate = net.split(projected, [own.width, own.values])
-    inputs = prepend_earlier(net, i, fresh, own.width)
-    mixed, rates = net.split(inputs, [own.channels, own.rates])
-    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", own.taps))  # [c + T, channels]
-    rates = rows(net, rates, own.taps - 1, ALL)
-    answer = run_recurrence(net, own, i, _operands(net, own, module, qkv, rates))
-    heads = net.norm(net.reshape(from_float32(net, answer), [-1, own.value_dim]), f"{module}.norm")
-    gated = net.multiply(net.reshape(heads, [-1, own.values]), net.silu(gate))
+    fresh, gate = net.split(projected, [dims.width, dims.values])
+    inputs = prepend_earlier(net, i, fresh, dims.width)
+    mixed, rates = net.split(inputs, [dims.channels, dims.rates])
+    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", dims.taps))  # [c + T, channels]
+    rates = rows(net, rates, dims.taps - 1, ALL)
+    answer = run_recurrence(net, dims, i, _operands(net, dims, module, qkv, rates))
+    heads = net.norm(net.reshape(from_float32(net, answer), [-1, dims.value_dim]), f"{module}.norm")
+    gated = net.multiply(net.reshape(heads, [-1, dims.values]), net.silu(gate))
     return net.linear(gated, f"{module}.out_proj")
 
 
 def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
-    """Keep this pass's inputs [T, width], and put the earlier ones before them, [M + T, width]."""
+    """Output this pass's inputs [T, width]; return them after the earlier ones, [M + T, width]."""
     past, present = f"past.{layer}.inputs", f"present.{layer}.inputs"
     net.graph.input(past, "float32", ["M", width])
     net.graph.op("Identity", to_float32(net, inputs), name=present)
@@ -59,7 +59,7 @@ def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
 
 
 def convolve(net: Dialect, inputs: str, name: str, taps: int) -> str:
-    """Convolve each channel of inputs [n, width] over the tokens; [n − taps + 1, width]."""
+    """Convolve each channel of inputs [n, width] over tokens; → [n − taps + 1, width]."""
     op = net.graph.op
     weight = net.read(f"{name}.weight")[:, 0].T  # [taps, width]
     total = ""
@@ -72,73 +72,79 @@ def convolve(net: Dialect, inputs: str, name: str, taps: int) -> str:
     return total
 
 
-def _operands(net: Dialect, own: Recurrence, module: str, qkv: str, rates: str) -> list[str]:
-    """Return q, k, v, the logarithm of what is kept, and the rate of writing; [c + T, …] each."""
+def _operands(net: Dialect, dims: Recurrence, module: str, qkv: str, rates: str) -> list[str]:
+    """Return q, k, v, the log decay and the write rate, [c + T, …] each."""
     op, graph = net.graph.op, net.graph
-    q, k, v = net.split(qkv, [own.keys, own.keys, own.values])
-    writing, forgetting = net.split(rates, [own.heads] * 2)
-    speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
+    q, k, v = net.split(qkv, [dims.keys, dims.keys, dims.values])
+    writing, forgetting = net.split(rates, [dims.heads] * 2)
+    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
     bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
     steps = op("Softplus", op("Add", forgetting, bias))
-    kept = op("Mul", steps, graph.weight(f"{module}.speed", speed))
-    return [_unit_heads(net, own, q), _unit_heads(net, own, k), v, kept, op("Sigmoid", writing)]
+    log_decay = op("Mul", steps, graph.weight(f"{module}.speed", rate))
+    return [
+        _unit_heads(net, dims, q),
+        _unit_heads(net, dims, k),
+        v,
+        log_decay,
+        op("Sigmoid", writing),
+    ]
 
 
-def _unit_heads(net: Dialect, own: Recurrence, x: str) -> str:
+def _unit_heads(net: Dialect, dims: Recurrence, x: str) -> str:
     """Scale each head of [n, keys] to length 1."""
     op, constant = net.graph.op, net.graph.constant
-    heads = net.reshape(x, [-1, own.key_heads, own.key_dim])
+    heads = net.reshape(x, [-1, dims.key_heads, dims.key_dim])
     squares = op("ReduceSum", op("Mul", heads, heads), constant([2], "int64"), keepdims=1)
     length = op("Sqrt", op("Add", squares, constant(L2_EPS, "float32")))
-    return net.reshape(op("Div", heads, length), [-1, own.keys])
+    return net.reshape(op("Div", heads, length), [-1, dims.keys])
 
 
-def run_recurrence(net: Dialect, own: Recurrence, layer: int, rows: list[str]) -> str:
-    """Take the c tokens that the state lacks, then this pass's; return the answers, [1, T, …]."""
+def run_recurrence(net: Dialect, dims: Recurrence, layer: int, rows: list[str]) -> str:
+    """Replay the c missing tokens, then this pass's; return this pass's outputs, [1, T, …]."""
     graph = net.graph
-    shape: list[Dim] = [1, own.heads, own.key_dim, own.value_dim]
+    shape: list[Dim] = [1, dims.heads, dims.key_dim, dims.value_dim]
     names = [f"{when}.{layer}.state" for when in ("past", "settled", "present")]
     graph.input(names[0], "float32", shape)
-    answer = net.recall(rows, missing_tokens(net, own, layer), names)
+    answer = net.update_state(rows, missing_tokens(net, dims, layer), names)
     for name in names[1:]:
         graph.output(name, "float32", shape)
     return answer
 
 
-def add_skip(net: Dialect, own: Recurrence, layer: int, answer: str, x: str) -> str:
-    """Add D · x to a state space's answer [T, values]; x is [c + T, values]."""
+def add_skip(net: Dialect, dims: Recurrence, layer: int, answer: str, x: str) -> str:
+    """Add D · x to a state space's output [T, values]; x is [c + T, values]."""
     op, name = net.graph.op, f"model.layers.{layer}.mamba.D"
     start, end, axis = (
-        missing_tokens(net, own, layer),
+        missing_tokens(net, dims, layer),
         *(net.graph.constant([bound], "int64") for bound in (ALL, 0)),
     )
-    through = net.graph.weight(name, np.repeat(net.read(name), own.values // own.heads))
+    through = net.graph.weight(name, np.repeat(net.read(name), dims.values // dims.heads))
     return op("Add", answer, op("Mul", op("Slice", x, start, end, axis), through))
 
 
-def missing_tokens(net: Dialect, own: Recurrence, layer: int) -> str:
-    """Return c, i64 [1]."""
+def missing_tokens(net: Dialect, dims: Recurrence, layer: int) -> str:
+    """Return c, the number of tokens to replay, i64 [1]."""
     earlier = net.graph.op("Shape", f"past.{layer}.inputs", start=0, end=1)
-    return net.graph.op("Sub", earlier, net.graph.constant([own.taps - 1], "int64"))
+    return net.graph.op("Sub", earlier, net.graph.constant([dims.taps - 1], "int64"))
 
 
 def rows(net: Dialect, x: str, start: int, end: int) -> str:
-    """Return some rows of x [n, width]."""
+    """Return rows start … end of x [n, width]."""
     bounds = (net.graph.constant([bound], "int64") for bound in (start, end, 0))
     return net.graph.op("Slice", x, *bounds)
 
 
 def to_float32(net: Dialect, x: str) -> str:
-    """Make x f32."""
+    """Cast x to f32."""
     return x if net.float == "float32" else net.cast(x, "float32")
 
 
 def from_float32(net: Dialect, x: str) -> str:
-    """Make f32 the graph's floating-point type."""
+    """Cast f32 to the graph's floating-point type."""
     return x if net.float == "float32" else net.cast(x, net.float)
 
 
 def recurrence(config: ModelConfig) -> Recurrence:
-    """Return the sizes of a model that has such layers."""
+    """Return the sizes of the recurrent layers, which the model must have."""
     assert config.recurrence is not None
     return config.recurrence

@@ -1,7 +1,7 @@
-"""A model's own predictions in float32, computed a layer at a time.
+"""Compute a model's predictions in float32, one layer at a time.
 
-In: a source of weights and a text. Out: logits. One layer's weights are in a graph on disk and in
-memory at a time, so that a model is read whole on a machine that could not hold it so.
+In: a source of weights and a text. Out: logits. Only one layer's weights are on disk and in memory
+at a time, so the model may be larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from pilotfish.export.weights import weights
 
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
-TOLD = "token_inputs"  # what each layer is told of the tokens, [T, width]
+LAYER_INPUTS = "token_inputs"  # per-layer embeddings of the tokens, [T, width]
 
 Floats = NDArray[np.float32]
 
 
 class Reference:
-    """A model of float32 weights, read from its source as often as it is asked.
+    """Runs a model in float32, reading its weights from the source for each text.
 
     Args:
-        source: its weights.
-        config: its shape, with the context of the artifact that it is compared with.
-        folder: where graphs are written, and removed again.
+        source: the model's weights.
+        config: the model's shape, with the context of the artifact to compare.
+        folder: folder for temporary graphs.
     """
 
     def __init__(self, source: WeightSource, config: ModelConfig, folder: Path) -> None:
@@ -52,46 +52,49 @@ class Reference:
 
     @property
     def parts(self) -> int:
-        """How many graphs `states` runs."""
+        """Number of graphs that `states` runs."""
         return self._config.layers + 1
 
     def states(self, tokens: NDArray[np.int64], done: Callable[[], None]) -> Floats:
-        """Return the last layer's answers to a text [T], f32 [T, hidden]; calls `done` by part."""
-        config = _short(self._config, len(tokens))
+        """Return the last layer's outputs for a text [T], f32 [T, hidden].
+
+        Calls `done` after each graph.
+        """
+        config = _with_context(self._config, len(tokens))
 
         def embedding(net: Dialect) -> str:
             x = write_embedding(net, config)
-            for i, told in enumerate(write_token_inputs(net, config, x)):
-                if told is not None:
-                    net.graph.op("Identity", told, name=f"{TOLD}.{i}")
-                    net.graph.output(f"{TOLD}.{i}", "float32", _told_shape(config))
+            for i, inputs in enumerate(write_token_inputs(net, config, x)):
+                if inputs is not None:
+                    net.graph.op("Identity", inputs, name=f"{LAYER_INPUTS}.{i}")
+                    net.graph.output(f"{LAYER_INPUTS}.{i}", "float32", _layer_inputs_shape(config))
             return open_streams(net, config, x)
 
         def layer(i: int) -> Callable[[Dialect], str]:
             def write(net: Dialect) -> str:
-                told = f"{TOLD}.{i}" if config.token_inputs is not None else None
-                if told is not None:
-                    net.graph.input(told, "float32", _told_shape(config))
-                return write_layer(net, config, i, _states(net), told)
+                inputs = f"{LAYER_INPUTS}.{i}" if config.token_inputs is not None else None
+                if inputs is not None:
+                    net.graph.input(inputs, "float32", _layer_inputs_shape(config))
+                return write_layer(net, config, i, _states(net), inputs)
 
             return write
 
-        kept: dict[str, Floats] = {}  # what later layers read
+        values: dict[str, Floats] = {}  # inputs of later layers
         for write in (embedding, *map(layer, range(config.layers))):
             with self._session(config, write) as session:
                 names = [item.name for item in session.get_outputs()]
                 wanted = [name for name in names if name == NEXT or _is_read(config, name)]
-                found = session.run(wanted, _feeds(session, config, tokens, kept))
-            kept |= dict(zip(wanted, found, strict=True))
-            kept[STATES] = kept.pop(NEXT)
+                outputs = session.run(wanted, _feeds(session, config, tokens, values))
+            values |= dict(zip(wanted, outputs, strict=True))
+            values[STATES] = values.pop(NEXT)
             done()
-        return kept[STATES]
+        return values[STATES]
 
     @contextmanager
     def head(self, states: Floats) -> Iterator[Callable[[int, int], Floats]]:
         """Yield a function that returns the logits of rows start … end of `states` [T, hidden]."""
         tokens = np.zeros(len(states), np.int64)
-        config = _short(self._config, len(states))
+        config = _with_context(self._config, len(states))
 
         def write(net: Dialect) -> None:
             write_head(net, config, _states(net))
@@ -102,8 +105,8 @@ class Reference:
                 feeds = _feeds(session, config, tokens, {STATES: states}) | {
                     "logit_rows": np.arange(start, end)
                 }
-                (found,) = session.run(["logits"], feeds)
-                return np.asarray(found, np.float32)
+                (result,) = session.run(["logits"], feeds)
+                return np.asarray(result, np.float32)
 
             yield logits
 
@@ -111,7 +114,7 @@ class Reference:
     def _session(
         self, config: ModelConfig, write: Callable[[Dialect], str | None]
     ) -> Iterator[Any]:
-        """Run the graph that `write` writes, whose answer is what it returns, if anything."""
+        """Yield a session of the graph that `write` writes; its return value becomes an output."""
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             path = Path(name) / "part.onnx"
             with path.with_suffix(".data").open("wb") as data:
@@ -125,7 +128,7 @@ class Reference:
 
 
 def largest_part(config: ModelConfig) -> int:
-    """Return the bytes of the largest graph that a `Reference` writes."""
+    """Return the size of the largest graph that a `Reference` writes, bytes."""
     sizes: dict[str, int] = {}
     for name, shape in weights(config):
         layer = LAYER.search(name)
@@ -143,30 +146,30 @@ def _states_shape(config: ModelConfig) -> list[Dim]:
     return ["T", *streams, config.hidden]
 
 
-def _told_shape(config: ModelConfig) -> list[Dim]:
+def _layer_inputs_shape(config: ModelConfig) -> list[Dim]:
     assert config.token_inputs is not None
     return ["T", config.token_inputs.width]
 
 
 def _is_read(config: ModelConfig, output: str) -> bool:
-    """Whether a graph's output is one that later layers read: what they are told, or a cache."""
-    if output.startswith(TOLD):
+    """Whether later layers read this output: a per-layer input, or the cache of another layer."""
+    if output.startswith(LAYER_INPUTS):
         return True
-    sources = {config.layer(i).reads for i in range(config.layers)}
+    sources = {config.layer(i).kv_source for i in range(config.layers)}
     return output.startswith("present.") and int(output.split(".")[1]) in sources
 
 
-def _short(config: ModelConfig, length: int) -> ModelConfig:
-    """Return the same model with tables for a text of this length, of the same rotary factors."""
+def _with_context(config: ModelConfig, length: int) -> ModelConfig:
+    """Return the configuration for a text of this length, with the same rotary factors."""
     beyond = config.short_context is not None and config.context > config.short_context
     least = (config.short_context or 0) + 1 if beyond else 0
     return msgspec.structs.replace(config, context=max(length, least))
 
 
 def _feeds(
-    session: Any, config: ModelConfig, tokens: NDArray[np.int64], kept: Mapping[str, Floats]
+    session: Any, config: ModelConfig, tokens: NDArray[np.int64], values: Mapping[str, Floats]
 ) -> dict[str, Any]:
-    """Return the inputs of one pass over a text in an empty cache, as far as a graph has them."""
+    """Return the graph's inputs for one pass over a text with an empty cache."""
     length = len(tokens)
     order = np.arange(length)
     hidden = np.triu(np.full((length, length), HIDDEN_FROM_VIEW, np.float32), 1)
@@ -179,7 +182,7 @@ def _feeds(
         "write_indices": np.zeros(1, np.int64),
         "cell_positions": order[None],
         "attention_mask": hidden[None, None],
-        **kept,
+        **values,
     }
     taps = 1 if config.recurrence is None else config.recurrence.taps
     sizes = {"B": 1, "C": length, "M": taps - 1}
@@ -187,7 +190,7 @@ def _feeds(
     for wanted in session.get_inputs():
         if wanted.name in known:
             feeds[wanted.name] = known[wanted.name]
-        else:  # keys, values or states, of no tokens
+        else:  # empty keys, values or states
             shape = [sizes.get(size, size) for size in wanted.shape]
             feeds[wanted.name] = np.zeros(shape, np.float32)
     return feeds

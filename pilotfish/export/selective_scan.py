@@ -1,10 +1,10 @@
-"""Selective state spaces (Mamba): a state of each channel, each number of which forgets for itself.
+"""Selective state spaces (Mamba): each channel has a state whose elements decay independently.
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(low · W + bias)
 
-x passes a convolution; Δ (by way of few channels, `low`), B and C are projected from its answer. In
-terms of linear attention, channels are heads of one value, C is the query, B the key, of one head
-for all. Inputs and states are those that `export.recurrent` describes.
+x passes a convolution; Δ (through a low-rank projection, `low`), B and C are projected from its
+output. In terms of linear attention, each channel is a head with one value, C is the query and B
+the key, shared by all heads. `export.recurrent` describes inputs and states.
 """
 
 from __future__ import annotations
@@ -27,36 +27,38 @@ from pilotfish.export.recurrent import (
 
 def write_selective_scan(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix tokens; h [T, hidden] → [T, hidden]."""
-    op, module, own = net.graph.op, f"model.layers.{i}.mamba", recurrence(config)
-    fresh, gate = net.split(net.linear(h, f"{module}.in_proj"), [own.values] * 2)
-    inputs = prepend_earlier(net, i, fresh, own.width)
-    x = net.silu(convolve(net, inputs, f"{module}.conv1d", own.taps))  # [c + T, values]
-    step, b, c = _projected(net, own, module, x)
-    speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
-    kept = op("Mul", net.reshape(step, [-1, own.heads, 1]), net.graph.weight(f"{module}.A", speed))
-    kept = net.reshape(kept, [-1, own.heads * own.key_dim])
-    answer = run_recurrence(net, own, i, [c, b, op("Mul", step, x), kept])
-    answer = add_skip(net, own, i, net.reshape(answer, [-1, own.values]), x)
+    op, module, dims = net.graph.op, f"model.layers.{i}.mamba", recurrence(config)
+    fresh, gate = net.split(net.linear(h, f"{module}.in_proj"), [dims.values] * 2)
+    inputs = prepend_earlier(net, i, fresh, dims.width)
+    x = net.silu(convolve(net, inputs, f"{module}.conv1d", dims.taps))  # [c + T, values]
+    step, b, c = _project(net, dims, module, x)
+    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
+    log_decay = op(
+        "Mul", net.reshape(step, [-1, dims.heads, 1]), net.graph.weight(f"{module}.A", rate)
+    )
+    log_decay = net.reshape(log_decay, [-1, dims.heads * dims.key_dim])
+    answer = run_recurrence(net, dims, i, [c, b, op("Mul", step, x), log_decay])
+    answer = add_skip(net, dims, i, net.reshape(answer, [-1, dims.values]), x)
     gated = op("Mul", answer, net.silu(to_float32(net, gate)))
     return net.linear(from_float32(net, gated), f"{module}.out_proj")
 
 
-def _projected(net: Dialect, own: Recurrence, module: str, x: str) -> list[str]:
+def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
     """Return Δ [c + T, values], B and C [c + T, key_dim], f32."""
-    assert own.space is not None
-    assert own.space.rank is not None
-    rank, epsilon = own.space.rank, own.space.epsilon
+    assert dims.space is not None
+    assert dims.space.rank is not None
+    rank, epsilon = dims.space.rank, dims.space.epsilon
     all_three = to_float32(net, net.linear(from_float32(net, x), f"{module}.x_proj"))
-    parts = net.split(all_three, [rank, own.key_dim, own.key_dim])
+    parts = net.split(all_three, [rank, dims.key_dim, dims.key_dim])
     if epsilon is not None:
-        parts = [_normed(net, part, epsilon) for part in parts]
-    # unrounded: it is small, and decides how long a state lasts
+        parts = [_rms_norm(net, part, epsilon) for part in parts]
+    # Not quantised: the weight is small, and it sets the decay of the state.
     steps = net.linear(from_float32(net, parts[0]), f"{module}.dt_proj", rounded=False)
     return [net.graph.op("Softplus", to_float32(net, steps)), *parts[1:]]
 
 
-def _normed(net: Dialect, x: str, epsilon: float) -> str:
-    """Divide x by its root mean square, f32."""
+def _rms_norm(net: Dialect, x: str, epsilon: float) -> str:
+    """Divide x by its root mean square, in f32."""
     op, constant = net.graph.op, net.graph.constant
     squares = op("ReduceSum", op("Mul", x, x), constant([1], "int64"), keepdims=1)
     width = net.cast(op("Shape", x, start=1, end=2), "float32")

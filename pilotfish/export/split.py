@@ -1,10 +1,9 @@
 """Cut an artifact into the stages of a pipeline: an artifact in, a folder of artifacts out.
 
 `out`/stage-1, `out`/stage-2, … each have a graph (`export.stage_graphs`), its weights and a
-manifest whose `stage` names the layers and the artifact that was cut. The head (hidden states to
-logits) goes with the first stage, which receives the hidden states that come back. Weights stream
-from file to file. No weight is in two stages; computed tables (of rotary angles) are in each that
-reads them.
+manifest whose `stage` names the layers and the original artifact. The head (hidden states to
+logits) is in the first stage, which receives the last stage's hidden states. Weights are copied
+from file to file. Each weight is in one stage; rotary tables are in every stage that reads them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pilotfish.export.sources import Progress
 from pilotfish.export.sources.mapped_file import MappedFile
 from pilotfish.export.stage_graphs import StageGraphs
 
-Graphs = Mapping[str, ModelProto]  # by the name of their file
+Graphs = Mapping[str, ModelProto]  # file name → graph
 
 
 def split_artifact(
@@ -46,26 +45,25 @@ def split_artifact(
 ) -> list[Artifact]:
     """Write the stages of the artifact at `path` to `out`/stage-1, `out`/stage-2, …
 
-    The artifact's files are compared with their hashes first. `out` appears whole or not at all;
-    stages that were there are replaced.
+    The artifact's hashes are checked first. `out` appears complete or not at all, and replaces
+    existing stages.
 
     Args:
-        stages: how many, each of about as many layers; the first ones have one more.
-        layers: how many layers each stage has.
-        progress: called as progress(label, done, total) with bytes.
+        stages: number of stages, of equal size; the first ones get the remaining layers.
+        layers: number of layers of each stage.
+        progress: called as progress(label, done, total), in bytes.
 
     Raises:
-        ArtifactError: if there is no artifact, or its files are not those that were exported.
-        ExportError: if it cannot be cut so, or `out` holds something else than stages.
+        ArtifactError: if there is no artifact, or its files do not match their hashes.
+        ExportError: if it cannot be cut this way, or `out` holds something else than stages.
     """
     artifact = Artifact.open(path)
-    tell = progress or _silent
+    report = progress or _silent
     cuts = plan_cuts(artifact, stages, layers)
     check_head(artifact)
     if artifact.manifest.states is not None:
         raise ExportError(
-            f"{path} is a model with states besides keys and values, which stages do not keep: run "
-            "it whole"
+            f"{path} is a model with recurrent states, which stages do not support: run it whole"
         )
     if artifact.manifest.dialect == GENAI:
         raise ExportError(
@@ -77,25 +75,25 @@ def split_artifact(
             f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "
             "--dialect opset24 (or opset17)"
         )
-    if artifact.manifest.shares:
+    if artifact.manifest.shares_caches:
         raise ExportError(
-            f"{path} has layers that read the keys and values of earlier ones, which may lie in "
-            "another stage: run it whole"
+            f"{path} has layers that read the keys and values of earlier ones, possibly in another "
+            "stage: run it whole"
         )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(
-            f"{path} has dialect contrib, whose norms are fused with the residual sums across the "
-            "borders of layers: export the model again with --dialect opset24 (or opset17)"
+            f"{path} has dialect contrib, which fuses norms with residual sums across layers: "
+            "export the model again with --dialect opset24 (or opset17)"
         )
     with replacing(Path(out), _are_stages, open_stages) as folder:
-        tell("checking the artifact", 0, None)
+        report("checking the artifact", 0, None)
         artifact.verify()
         graphs = _cut(artifact, cuts)
-        weights = _Weights(artifact, sum(map(_bytes, graphs)), tell)
-        for cut, own in zip(cuts, graphs, strict=True):
+        weights = _Weights(artifact, sum(map(_weight_bytes, graphs)), report)
+        for cut, stage in zip(cuts, graphs, strict=True):
             directory = folder / f"stage-{cut.index}"
             directory.mkdir()
-            files = _write_graphs(directory, own, weights)
+            files = _write_graphs(directory, stage, weights)
             if cut.first:
                 tokenizer = artifact.tokenizer_path.read_bytes()
                 (directory / TOKENIZER_NAME).write_bytes(tokenizer)
@@ -111,16 +109,16 @@ def plan_cuts(
     """Plan the layers of each stage; arguments as in `split_artifact`.
 
     Raises:
-        ExportError: if they contradict each other, or the model.
+        ExportError: if the arguments contradict each other or the model.
     """
     total = artifact.manifest.dimensions.layers
-    sizes = _even(total, stages) if layers is None else list(layers)
+    sizes = _even_sizes(total, stages) if layers is None else list(layers)
     if stages not in {None, len(sizes)}:
-        raise ExportError(f"layers are named for {len(sizes)} stages, but there are to be {stages}")
+        raise ExportError(f"layers are given for {len(sizes)} stages, but {stages} are requested")
     if sum(sizes) != total or min(sizes) < 1:
         listed = ",".join(map(str, sizes))
         raise ExportError(
-            f"stages of {listed} layers do not make the {total} of this model: each needs 1 or more"
+            f"stages of {listed} layers do not add up to the model's {total}; each needs 1 or more"
         )
     return [
         StageRange(
@@ -134,7 +132,7 @@ def plan_cuts(
     ]
 
 
-def _even(total: int, stages: int | None) -> list[int]:
+def _even_sizes(total: int, stages: int | None) -> list[int]:
     count = stages or 0
     if not 1 <= count <= total:
         raise ExportError(f"a model of {total} layers makes 1 to {total} stages, not {count}")
@@ -143,7 +141,7 @@ def _even(total: int, stages: int | None) -> list[int]:
 
 
 def _are_stages(folder: Path) -> bool:
-    """Whether everything in `folder` looks like a stage that was written here."""
+    """Whether `folder` contains only stages."""
     return all(
         child.name.startswith("stage-") and (child / MANIFEST_NAME).is_file()
         for child in folder.iterdir()
@@ -151,19 +149,19 @@ def _are_stages(folder: Path) -> bool:
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Ignore progress."""
+    """Report no progress."""
 
 
 # --- graphs and their weights --------------------------------------------------------------------
 
 
 def _cut(artifact: Artifact, cuts: Sequence[StageRange]) -> list[dict[str, ModelProto]]:
-    """Make the graphs of each stage; their weights still refer to the whole one's file."""
+    """Build the graphs of each stage; their weights still refer to the artifact's data file."""
     try:
         whole = onnx.load(artifact.graph_path, load_external_data=False)
-        made = StageGraphs(whole, artifact.manifest.dimensions.layers)
-        stages = [{GRAPH_NAME: made.stage(cut.first_layer, cut.layers)} for cut in cuts]
-        stages[0][HEAD_NAME] = made.head()
+        parts = StageGraphs(whole, artifact.manifest.dimensions.layers)
+        stages = [{GRAPH_NAME: parts.stage(cut.first_layer, cut.layers)} for cut in cuts]
+        stages[0][HEAD_NAME] = parts.head()
     except ExportError:
         raise
     except Exception as error:  # onnx raises foreign classes; KeyError for a missing name
@@ -174,20 +172,20 @@ def _cut(artifact: Artifact, cuts: Sequence[StageRange]) -> list[dict[str, Model
 
 
 def _write_graphs(directory: Path, graphs: Graphs, weights: _Weights) -> dict[str, str]:
-    """Write a stage's graphs, and once each the weights that they read; file name → SHA-256."""
+    """Write a stage's graphs and each of their weights once; return file name → SHA-256."""
     digests: dict[str, str] = {}
     written: dict[str, TensorProto] = {}
     for name, model in graphs.items():
-        own = []
-        for weight in _external(model):
+        unwritten = []
+        for weight in _external_weights(model):
             if weight.name in written:
                 weight.CopyFrom(written[weight.name])
             else:
-                own.append(weight)
-        if own:
+                unwritten.append(weight)
+        if unwritten:
             with (directory / f"{name}.data").open("wb") as file:
                 data = DataFile(file, f"{name}.data")
-                for weight in own:
+                for weight in unwritten:
                     weights.copy(weight, data)
                     written[weight.name] = weight
             digests[f"{name}.data"] = data.sha256
@@ -196,24 +194,24 @@ def _write_graphs(directory: Path, graphs: Graphs, weights: _Weights) -> dict[st
     return digests
 
 
-def _external(model: ModelProto) -> list[TensorProto]:
+def _external_weights(model: ModelProto) -> list[TensorProto]:
     return [weight for weight in model.graph.initializer if weight.external_data]
 
 
-def _place(weight: TensorProto) -> tuple[str, int, int]:
-    """Return file, offset and length of an external weight."""
+def _location(weight: TensorProto) -> tuple[str, int, int]:
+    """Return the file name, offset and length (bytes) of an external weight."""
     entries = {entry.key: entry.value for entry in weight.external_data}
     return entries["location"], int(entries["offset"]), int(entries["length"])
 
 
-def _bytes(graphs: Graphs) -> int:
-    """Sum the bytes of a stage's weights."""
-    sizes = {w.name: _place(w)[2] for model in graphs.values() for w in _external(model)}
+def _weight_bytes(graphs: Graphs) -> int:
+    """Return the total size of a stage's weights, bytes."""
+    sizes = {w.name: _location(w)[2] for model in graphs.values() for w in _external_weights(model)}
     return sum(sizes.values())
 
 
 class _Weights:
-    """The weights of the whole artifact, which are copied one by one."""
+    """Copies weights of the original artifact, one at a time."""
 
     def __init__(self, artifact: Artifact, total: int, progress: Progress) -> None:
         self._artifact = artifact
@@ -222,10 +220,12 @@ class _Weights:
         self._progress = progress
 
     def copy(self, weight: TensorProto, data: DataFile) -> None:
-        """Append a weight to `data` and record where it is."""
-        name, offset, length = _place(weight)
+        """Append a weight to `data` and update its location."""
+        name, offset, length = _location(weight)
         if name not in self._artifact.manifest.files:
-            raise ExportError(f"{self._artifact.graph_path} reads {name}, which is not its own")
+            raise ExportError(
+                f"{self._artifact.graph_path} reads {name}, which is not in the artifact"
+            )
         if name not in self._files:
             self._files[name] = MappedFile(self._artifact.path / name)
         data.put(weight, self._files[name].view(offset, length))

@@ -1,12 +1,12 @@
-"""Make the graphs of a pipeline's stages, as parts of a whole decoder's.
+"""Build the graphs of a pipeline's stages from the graph of a whole decoder.
 
     first      input_ids → next_states [T, width] f32      head      hidden_states → logits
     others     states [T, width] f32 → next_states
     last       states → hidden_states [N, width] f32, for the rows that `logit_rows` names
 
-States are the residual stream behind a stage's last layer, of all T packed tokens; where a graph
-computes in float16 they are cast on both sides, which loses nothing. All other inputs are those of
-the whole graph (see `export.dialects.dialect`), and each stage numbers its caches from 0.
+States are the residual stream after a stage's last layer, for all T packed tokens. A float16 graph
+casts them to float32 and back, without loss. All other inputs are those of the whole graph (see
+`export.dialects.dialect`); each stage numbers its caches from 0.
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ FLOAT = TensorProto.FLOAT
 
 
 class StageGraphs:
-    """Cuts a whole graph of so many layers into parts; weights stay where they are.
+    """Cuts a graph of `layers` layers into parts; weights stay in their file.
 
     Raises:
-        ExportError: if it cannot be cut at every border.
+        ExportError: if the graph cannot be cut between all layers.
     """
 
     def __init__(self, whole: ModelProto, layers: int) -> None:
         self._whole = whole
-        self._flow = Dependencies(whole.graph)
-        # The value at each layer's border; "" where nothing is cut.
-        self._borders = ["", *self._flow.borders(layers), ""]
+        self._dependencies = Dependencies(whole.graph)
+        # Name of the value at each layer's border; "" at both ends of the model.
+        self._borders = ["", *self._dependencies.borders(layers), ""]
         inferred = shape_inference.infer_shapes(whole).graph
         known = (*inferred.value_info, *inferred.input, *inferred.output)
         self._infos = {item.name: item for item in known}
 
     def stage(self, first: int, layers: int) -> ModelProto:
-        """Make layers first … first + layers − 1, with embedding or norm at the model's ends."""
+        """Build layers first … first + layers − 1, with embedding or norm at the model's ends."""
         end = first + layers
-        before, behind = self._borders[first], self._borders[end]
-        own = {  # name of each cache in the whole graph → in this stage
+        before, after = self._borders[first], self._borders[end]
+        cache_names = {  # name in the whole graph → name in this stage
             f"{when}.{name}": f"{when}.{renumbered}"
             for name, renumbered in zip(
                 kv_names(range(first, end)), kv_names(range(layers)), strict=True
             )
             for when in ("past", "present")
         }
-        caches = [name for name in own if name.startswith("present.")]
-        part = self._flow.part([behind or HIDDEN, *caches], [before] if before else [])
-        foreign = {name for name in self._infos if name.startswith("past.")} - own.keys()
-        foreign |= ({TOKENS} if before else set()) | ({ROWS} if behind else set())
-        if part.inputs & foreign:
-            read = ", ".join(sorted(part.inputs & foreign))
+        caches = [name for name in cache_names if name.startswith("present.")]
+        part = self._dependencies.subgraph([after or HIDDEN, *caches], [before] if before else [])
+        excluded = {name for name in self._infos if name.startswith("past.")} - cache_names.keys()
+        excluded |= ({TOKENS} if before else set()) | ({ROWS} if after else set())
+        if part.inputs & excluded:
+            read = ", ".join(sorted(part.inputs & excluded))
             raise ExportError(f"layers {first}–{end - 1} of this graph read {read} as well")
-        # Declared alike in all stages, whether they are read or not.
-        inputs = [item for item in self._whole.graph.input if item.name not in foreign]
+        # All stages declare the same inputs, even those that they do not read.
+        inputs = [item for item in self._whole.graph.input if item.name not in excluded]
         outputs = [self._infos[name] for name in caches]
         nodes = part.nodes
         if before:
             inputs = [self._states(STATES, before), *inputs]
-            nodes = [self._hand_over(before, STATES, before, self._type(before)), *nodes]
-        if behind:
-            outputs = [*outputs, self._states(NEXT_STATES, behind)]
-            nodes = [*nodes, self._hand_over(behind, behind, NEXT_STATES, FLOAT)]
+            nodes = [self._copy_node(before, STATES, before, self._type(before)), *nodes]
+        if after:
+            outputs = [*outputs, self._states(NEXT_STATES, after)]
+            nodes = [*nodes, self._copy_node(after, after, NEXT_STATES, FLOAT)]
         else:
             outputs = [*outputs, self._infos[HIDDEN]]
-        return self._model(f"layers {first}–{end - 1}", nodes, inputs, outputs, part, own)
+        return self._model(f"layers {first}–{end - 1}", nodes, inputs, outputs, part, cache_names)
 
     def head(self) -> ModelProto:
-        """Make the graph from hidden states to logits."""
-        border = self._flow.head_border()
-        part = self._flow.part([LOGITS], [border])
-        nodes = [self._hand_over(border, HIDDEN, border, self._type(border)), *part.nodes]
+        """Build the graph from hidden states to logits."""
+        border = self._dependencies.head_border()
+        part = self._dependencies.subgraph([LOGITS], [border])
+        nodes = [self._copy_node(border, HIDDEN, border, self._type(border)), *part.nodes]
         return self._model("head", nodes, [self._infos[HIDDEN]], [self._infos[LOGITS]], part, {})
 
     def _model(
@@ -88,7 +88,7 @@ class StageGraphs:
         part: Subgraph,
         names: Mapping[str, str],
     ) -> ModelProto:
-        """Make a graph of copies, with values renamed by `names`."""
+        """Build a graph from copies of nodes, with values renamed by `names`."""
         weights = [item for item in self._whole.graph.initializer if item.name in part.weights]
         graph = helper.make_graph(nodes, name, inputs, outputs, weights)
         for node in graph.node:
@@ -101,8 +101,8 @@ class StageGraphs:
         model.producer_name = self._whole.producer_name
         return model
 
-    def _hand_over(self, border: str, source: str, target: str, kind: int) -> NodeProto:
-        """Pass `source` on as `target` in this type; one is float32, one has `border`'s type."""
+    def _copy_node(self, border: str, source: str, target: str, kind: int) -> NodeProto:
+        """Build a node that copies `source` to `target`, cast to `kind` unless both are float32."""
         if self._type(border) == FLOAT:
             return helper.make_node("Identity", [source], [target], name=target)
         return helper.make_node("Cast", [source], [target], name=target, to=kind)

@@ -1,10 +1,10 @@
-"""State spaces (Mamba-2): a state that forgets by head, at a rate that each token sets.
+"""State spaces (Mamba-2): each head's state decays at a rate that the token sets.
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(projected + bias), clipped
 
-x, B and C pass a convolution. Each head has its A and D, each group of heads its B and C. In terms
-of linear attention, C is the query, B the key and Δ·x the value. Inputs and states are those that
-`export.recurrent` describes.
+x, B and C pass a convolution. A and D are per head, B and C per group of heads. In terms of linear
+attention, C is the query, B the key and Δ·x the value. `export.recurrent` describes inputs and
+states.
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ from pilotfish.export.recurrent import (
 
 def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Mix tokens; h [T, hidden] → [T, hidden]."""
-    module, own = f"model.layers.{i}.mamba", recurrence(config)
-    space = _space(own)
-    projected = _scaled(net, own, net.linear(h, f"{module}.in_proj"))
-    gate, fresh = net.split(projected, [own.values, own.width])
-    inputs = prepend_earlier(net, i, fresh, own.width)
-    mixed, steps = net.split(inputs, [own.channels, own.heads])
+    module, dims = f"model.layers.{i}.mamba", recurrence(config)
+    space = _space(dims)
+    projected = _scale_projection(net, dims, net.linear(h, f"{module}.in_proj"))
+    gate, fresh = net.split(projected, [dims.values, dims.width])
+    inputs = prepend_earlier(net, i, fresh, dims.width)
+    mixed, steps = net.split(inputs, [dims.channels, dims.heads])
     x, b, c = net.split(
-        net.silu(convolve(net, mixed, f"{module}.conv1d", own.taps)),
-        [own.values, own.keys, own.keys],
+        net.silu(convolve(net, mixed, f"{module}.conv1d", dims.taps)),
+        [dims.values, dims.keys, dims.keys],
     )
-    step, kept = _steps(net, space, module, rows(net, steps, own.taps - 1, ALL))
-    values = _by_head(net, own, x, step)  # [c + T, values]
-    answer = net.reshape(run_recurrence(net, own, i, [c, b, values, kept]), [-1, own.values])
-    answer = add_skip(net, own, i, answer, x)
-    gated = from_float32(net, _gated(net, own, module, answer, net.silu(to_float32(net, gate))))
+    step, log_decay = _steps(net, space, module, rows(net, steps, dims.taps - 1, ALL))
+    values = _scale_heads(net, dims, x, step)  # [c + T, values]
+    answer = net.reshape(run_recurrence(net, dims, i, [c, b, values, log_decay]), [-1, dims.values])
+    answer = add_skip(net, dims, i, answer, x)
+    gated = from_float32(
+        net, _gate_and_norm(net, dims, module, answer, net.silu(to_float32(net, gate)))
+    )
     return net.linear(gated, f"{module}.out_proj")
 
 
-def _scaled(net: Dialect, own: Recurrence, projected: str) -> str:
-    """Multiply gate, x, B, C and Δ by a number each."""
-    scales = _space(own).scales
+def _scale_projection(net: Dialect, dims: Recurrence, projected: str) -> str:
+    """Multiply gate, x, B, C and Δ by their factors."""
+    scales = _space(dims).scales
     if set(scales) == {1.0}:
         return projected
-    sizes = (own.values, own.values, own.keys, own.keys, own.heads)
+    sizes = (dims.values, dims.values, dims.keys, dims.keys, dims.heads)
     factors = np.repeat(np.array(scales, np.float32), sizes)
     return net.multiply(projected, net.graph.constant(factors, net.float))
 
 
 def _steps(net: Dialect, space: StateSpace, module: str, steps: str) -> tuple[str, str]:
-    """Return Δ, and the logarithm of what is kept, [c + T, heads] each."""
+    """Return Δ and the log decay, [c + T, heads] each."""
     op, graph = net.graph.op, net.graph
     bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
     step = op("Softplus", op("Add", steps, bias))
@@ -68,39 +70,39 @@ def _steps(net: Dialect, space: StateSpace, module: str, steps: str) -> tuple[st
         longest = min(space.longest, float(np.finfo(np.float32).max))
         bounds = (graph.constant(bound, "float32") for bound in (space.shortest, longest))
         step = op("Clip", step, *bounds)
-    speed = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
-    return step, op("Mul", step, graph.weight(f"{module}.speed", speed))
+    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
+    return step, op("Mul", step, graph.weight(f"{module}.speed", rate))
 
 
-def _by_head(net: Dialect, own: Recurrence, x: str, factors: str) -> str:
+def _scale_heads(net: Dialect, dims: Recurrence, x: str, factors: str) -> str:
     """Multiply each head of x [n, values] by its factor [n, heads]."""
-    heads = net.reshape(x, [-1, own.heads, own.value_dim])
-    product = net.graph.op("Mul", heads, net.reshape(factors, [-1, own.heads, 1]))
-    return net.reshape(product, [-1, own.values])
+    heads = net.reshape(x, [-1, dims.heads, dims.value_dim])
+    product = net.graph.op("Mul", heads, net.reshape(factors, [-1, dims.heads, 1]))
+    return net.reshape(product, [-1, dims.values])
 
 
-def _gated(net: Dialect, own: Recurrence, module: str, x: str, gate: str) -> str:
-    """Gate an answer [T, values] and norm it, in the order of the configuration, in f32."""
-    op, order = net.graph.op, _space(own).norm
+def _gate_and_norm(net: Dialect, dims: Recurrence, module: str, x: str, gate: str) -> str:
+    """Gate and norm an output [T, values] in f32, in the order that the configuration states."""
+    op, order = net.graph.op, _space(dims).norm
     if order != "before":
         x = op("Mul", x, gate)
     if order is not None:
-        x = _normed(net, own, f"{module}.norm", x)
+        x = _group_norm(net, dims, f"{module}.norm", x)
     return op("Mul", x, gate) if order == "before" else x
 
 
-def _normed(net: Dialect, own: Recurrence, name: str, x: str) -> str:
-    """Divide each group of x [T, values] by its root mean square, and weight it."""
+def _group_norm(net: Dialect, dims: Recurrence, name: str, x: str) -> str:
+    """Divide each group of x [T, values] by its root mean square; multiply by the weight."""
     op, constant = net.graph.op, net.graph.constant
-    width = own.values // own.key_heads
-    groups = net.reshape(x, [-1, own.key_heads, width])
+    width = dims.values // dims.key_heads
+    groups = net.reshape(x, [-1, dims.key_heads, width])
     squares = op("ReduceSum", op("Mul", groups, groups), constant([2], "int64"), keepdims=1)
     mean = op("Mul", squares, constant(1 / width, "float32"))
     root = op("Sqrt", op("Add", mean, constant(net.config.norm_eps, "float32")))
-    normed = net.reshape(op("Div", groups, root), [-1, own.values])
+    normed = net.reshape(op("Div", groups, root), [-1, dims.values])
     return op("Mul", normed, net.graph.weight(f"{name}.weight", net.read(f"{name}.weight")))
 
 
-def _space(own: Recurrence) -> StateSpace:
-    assert own.space is not None
-    return own.space
+def _space(dims: Recurrence) -> StateSpace:
+    assert dims.space is not None
+    return dims.space

@@ -1,4 +1,4 @@
-"""The weights of layers that keep a state, by their kind."""
+"""The weights of recurrent layers, by kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pilotfish.export.weight_sizes import Weights, WeightSize, linear_weights, s
 
 
 def _conv_weights(config: ModelConfig) -> Weights:
-    """Yield those of a gated short convolution."""
+    """Yield the weights of a gated short convolution."""
     hidden, taps = size_of(config, "hidden"), size_of(config, "recurrence.taps")
     both = WeightSize(3 * hidden.value, hidden.fields)
     yield from linear_weights(config, "conv.in_proj", both, hidden)
@@ -20,7 +20,7 @@ def _conv_weights(config: ModelConfig) -> Weights:
 
 
 def _delta_weights(config: ModelConfig) -> Weights:
-    """Yield those of linear attention by the gated delta rule."""
+    """Yield the weights of linear attention by the gated delta rule."""
     hidden, taps = size_of(config, "hidden"), size_of(config, "recurrence.taps")
     channels, values = size_of(config, "recurrence.channels"), size_of(config, "recurrence.values")
     heads = size_of(config, "recurrence.heads")
@@ -40,7 +40,7 @@ def _delta_weights(config: ModelConfig) -> Weights:
 
 
 def _space_weights(config: ModelConfig) -> Weights:
-    """Yield those of a state space."""
+    """Yield the weights of a state space."""
     hidden, taps = size_of(config, "hidden"), size_of(config, "recurrence.taps")
     channels, values = size_of(config, "recurrence.channels"), size_of(config, "recurrence.values")
     heads = size_of(config, "recurrence.heads")
@@ -58,7 +58,7 @@ def _space_weights(config: ModelConfig) -> Weights:
 
 
 def _selective_weights(config: ModelConfig) -> Weights:
-    """Yield those of a selective state space, whose heads are channels."""
+    """Yield the weights of a selective state space, in which each channel is a head."""
     hidden, taps = size_of(config, "hidden"), size_of(config, "recurrence.taps")
     values, low = size_of(config, "recurrence.values"), size_of(config, "recurrence.low")
     yield from linear_weights(

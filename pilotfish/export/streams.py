@@ -1,7 +1,7 @@
-"""Several residual streams: AltUp (arXiv 2301.13310), with Laurel's low-rank path (Gemma 3n).
+"""Parallel residual streams: AltUp (arXiv 2301.13310), with Laurel's low-rank path (Gemma 3n).
 
-x [T, n, hidden] holds n streams. A layer predicts each as a mix of all, computes the active one,
-and corrects all by how far its prediction was off. Coefficients are a token's own.
+x [T, n, hidden] holds n streams. A layer predicts each stream as a mix of all, computes the active
+one, and corrects all by the error of its prediction. Coefficients depend on the token.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from pilotfish.export.token_inputs import add_layer_inputs
 
 Part = Callable[[str], str]
 """Writes a part of a layer, [T, hidden] → [T, hidden]."""
-LEAST = 1e-5  # of a mean square that is divided by
+MIN_MEAN_SQUARE = 1e-5  # lower bound of a divisor
 
 
 def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
-    """Write all streams from the embeddings x [T, hidden]; x itself where there is one."""
+    """Expand the embeddings x [T, hidden] to all streams; return x if there is one stream."""
     if config.streams is None:
         return x
     magnitude = _magnitude(net, x)
-    made = [
-        _as_large(net, net.linear(x, f"model.altup_projections.{i}"), magnitude)
+    others = [
+        _match_magnitude(net, net.linear(x, f"model.altup_projections.{i}"), magnitude)
         for i in range(config.streams.count - 1)
     ]
     axis = net.graph.constant([1], "int64")
-    return net.graph.op("Concat", *(net.graph.op("Unsqueeze", each, axis) for each in (x, *made)),
+    return net.graph.op("Concat", *(net.graph.op("Unsqueeze", each, axis) for each in (x, *others)),
                         axis=1)  # fmt: skip
 
 
 def join_streams(net: Dialect, config: ModelConfig, x: str) -> str:
-    """Write one stream [T, hidden] of all, their mean once they are as large as the first."""
+    """Return the mean of all streams, [T, hidden], scaled to the magnitude of the first."""
     if config.streams is None:
         return x
     streams = [_stream(net, x, i) for i in range(config.streams.count)]
     magnitude, total = _magnitude(net, streams[0]), streams[0]
     for i, each in enumerate(streams[1:]):
         projected = net.linear(each, f"model.altup_unembed_projections.{i}")
-        total = net.graph.op("Add", total, _as_large(net, projected, magnitude))
-    return net.scaled(total, 1 / config.streams.count)
+        total = net.graph.op("Add", total, _match_magnitude(net, projected, magnitude))
+    return net.scale(total, 1 / config.streams.count)
 
 
 def write_streams(
@@ -53,56 +53,62 @@ def write_streams(
     attend: Part,
     feed: Part,
 ) -> str:
-    """Write layer i, [T, n, hidden] → [T, n, hidden]; `told` is its own input, [T, width]."""
-    layer, own = f"model.layers.{i}", config.streams
-    assert own is not None
-    predicted = _predicted(net, own, layer, x)
-    active = _stream(net, predicted, own.active)
+    """Write layer i, [T, n, hidden] → [T, n, hidden]; `layer_inputs` [T, width] are the layer's."""
+    layer, streams = f"model.layers.{i}", config.streams
+    assert streams is not None
+    predicted = _predict(net, streams, layer, x)
+    active = _stream(net, predicted, streams.active)
     h = net.norm(active, f"{layer}.input_layernorm")
     low = net.linear(net.linear(h, f"{layer}.laurel.linear_left"), f"{layer}.laurel.linear_right")
     laurel = net.graph.op("Add", h, net.norm(low, f"{layer}.laurel.post_laurel_norm"))
     attended = net.norm(attend(h), f"{layer}.attention_out_norm")
     both = net.graph.op("Add", net.graph.op("Add", active, attended), laurel)
-    x = net.scaled(both, 0.5**0.5)
-    fed = net.norm(feed(net.norm(x, f"{layer}.post_attention_layernorm")), f"{layer}.mlp_out_norm")
-    corrected = _corrected(net, own, layer, predicted, net.graph.op("Add", x, fed))
-    return corrected if layer_inputs is None else _told(net, own, layer, corrected, layer_inputs)
+    x = net.scale(both, 0.5**0.5)
+    mlp_out = net.norm(
+        feed(net.norm(x, f"{layer}.post_attention_layernorm")), f"{layer}.mlp_out_norm"
+    )
+    corrected = _correct(net, streams, layer, predicted, net.graph.op("Add", x, mlp_out))
+    return (
+        corrected
+        if layer_inputs is None
+        else _add_inputs(net, streams, layer, corrected, layer_inputs)
+    )
 
 
-def _told(net: Dialect, own: Streams, layer: str, x: str, told: str) -> str:
-    """Tell all streams but the first what the layer's own input makes of the active one."""
-    active = _stream(net, x, own.active)
-    if own.scaled:
+def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs: str) -> str:
+    """Add the per-layer input, gated by the active stream, to all streams except the first."""
+    active = _stream(net, x, streams.active)
+    if streams.scaled:
         active = net.multiply(active, net.weight(f"{layer}.altup.correct_output_scale"))
-    part = add_layer_inputs(net, layer, active, told)
+    part = add_layer_inputs(net, layer, active, layer_inputs)
     axis = net.graph.constant([1], "int64")
-    first, others = net.split(x, [1, own.count - 1], axis=1)
+    first, others = net.split(x, [1, streams.count - 1], axis=1)
     others = net.graph.op("Add", others, net.graph.op("Unsqueeze", part, axis))
     return net.graph.op("Concat", first, others, axis=1)
 
 
-def _predicted(net: Dialect, own: Streams, layer: str, x: str) -> str:
-    """Predict each stream as itself and a mix of all."""
-    kinds = _kinds(net, layer, _stream(net, x, own.active))
-    mix = net.linear(kinds, f"{layer}.altup.prediction_coefs", rounded=False)
-    mixed = net.graph.op("MatMul", net.reshape(mix, [-1, own.count, own.count]), x)
+def _predict(net: Dialect, streams: Streams, layer: str, x: str) -> str:
+    """Predict each stream as itself plus a mix of all."""
+    modalities = _modalities(net, layer, _stream(net, x, streams.active))
+    mix = net.linear(modalities, f"{layer}.altup.prediction_coefs", rounded=False)
+    mixed = net.graph.op("MatMul", net.reshape(mix, [-1, streams.count, streams.count]), x)
     return net.graph.op("Add", mixed, x)
 
 
-def _corrected(net: Dialect, own: Streams, layer: str, predicted: str, active: str) -> str:
-    """Add to each stream its share of what the active one's prediction lacked."""
+def _correct(net: Dialect, streams: Streams, layer: str, predicted: str, active: str) -> str:
+    """Add to each stream its share of the active stream's prediction error."""
     op, axis = net.graph.op, net.graph.constant([1], "int64")
-    kinds = _kinds(net, layer, active)
-    shares = net.linear(kinds, f"{layer}.altup.correction_coefs", rounded=False)
+    modalities = _modalities(net, layer, active)
+    shares = net.linear(modalities, f"{layer}.altup.correction_coefs", rounded=False)
     shares = op("Add", shares, net.graph.constant(1.0, net.float))  # [T, n]
-    lacked = op("Unsqueeze", op("Sub", active, _stream(net, predicted, own.active)), axis)
+    error = op("Unsqueeze", op("Sub", active, _stream(net, predicted, streams.active)), axis)
     shares = op("Unsqueeze", shares, net.graph.constant([2], "int64"))
-    return op("Add", predicted, net.multiply(shares, lacked))
+    return op("Add", predicted, net.multiply(shares, error))
 
 
-def _kinds(net: Dialect, layer: str, x: str) -> str:
-    """Say of what kind a token is, [T, n]; streams are mixed by that."""
-    normed = net.scaled(net.norm(x, f"{layer}.altup.router_norm"), 1 / net.config.hidden)
+def _modalities(net: Dialect, layer: str, x: str) -> str:
+    """Compute the modality of each token, [T, n], which sets the mixing coefficients."""
+    normed = net.scale(net.norm(x, f"{layer}.altup.router_norm"), 1 / net.config.hidden)
     return net.graph.op("Tanh", net.linear(normed, f"{layer}.altup.modality_router", rounded=False))
 
 
@@ -114,8 +120,10 @@ def _magnitude(net: Dialect, x: str) -> str:
     return net.graph.op("Sqrt", net.mean(net.multiply(x, x)))
 
 
-def _as_large(net: Dialect, x: str, magnitude: str) -> str:
-    """Scale x, token by token, to this root mean square."""
+def _match_magnitude(net: Dialect, x: str, magnitude: str) -> str:
+    """Scale each token of x to the root mean square `magnitude`."""
     op = net.graph.op
-    squares = op("Clip", net.mean(net.multiply(x, x)), net.graph.constant(LEAST, net.float))
+    squares = op(
+        "Clip", net.mean(net.multiply(x, x)), net.graph.constant(MIN_MEAN_SQUARE, net.float)
+    )
     return net.multiply(x, op("Div", magnitude, op("Sqrt", squares)))

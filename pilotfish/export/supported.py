@@ -1,8 +1,6 @@
-"""What can be exported, for `pilotfish export list --supported` and the table in docs/models.md."""
+"""List the supported models, for `pilotfish export list --supported` and docs/models.md."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 
@@ -10,7 +8,7 @@ from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.dialects.opset17 import Opset17
 
-# The version that tests/reference compares with.
+# The version that tests/reference uses.
 TRANSFORMERS = "5.23"
 TREES = "trees and chains"
 
@@ -19,15 +17,15 @@ class SupportedModel(msgspec.Struct, frozen=True, kw_only=True):
     """One class of models.
 
     Attributes:
-        model_type: as config.json says it.
-        models: published ones of this class.
+        model_type: `model_type` in config.json.
+        models: published models of this class.
         dialects: dialect → its precisions.
-        drafts: what it reads: token trees as well as chains, or chains alone.
-        stages: a pipeline's stages can be cut of it, under a standard dialect; of a class whose
-            layers may share keys and values, of its models in which none do.
-        gguf: its GGUF files are read into graphs, too.
-        hidden_states: it gives them, as every graph does.
-        tested: against which version of transformers.
+        drafts: supported drafts: token trees and chains, or chains only.
+        stages: whether it can be cut into pipeline stages, under a standard dialect. If layers of
+            the class can share keys and values, this holds for models in which none do.
+        gguf: whether its GGUF files can be exported as graphs.
+        tested: version of transformers that it was tested against.
+        hidden_states: whether the graph outputs hidden states; every graph does.
     """
 
     model_type: str
@@ -45,42 +43,20 @@ def supported() -> list[SupportedModel]:
     return [
         SupportedModel(
             model_type=model_type,
-            models=own.models,
-            dialects=_dialects(own),
-            drafts="chains" if own.states else TREES,
-            stages=not own.states and not own.keys.get("num_kv_shared_layers"),
-            gguf=own.gguf is not None,
+            models=architecture.models,
+            dialects=_dialects(architecture),
+            drafts="chains" if architecture.states else TREES,
+            stages=not architecture.states and not architecture.keys.get("num_kv_shared_layers"),
+            gguf=architecture.gguf is not None,
             tested=f"transformers {TRANSFORMERS}",
         )
-        for model_type, own in ARCHITECTURES.items()
+        for model_type, architecture in ARCHITECTURES.items()
     ]
 
 
-def markdown(models: Sequence[SupportedModel]) -> str:
-    """Format the table of docs/models.md."""
-    lines = [
-        "| `model_type` | models | dialects | token trees | stages | GGUF |",
-        "|---|---|---|---|---|---|",
-    ]
-    for model in models:
-        marks = (model.drafts == TREES, model.stages, model.gguf)
-        cells = (
-            f"`{model.model_type}`",
-            model.models,
-            ", ".join(model.dialects),
-            *("✓" if mark else "–" for mark in marks),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    precisions = "; ".join(
-        f"{name}: {', '.join(dialect.precisions)}" for name, dialect in DIALECTS.items()
-    )
-    told = f"All give hidden states. Tested against transformers {TRANSFORMERS}."
-    return "\n".join([*lines, "", f"Precisions: {precisions}. {told}"])
-
-
-def _dialects(own: Architecture) -> dict[str, list[str]]:
-    """Return the dialects that can express this class, with their precisions."""
-    loops = {"delta", "selective"} & set(own.states.values())
+def _dialects(architecture: Architecture) -> dict[str, list[str]]:
+    """Return the dialects that support this class, with their precisions."""
+    loops = {"delta", "selective"} & set(architecture.states.values())
     return {
         name: list(dialect.precisions)
         for name, dialect in DIALECTS.items()

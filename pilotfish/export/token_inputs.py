@@ -1,8 +1,8 @@
-"""What layers are told of a token besides the stream: embeddings per layer (Gemma 3n and 4).
+"""Per-layer embeddings of the tokens, a second input of each layer (Gemma 3n and 4).
 
-A table has a row for each token, of `width` numbers for each layer; to it is added a projection of
-the token's embedding, normed by layer. The table is the largest weight of these models, and is only
-looked up in.
+They are the sum of a row of a table, with `width` numbers per layer, and of a projection of the
+token's embedding, normed per layer. The table is the largest weight of these models; it is only
+used for look-ups.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
 def write_token_inputs(net: Dialect, config: ModelConfig, x: str) -> Sequence[str | None]:
-    """Write each layer's own input, [T, width] each; x are the embeddings, [T, hidden]."""
-    own = config.token_inputs
-    if own is None:
+    """Write the second input of each layer, [T, width]; x are the embeddings, [T, hidden]."""
+    inputs = config.token_inputs
+    if inputs is None:
         return [None] * config.layers
-    shape = [-1, config.layers, own.width]
-    projected = net.scaled(net.linear(x, TOKEN_PROJECTION), config.hidden**-0.5)
+    shape = [-1, config.layers, inputs.width]
+    projected = net.scale(net.linear(x, TOKEN_PROJECTION), config.hidden**-0.5)
     normed = net.norm(net.reshape(projected, shape), "model.per_layer_projection_norm")
-    found = net.embed_for_layers(TOKEN_TABLE)  # [T, layers · width]
-    looked_up = net.scaled(net.reshape(found, shape), own.width**0.5)
-    both = net.scaled(net.graph.op("Add", normed, looked_up), 0.5**0.5)
+    rows = net.embed_for_layers(TOKEN_TABLE)  # [T, layers · width]
+    looked_up = net.scale(net.reshape(rows, shape), inputs.width**0.5)
+    both = net.scale(net.graph.op("Add", normed, looked_up), 0.5**0.5)
     if config.layers == 1:
-        return [net.reshape(both, [-1, own.width])]
+        return [net.reshape(both, [-1, inputs.width])]
     return net.split(
-        net.reshape(both, [-1, config.layers * own.width]), [own.width] * config.layers
+        net.reshape(both, [-1, config.layers * inputs.width]), [inputs.width] * config.layers
     )
 
 
 def add_layer_inputs(net: Dialect, layer: str, x: str, layer_inputs: str) -> str:
-    """Write what a layer's own input makes of x [T, hidden]; → [T, hidden]."""
+    """Gate a layer's second input by x [T, hidden] and project it; → [T, hidden]."""
     gate = net.activation(net.linear(x, f"{layer}.per_layer_input_gate"), layer)
     projected = net.linear(net.multiply(gate, layer_inputs), f"{layer}.per_layer_projection")
     return net.norm(projected, f"{layer}.post_per_layer_input_norm")

@@ -1,4 +1,4 @@
-"""The shape of one weight, and which settings of a model it follows from."""
+"""Shapes of weights, and the settings of a model that determine them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NUMBER = re.compile(r"\.\d+\.")
 
 
 class WeightSize(NamedTuple):
-    """One dimension of a weight, and the fields of the configuration that it follows from."""
+    """One dimension of a weight, and the fields of `ModelConfig` that determine it."""
 
     value: int
     fields: tuple[str, ...]
 
 
 Weights = Iterator[tuple[str, tuple[WeightSize, ...]]]
-"""Name and shape of one weight after the other: a damaged number of layers costs nothing."""
+"""Yields name and shape of each weight; an iterator, since a damaged layer count may be huge."""
 
 
 def linear_weights(
@@ -35,30 +35,30 @@ def linear_weights(
 
 
 def wildcard_name(name: str) -> str:
-    """Replace the number in a name within a layer, an expert's, by *."""
+    """Replace an expert's number in a name by *."""
     return NUMBER.sub(".*.", name)
 
 
 def norm_weights(config: ModelConfig, name: str, width: WeightSize) -> Weights:
-    """Yield weight and bias of a norm, as far as there are any."""
+    """Yield the weight and bias of a norm, if the model has them."""
     if config.form.learned_norms:
         yield f"{name}.weight", (width,)
         if config.form.norm_bias:
             yield f"{name}.bias", (width,)
 
 
-def own_size(config: ModelConfig, field: str, stated: int | None) -> WeightSize:
-    """Return a layer's own size, or the model's."""
+def layer_size(config: ModelConfig, field: str, stated: int | None) -> WeightSize:
+    """Return a layer's size `stated`, or the model's size if None."""
     return size_of(config, field) if stated is None else WeightSize(stated, ("model_type",))
 
 
-def product_of(*sizes: WeightSize) -> WeightSize:
-    """Multiply sizes; what one of them follows from alone is not said of the product."""
+def multiply_sizes(*sizes: WeightSize) -> WeightSize:
+    """Multiply sizes; the product names the fields of all, or only model_type if one does."""
     fields = tuple(field for size in sizes for field in size.fields)
-    own = ("model_type",) if "model_type" in fields else fields
-    return WeightSize(math.prod(size.value for size in sizes), own)
+    causes = ("model_type",) if "model_type" in fields else fields
+    return WeightSize(math.prod(size.value for size in sizes), causes)
 
 
 def size_of(config: ModelConfig, *fields: str) -> WeightSize:
-    """Multiply these fields."""
+    """Return the product of these fields of the configuration."""
     return WeightSize(math.prod(attrgetter(name)(config) for name in fields), fields)

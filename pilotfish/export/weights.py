@@ -1,13 +1,13 @@
-"""The weights of a model: their names and shapes.
+"""The names and shapes of a model's weights.
 
-In: a `ModelConfig`. Out: name and shape of each weight. Names are those of Llama's modules in
-Hugging Face's checkpoints, whatever a file calls them:
+In: a `ModelConfig`. Out: name and shape of each weight. Names follow Llama's modules in Hugging
+Face's checkpoints, whatever names a file uses:
 
     model.embed_tokens, model.embed_positions, model.embed_norm, model.project_in, model.project_out
     model.layers.{i}.input_layernorm            before attention
-    model.layers.{i}.attention_out_norm         behind it, before the sum
+    model.layers.{i}.attention_out_norm         after it, before the sum
     model.layers.{i}.post_attention_layernorm   before the feed-forward part
-    model.layers.{i}.mlp_out_norm               behind it, before the sum
+    model.layers.{i}.mlp_out_norm               after it, before the sum
     model.layers.{i}.self_attn.{q,k,v,o}_proj, .gate_proj, .q_norm, .k_norm, .sub_norm
     model.layers.{i}.self_attn.sinks [heads]
     model.layers.{i}.conv.{in,out}_proj, .conv                            instead of attention
@@ -16,15 +16,15 @@ Hugging Face's checkpoints, whatever a file calls them:
         .dt_proj
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
-        .shared_expert_gate                     of a mixture of experts
+        .shared_expert_gate                     mixture of experts
     model.norm, lm_head
-    model.embed_tokens_per_layer, .per_layer_model_projection, .per_layer_projection_norm and, of a
+    model.embed_tokens_per_layer, .per_layer_model_projection, .per_layer_projection_norm and, in a
         layer, .per_layer_input_gate, .per_layer_projection, .post_per_layer_input_norm,
         .layer_scalar                           Gemma 3n and 4
-    model.altup_projections.{j}, .altup_unembed_projections.{j} and, of a layer, .altup.{…},
+    model.altup_projections.{j}, .altup_unembed_projections.{j} and, in a layer, .altup.{…},
         .laurel.{…}                             Gemma 3n
     model.layers.{i}.mlp.router_norm, .router_scale, .own_norm, .experts_norm, .experts_out_norm
-                                                of a mixture beside a part of the layer's own
+                                                mixture parallel to a dense part
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from pilotfish.export.state_weights import STATES
 from pilotfish.export.weight_sizes import (
     Weights,
     WeightSize,
+    layer_size,
     linear_weights,
+    multiply_sizes,
     norm_weights,
-    own_size,
-    product_of,
     size_of,
 )
 
@@ -71,15 +71,15 @@ def weights(config: ModelConfig) -> Weights:
             yield f"model.layers.{i}.{name}", sizes
     if form.final_norm:
         yield from norm_weights(config, "model.norm", hidden)
-    said = vocabulary if config.head_tokens is None else size_of(config, "head_tokens")
+    head_rows = vocabulary if config.head_tokens is None else size_of(config, "head_tokens")
     if not config.tied:
-        yield HEAD, (said, width)
+        yield HEAD, (head_rows, width)
     if "lm_head" in form.biases:
-        yield HEAD_BIAS, (said,)
+        yield HEAD_BIAS, (head_rows,)
 
 
 def _outer_inputs(config: ModelConfig) -> Weights:
-    """Yield what makes the layers' own inputs, and further streams."""
+    """Yield the weights outside the layers for per-layer inputs and parallel streams."""
     hidden = size_of(config, "hidden")
     if config.token_inputs is not None:
         width = size_of(config, "token_inputs.width")
@@ -94,7 +94,7 @@ def _outer_inputs(config: ModelConfig) -> Weights:
 
 
 def _layer_inputs(config: ModelConfig) -> Weights:
-    """Yield what takes in a layer's own inputs."""
+    """Yield a layer's weights for its per-layer inputs."""
     hidden = size_of(config, "hidden")
     if config.token_inputs is not None:
         width = size_of(config, "token_inputs.width")
@@ -106,7 +106,7 @@ def _layer_inputs(config: ModelConfig) -> Weights:
 
 
 def _streams(config: ModelConfig) -> Weights:
-    """Yield what AltUp and Laurel have in a layer."""
+    """Yield a layer's weights of AltUp and Laurel."""
     if config.streams is None:
         return
     hidden, rank = size_of(config, "hidden"), size_of(config, "streams.rank")
@@ -122,21 +122,21 @@ def _streams(config: ModelConfig) -> Weights:
 
 
 def _layer_weights(config: ModelConfig, index: int) -> Weights:
-    """Yield the weights of a layer, named without it."""
+    """Yield the weights of a layer, by names relative to the layer."""
     form, layer = config.form, config.layer(index)
-    inner = own_size(config, "intermediate", layer.intermediate)
-    for name in form.norms if layer.mixes and layer.fed else ("input_layernorm",):
+    inner = layer_size(config, "intermediate", layer.intermediate)
+    for name in form.norms if layer.has_mixer and layer.has_mlp else ("input_layernorm",):
         yield from norm_weights(config, name, size_of(config, "hidden"))
     if layer.kind in CACHED:
         yield from _attention_weights(config, layer)
     if layer.kind in STATES:
         yield from STATES[layer.kind](config)
-    if not layer.fed:
+    if not layer.has_mlp:
         return
-    beside = config.experts is not None and config.experts.beside
+    parallel = config.experts is not None and config.experts.parallel_mlp
     if layer.experts:
         yield from _experts(config)
-    if beside or not layer.experts:
+    if parallel or not layer.experts:
         yield from _mlp(config, "mlp", inner)
     if form.sub_norms:
         yield "mlp.sub_norm.weight", (inner,)
@@ -158,7 +158,7 @@ def _experts(config: ModelConfig) -> Weights:
         yield from _mlp(config, "mlp.shared_expert", size_of(config, "experts.shared"))
         if experts.shared_gate:
             yield "mlp.shared_expert_gate.weight", (WeightSize(1, ("model_type",)), hidden)
-    if experts.beside:
+    if experts.parallel_mlp:
         yield "mlp.router_scale", (size_of(config, "experts.count"),)
         for norm in ("router_norm", "own_norm", "experts_norm", "experts_out_norm"):
             yield f"mlp.{norm}.weight", (hidden,)
@@ -174,9 +174,9 @@ def _mlp(config: ModelConfig, module: str, inner: WeightSize) -> Weights:
 
 def _attention_weights(config: ModelConfig, layer: Layer) -> Weights:
     form, hidden = config.form, size_of(config, "hidden")
-    dim = own_size(config, "head_dim", layer.head_dim)
-    queries = product_of(size_of(config, "heads"), dim)
-    keys = product_of(own_size(config, "kv_heads", layer.kv_heads), dim)
+    dim = layer_size(config, "head_dim", layer.head_dim)
+    queries = multiply_sizes(size_of(config, "heads"), dim)
+    keys = multiply_sizes(layer_size(config, "kv_heads", layer.kv_heads), dim)
     gate = [("self_attn.gate_proj", queries, hidden)] if form.gated_attention else []
     projections = (
         ("self_attn.q_proj", queries, hidden),
@@ -198,16 +198,16 @@ def _attention_weights(config: ModelConfig, layer: Layer) -> Weights:
 
 
 def absent_projections(layer: Layer) -> tuple[str, ...]:
-    """Name the projections that attention of this kind does without."""
-    if layer.reads is not None:
+    """Return the projections that this layer's attention does not have."""
+    if layer.kv_source is not None:
         return "self_attn.k_proj", "self_attn.v_proj"
     return ("self_attn.v_proj",) if layer.tied_values else ()
 
 
 def _head_norms(config: ModelConfig, layer: Layer) -> Weights:
-    width = own_size(config, "head_dim", layer.head_dim)
+    width = layer_size(config, "head_dim", layer.head_dim)
     normed = (("q_norm", "heads"), ("k_norm", "kv_heads"))
-    for name, heads in normed if layer.reads is None else normed[:1]:
+    for name, heads in normed if layer.kv_source is None else normed[:1]:
         forms = {
             "head": (width,),
             "heads": (size_of(config, heads), width),

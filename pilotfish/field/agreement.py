@@ -5,7 +5,7 @@ In:  a drafter with its bridge, a prompt, and the target's answer. Out: for each
      figures computed from that.
 
 A protocol compares drafts only after accepted drafts, and accepted drafts are the target's tokens.
-So if both models are greedy, or draw with the same noise (`speculation.coupling`), the agreement
+So if both models are greedy, or draw with the same noise (`speculation.agreement`), the agreement
 alone decides how many drafts every protocol and window accepts. With one vocabulary this is exact
 but for ties: passes over many tokens round differently from passes over one. Across a bridge it is
 nearly exact: in a round, later drafts follow the round's earlier drafts token by token; here the

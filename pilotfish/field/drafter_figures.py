@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import smoothed
+from pilotfish.device_runtime.choice.acceptance import smooth
 from pilotfish.field.agreement import Agreed, count_accepted, count_by_depth
 from pilotfish.field.resampling import Estimate, estimate
 from pilotfish.speculation.ahead import survival
@@ -127,7 +127,7 @@ class DrafterCounts:
             [
                 1.0
                 / hinted_token_s(
-                    smoothed(count, right_count, _HOPE),
+                    smooth(count, right_count, _HOPE),
                     rtt_s=rtt_s,
                     draft_s=draft_s,
                     pass_s=target_s[: MOST_DRAFTS + 1],

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 
 try:
     from matplotlib import style
@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     if not (error.name or "").startswith("matplotlib"):
         raise
     raise UnsupportedError(
-        f"Drawing needs matplotlib, which is not installed: {installing('field')}."
+        f"Drawing needs matplotlib, which is not installed: {install_command('field')}."
     ) from error
 
 __all__ = [

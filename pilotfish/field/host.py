@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pilotfish import wire
 from pilotfish.base.cpus import cpu_quota
+from pilotfish.base.version import SOFTWARE
 
 _ROOT = Path("/")
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
@@ -43,7 +43,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
         "governor": _governor(root),
         "gpu": _gpu(root),
         "python": platform.python_version(),
-        "pilotfish": wire.SOFTWARE.removeprefix("pilotfish "),
+        "pilotfish": SOFTWARE.removeprefix("pilotfish "),
         "packages": _packages(),
     }
     return {name: value for name, value in values.items() if value is not None}

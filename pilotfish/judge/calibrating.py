@@ -99,14 +99,14 @@ class Position(NamedTuple):
     @classmethod
     def from_comparison(cls, comparison: DistributionComparison, tau: float) -> Position:
         """Extract the rule's inputs from a comparison."""
-        strict = comparison.strict()
+        strict = comparison.strict_mass()
         return cls(
             comparison.entropy_ratio,
             comparison.norm_match,
             float(strict.sum()),
             comparison.drafter,
             comparison.gap,
-            comparison.softened(tau) - strict,
+            comparison.softened_mass(tau) - strict,
         )
 
 

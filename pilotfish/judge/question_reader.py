@@ -59,7 +59,7 @@ class OpenPair:
         draft_vocabulary, target_vocabulary = (
             Vocabulary.from_artifact(artifact) for artifact in artifacts
         )
-        self.vocabularies = Pair(draft_vocabulary, target_vocabulary, artifacts[0].kept)
+        self.vocabularies = Pair(draft_vocabulary, target_vocabulary, artifacts[0].head_tokens)
         self.context = min(artifact.manifest.dimensions.context for artifact in artifacts)
 
     def require_hidden_states(self) -> None:

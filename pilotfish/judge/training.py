@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.base.settings import setting
 from pilotfish.edge_runtime.head import DecisionHead, token_buckets
 from pilotfish.edge_runtime.head_file import (
@@ -282,7 +282,7 @@ def _fit(
         import torch
     except ModuleNotFoundError as error:
         raise EngineError(
-            f"Training needs torch, which is not installed: {installing('judge')}."
+            f"Training needs torch, which is not installed: {install_command('judge')}."
         ) from error
     scale = _state_scale(training_set) if card.features == "states" else None
     with _deterministic(options.seed):
@@ -359,7 +359,7 @@ def _data(
     links = (
         np.empty((len(mismatches.keys), 1, 0))
         if card.link is None
-        else card.link.standardised(mismatches.links)
+        else card.link.standardise(mismatches.links)
     )
     return _Data(
         inputs=torch.from_numpy(inputs),

@@ -1,7 +1,7 @@
-"""Try every provider of this machine against the CPU, and say what differs.
+"""Check every provider of this machine against the CPU, and report differences.
 
-Models of random weights (`models`) and the default model are exported as each provider can run
-them (`shelf`, `providers`). In a process of its own (`trying`), each provider is given passes whose
-answers the plainest use of the CPU knows too (`checks`), runs both ends of the protocols
-(`protocols`), and is timed (`timing`). A crash or a hang is a finding like others (`running`).
+Tiny random models (`models`) and the default model are exported in each provider's formats
+(`check_artifacts`, `providers`). A worker process (`worker`) runs passes on each provider whose
+answers are also computed in the plainest way on the CPU (`checks`), runs both ends of the protocols
+(`protocols`), and times passes (`timing`). A crash or a hang counts as a failed check (`running`).
 """

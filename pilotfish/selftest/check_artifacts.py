@@ -1,4 +1,4 @@
-"""What is tried: artifacts as each provider runs them, each exported when it is first wanted."""
+"""The artifacts to check, exported for each provider when they are first needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pilotfish.selftest.models import (
     KINDS,
     LINEAR,
     TARGET,
-    UNCUT,
+    WITHOUT_STAGES,
     drafter_of,
     tiny_models,
 )
@@ -24,15 +24,15 @@ from pilotfish.selftest.worker import ProviderJob
 Show = Callable[[str, int, "int | None"], None]
 
 DEFAULT = "default"
-DEFAULT_BYTES = 2_000_000_000  # all forms of it that one provider is given
+DEFAULT_BYTES = 2_000_000_000  # disk space for all its formats on one provider
 STAGES = 3
 
 
 class CheckArtifacts:
-    """Exports into a folder; `show(label, done, total)` is told what takes long.
+    """Exports artifacts into a folder; `show(label, done, total)` reports slow exports.
 
     Attributes:
-        absent: why there is no default model; None while nothing is known to be wrong with it.
+        missing: why there is no default model; None while it is available.
     """
 
     def __init__(self, folder: Path, show: Show) -> None:
@@ -41,32 +41,34 @@ class CheckArtifacts:
         self.missing: str | None = None
 
     def jobs(self, provider: str, *, quick: bool) -> list[ProviderJob]:
-        """List what this provider is to do, tiny models first."""
+        """List the jobs for this provider, tiny models first."""
         jobs = []
         for model in KINDS:
             variants = [each for each in VARIANTS[provider] if each.every or model == TARGET]
             if model in LINEAR:
-                variants = [each._replace(dialect=_linear(each.dialect)) for each in variants]
+                variants = [
+                    each._replace(dialect=_linear_dialect(each.dialect)) for each in variants
+                ]
             for variant in dict.fromkeys(variants):
                 first = variant == variants[0]
-                jobs.append(self._tiny(provider, model, variant, first=first))
-        return jobs if quick else jobs + self._of_default(provider)
+                jobs.append(self._tiny_job(provider, model, variant, first=first))
+        return jobs if quick else jobs + self._default_jobs(provider)
 
-    def _tiny(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
+    def _tiny_job(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
         whole = first and model == TARGET
-        cut = whole or (first and provider in STAGED and model not in UNCUT)
+        cut = whole or (first and provider in STAGED and model not in WITHOUT_STAGES)
         both_ends = first and model in BOTH_ENDS
         return self._job(
             model,
             variant,
-            reference=self.artifact(model, _reference(model, variant)),
+            reference=self.artifact(model, _reference_variant(model, variant)),
             cut=self.stages(model, variant) if cut else None,
             drafter=self.artifact(drafter_of(model), variant) if both_ends else None,
             timed=whole,
         )
 
-    def _of_default(self, provider: str) -> list[ProviderJob]:
-        """List the default model's jobs; none, and `absent` says why, if it cannot be had."""
+    def _default_jobs(self, provider: str) -> list[ProviderJob]:
+        """List the default model's jobs; [] if it is unavailable, and `missing` says why."""
         free = shutil.disk_usage(self._folder).free
         if free < DEFAULT_BYTES:
             self.missing = (
@@ -100,18 +102,18 @@ class CheckArtifacts:
             dialect=variant.dialect,
             precision=variant.precision,
             artifact=str(self.artifact(model, variant)),
-            reference=_text(reference),
-            cut=_text(cut),
-            drafter=_text(drafter),
+            reference=_path_text(reference),
+            cut=_path_text(cut),
+            drafter=_path_text(drafter),
             timed=timed,
             threads=None if model == DEFAULT else 1,
         )
 
     def artifact(self, model: str, variant: Variant) -> Path:
-        """Return the artifact's folder.
+        """Return the artifact's folder, exporting it if needed.
 
         Raises:
-            EngineError: if it cannot be exported, or the default model not be fetched.
+            EngineError: if the export fails, or the default model cannot be downloaded.
         """
         from pilotfish.export.model import export_model
 
@@ -129,7 +131,7 @@ class CheckArtifacts:
         return path
 
     def stages(self, model: str, variant: Variant) -> Path:
-        """Return the folder of its stages."""
+        """Return the folder of the model's stages, splitting it if needed."""
         from pilotfish.export.split import split_artifact
 
         path = self._folder / f"{model}-{variant.dialect}-{variant.precision}-stages"
@@ -138,18 +140,18 @@ class CheckArtifacts:
         return path
 
 
-def _reference(model: str, variant: Variant) -> Variant:
-    """Return the form that a tiny model's answers are compared with."""
+def _reference_variant(model: str, variant: Variant) -> Variant:
+    """Return the variant with which a tiny model's answers are compared."""
     if model not in LINEAR:
         return Variant(REFERENCE, variant.precision)
     other = "contrib" if variant == Variant("opset24", "fp32") else "opset24"
     return Variant(other, variant.precision)
 
 
-def _linear(dialect: str) -> str:
-    """Return the dialect in which there is linear attention, in place of this one."""
+def _linear_dialect(dialect: str) -> str:
+    """Return a dialect with linear attention in place of this one."""
     return "opset24" if dialect == REFERENCE else dialect
 
 
-def _text(path: Path | None) -> str | None:
+def _path_text(path: Path | None) -> str | None:
     return None if path is None else str(path)

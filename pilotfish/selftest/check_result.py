@@ -1,4 +1,4 @@
-"""What a check finds: the worst row of all answers that it compared."""
+"""The result of a check: the worst row of all answers that it compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Status = Literal["passed", "differs", "failed", "left out", "not there"]
 
 
 class ComparedRows(NamedTuple):
-    """Answers f32 [n, width], and what the reference says."""
+    """Answers f32 [n, width], and those of the reference."""
 
     where: str
     got: Rows
@@ -23,17 +23,17 @@ class ComparedRows(NamedTuple):
 
 
 class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of one check of one model over one provider.
+    """The result of one check of one model on one provider.
 
     Attributes:
-        precision, dialect: of the artifact.
-        reason: why it failed, was left out or is not there: this model has no such thing.
-        difference: ‖Δ‖/‖wanted‖ of the worst row; None where nothing was compared, or where the
-            row has numbers that are not finite.
+        precision, dialect: those of the artifact.
+        reason: why it failed, was left out or does not apply to the model.
+        difference: ‖Δ‖/‖wanted‖ of the worst row; None if nothing was compared, or if the row has
+            numbers that are not finite.
         tolerance: the largest difference that passes.
         largest: the largest |Δ| in that row.
         where: the row, and the column of the largest |Δ|.
-        seconds: how long the check took.
+        seconds: duration of the check.
     """
 
     provider: str
@@ -58,22 +58,22 @@ class Worst(NamedTuple):
     where: str
 
 
-def worst(compared: Iterable[ComparedRows]) -> Worst:
-    """Find the row that differs most; `difference` is inf where numbers are not finite."""
-    found = Worst(0.0, 0.0, "")
+def worst_row(compared: Iterable[ComparedRows]) -> Worst:
+    """Find the row that differs most; `difference` is inf for numbers that are not finite."""
+    result = Worst(0.0, 0.0, "")
     rows = 0
     for where, got, wanted in compared:
         if got.shape != wanted.shape:
             raise ValueError(f"{where}: shape {got.shape} instead of {wanted.shape}")
-        apart = np.abs(got.astype(np.float64) - wanted)
+        delta = np.abs(got.astype(np.float64) - wanted)
         scale = np.linalg.norm(wanted.astype(np.float64), axis=1)
-        for row, own in enumerate(np.linalg.norm(apart, axis=1) / scale):
-            difference = float(own) if math.isfinite(own) else math.inf
-            if not rows or difference > found.difference:
-                column = int(np.argmax(apart[row]))
-                largest = float(apart[row, column])
-                found = Worst(difference, largest, f"{where}, row {row}, column {column}")
+        for row, ratio in enumerate(np.linalg.norm(delta, axis=1) / scale):
+            difference = float(ratio) if math.isfinite(ratio) else math.inf
+            if not rows or difference > result.difference:
+                column = int(np.argmax(delta[row]))
+                largest = float(delta[row, column])
+                result = Worst(difference, largest, f"{where}, row {row}, column {column}")
             rows += 1
     if not rows:
         raise ValueError("nothing was compared")
-    return found
+    return result

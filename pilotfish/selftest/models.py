@@ -1,7 +1,7 @@
-"""Tiny models of random weights, a checkpoint directory of each kind of attention.
+"""Tiny models of random weights: a checkpoint directory for each kind of attention.
 
-In: a folder. Out: Hugging Face directories in it, the same at every run: this way they pass through
-the exporter as any checkpoint does. To add a kind, add a line to `KINDS`.
+In: a folder. Out: Hugging Face directories in it, the same at every run, which pass through the
+exporter like any checkpoint. To add a kind, add a line to `KINDS`.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pilotfish.selftest.storing import Floats, as_stored
-
 if TYPE_CHECKING:
+    from pilotfish.export.architectures import Names
     from pilotfish.export.model_config import ModelConfig
 
+Floats = NDArray[np.float32]
 Spoil = Callable[[dict[str, Floats]], None]
 
 END = "<|end|>"
 TOKENS = 257  # the bytes and END
 CONTEXT = 1024
-SHARPNESS = 2.0  # the logits' standard deviation, about
+SHARPNESS = 2.0  # standard deviation of the logits, about
 TARGET = "llama"
 
 _LLAMA: dict[str, Any] = {
@@ -61,7 +62,7 @@ _OPT: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "eos_token_id": TOKENS - 1,
 }
-# By name: what of the attention each has that others have not.
+# Models by name; the comments say what is special about their layers.
 KINDS: dict[str, dict[str, Any]] = {
     TARGET: _LLAMA,  # fewer keys than queries, rotary positions
     "llama3": {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": _ROPE},
@@ -74,8 +75,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "sliding_window": 32,
         "query_pre_attn_scalar": 16,
     },
-    "smollm3": {**_LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 0, 1]},  # a layer unturned
-    "cohere": {  # attention and feed-forward part side by side, neighbours turn together
+    "smollm3": {
+        **_LLAMA,
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 0, 1],
+    },  # one layer without rotary positions
+    "cohere": {  # attention and feed-forward in parallel, rotary pairs of neighbours
         **{key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"},
         "model_type": "cohere",
         "layer_norm_eps": 1e-5,
@@ -83,7 +88,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "logit_scale": 1.0,
     },
     "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
-    # Layers of other heads, which read the keys and values of earlier ones; a table for each layer.
+    # Layers with other head sizes, which read earlier layers' keys and values; a table per layer.
     "gemma4": {
         **{key: value for key, value in _LLAMA.items() if key != "rope_theta"},
         "model_type": "gemma4_text",
@@ -106,7 +111,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
     },
-    "qwen2_moe": {  # experts in every second layer, beside a part for all tokens
+    "qwen2_moe": {  # experts in every second layer, with a shared expert
         **_LLAMA,
         "model_type": "qwen2_moe",
         "num_experts": 4,
@@ -122,7 +127,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "block_auto_adjust_ff_dim": False,
     },
-    "qwen3_5": {  # linear attention, and gated attention of which a part is turned
+    "qwen3_5": {  # linear attention, and gated attention with partial rotary positions
         **_LLAMA,
         "model_type": "qwen3_5_text",
         "head_dim": 16,
@@ -133,23 +138,23 @@ KINDS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 8,
     },
 }
-# What some layers keep of these is no keys and values; they have no trees.
+# Models with recurrent states; they read no trees.
 STATEFUL = ("lfm2", "qwen3_5")
-# No stages are made of these: of states, and where layers read the keys and values of others.
-UNCUT = (*STATEFUL, "gemma4")
-# No plain operators say linear attention, so these have no opset17.
+# Models that cannot be cut into stages: those with states or with shared keys and values.
+WITHOUT_STAGES = (*STATEFUL, "gemma4")
+# Plain operators cannot express linear attention, so these have no opset17.
 LINEAR = ("qwen3_5",)
-# Protocols are tried with these.
+# Models that also run the protocols.
 BOTH_ENDS = (TARGET, "gpt_oss", "qwen2_moe", *STATEFUL)
 
 
 def drafter_of(kind: str) -> str:
-    """Name the drafter of a target: its weights, but flatter. Half of its drafts come true."""
+    """Name the drafter of a target: the same weights, but flatter; half of its drafts match."""
     return f"{kind}-drafter"
 
 
 def tiny_models(folder: Path) -> dict[str, str]:
-    """Write all, and the drafters of `BOTH_ENDS`; name → directory, a source for the exporter."""
+    """Write all models and the drafters of `BOTH_ENDS`; return their directories by name."""
     sharp = {name: (config, SHARPNESS) for name, config in KINDS.items()}
     flat = {drafter_of(name): (KINDS[name], SHARPNESS / 1.5) for name in BOTH_ENDS}
     written = {}
@@ -162,7 +167,7 @@ def tiny_models(folder: Path) -> dict[str, str]:
 def write_model(
     path: Path, config: Mapping[str, Any], sharpness: float, spoil: Spoil = lambda _: None
 ) -> None:
-    """Write one; `spoil` may change its weights, which it is given by our names."""
+    """Write one model; `spoil` may change its weights, which have our names."""
     from safetensors.numpy import save_file
 
     from pilotfish.export.sources.huggingface_config import Description
@@ -178,7 +183,7 @@ def write_model(
 
 
 def _tokenizer() -> str:
-    """Make a tokenizer.json of bytes."""
+    """Make a tokenizer.json of single bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: id for id, token in enumerate([*alphabet, END])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -190,7 +195,7 @@ def _tokenizer() -> str:
 
 
 def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
-    """Make normal random weights that depend on their names alone, by our names."""
+    """Make normal random weights, by our names, that depend only on their names."""
     from pilotfish.export.weights import shapes
 
     weights = {}
@@ -198,30 +203,30 @@ def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
         random = np.random.default_rng(zlib.crc32(name.encode()))
         values = random.standard_normal(shape, np.float32)
         if len(shape) == 1:
-            values = 0.1 * values + _middle(name)
+            values = 0.1 * values + _typical_value(name)
         else:
             head = name.endswith(("embed_tokens.weight", "lm_head.weight"))
             values *= (sharpness if head else 1.0) / np.sqrt(math.prod(shape[1:]))
         weights[name] = values.astype(np.float32)
     if config.experts is not None:
-        _settle_routes(weights, config.experts.count)
+        _separate_experts(weights, config.experts.count)
     return weights
 
 
-def _middle(name: str) -> float:
-    """Return about what a vector's numbers are."""
+def _typical_value(name: str) -> float:
+    """Return the typical value of a vector's numbers."""
     if name.endswith(".sinks"):
-        return 3.0  # seen on long texts, too
+        return 3.0  # visible on long texts, too
     if name.endswith(".A_log"):
         return -2.0  # states remember some dozens of tokens
     return float(name.endswith("layer_scalar") or ("norm" in name and name.endswith("weight")))
 
 
-def _settle_routes(weights: dict[str, Floats], experts: int) -> None:
-    """Have a token's embedding alone choose its experts, in channels that nothing else writes.
+def _separate_experts(weights: dict[str, Floats], experts: int) -> None:
+    """Make experts depend only on the token's embedding, in channels that nothing else writes.
 
-    Far apart, so that no rounding, of half precision either, chooses others: that would be another
-    answer, and right.
+    The scores are far apart, so that no rounding, not even to half precision, selects others:
+    that would be a different but correct answer.
     """
     random = np.random.default_rng(22)
     for name, values in weights.items():
@@ -232,3 +237,46 @@ def _settle_routes(weights: dict[str, Floats], experts: int) -> None:
             values[:] = 4 * np.eye(*values.shape)
         elif ".o_proj." in name or ".down_proj." in name:
             values[:experts] = 0
+
+
+def as_stored(
+    names: Names, config: ModelConfig, weights: Mapping[str, Floats]
+) -> dict[str, Floats]:
+    """Return the checkpoint tensors that hold these weights.
+
+    `weights` have our names and the order of `export.weights`, which is that within fused tensors.
+    """
+    from pilotfish.export.sources.tensor_names import stored_name
+
+    together: dict[str, list[Floats]] = {}
+    for name, array in weights.items():
+        together.setdefault(stored_name(names, name), []).append(array)
+    return {
+        name: np.ascontiguousarray(_join_arrays(names, config, name, arrays))
+        for name, arrays in together.items()
+    }
+
+
+def _join_arrays(names: Names, config: ModelConfig, name: str, arrays: Sequence[Floats]) -> Floats:
+    """Combine the weights that share a tensor."""
+    if config.experts is not None and name.endswith(tuple(names.stacked)):
+        size = len(arrays) // config.experts.count
+        experts = [arrays[start : start + size] for start in range(0, len(arrays), size)]
+        return np.stack([_expert_tensor(names, parts) for parts in experts])
+    if len(arrays) == 1:
+        return arrays[0]
+    if names.by_head:  # queries and gate of a head
+        return _interleave([array.reshape(config.heads, -1, array.shape[1]) for array in arrays])
+    return np.concatenate(arrays)
+
+
+def _expert_tensor(names: Names, parts: Sequence[Floats]) -> Floats:
+    array = _interleave([part[:, None] for part in parts])
+    if not names.alternating:
+        array = np.concatenate(parts)
+    return array.T if names.columns and array.ndim == 2 else array
+
+
+def _interleave(arrays: Sequence[Floats]) -> Floats:
+    """Interleave arrays by groups of rows [groups, rows, …], one group of each array in turn."""
+    return np.concatenate(arrays, axis=1).reshape(-1, *arrays[0].shape[2:])

@@ -1,4 +1,4 @@
-"""Both ends on this provider, over loopback: do lossless protocols write what `stream` writes?"""
+"""Run both ends on this provider, over loopback: do lossless protocols match `stream`?"""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pilotfish.wire.protocols import STREAM
 PROMPTS = ("The pilot fish", "swims ahead of the shark")
 MAX_TOKENS = 48
 CONTEXT = 256
-# Each with the temperature at which it promises the tokens of `stream`.
+# Protocols, with the temperatures at which they promise the tokens of `stream`.
 LOSSLESS = {"greedy": (0.0,), "coupled": (0.0, 1.0), "ahead": (0.0, 1.0)}
 
 
-class Parting(NamedTuple):
-    """Where an answer first leaves that of `stream`."""
+class Divergence(NamedTuple):
+    """The first token at which an answer differs from that of `stream`."""
 
     temperature: float
     prompt: str
@@ -27,7 +27,7 @@ class Parting(NamedTuple):
     wanted: int | None
 
     def __str__(self) -> str:
-        """Say it in a line."""
+        """Format as one line."""
         return (
             f"temperature {self.temperature:g}, {self.prompt!r}: token {self.token} is "
             f"{self.got} instead of {self.wanted}"
@@ -45,7 +45,7 @@ def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
         yield device
 
 
-def first_difference(device: Device, protocol: str) -> Parting | None:
+def first_difference(device: Device, protocol: str) -> Divergence | None:
     """Compare a protocol's answers with those of `stream`; None if they are the same."""
     for temperature in LOSSLESS[protocol]:
         for prompt in PROMPTS:
@@ -60,16 +60,20 @@ def first_difference(device: Device, protocol: str) -> Parting | None:
                 for name in (protocol, STREAM)
             )
             if got != wanted:
-                return _first(temperature, prompt, got, wanted)
+                return _first_divergence(temperature, prompt, got, wanted)
     return None
 
 
-def _first(temperature: float, prompt: str, got: list[int], wanted: list[int]) -> Parting:
-    """Find the first token that differs; None beyond the end of an answer."""
+def _first_divergence(
+    temperature: float, prompt: str, got: list[int], wanted: list[int]
+) -> Divergence:
+    """Find the first token that differs; None stands for the end of an answer."""
     longest = max(len(got), len(wanted))
     pairs = [
-        tuple(answer[at] if at < len(answer) else None for answer in (got, wanted))
-        for at in range(longest)
+        tuple(answer[index] if index < len(answer) else None for answer in (got, wanted))
+        for index in range(longest)
     ]
-    at = next(index for index, (one, other) in enumerate(pairs) if one != other)
-    return Parting(temperature, prompt, at, *pairs[at])
+    first = next(
+        index for index, (got_token, wanted_token) in enumerate(pairs) if got_token != wanted_token
+    )
+    return Divergence(temperature, prompt, first, *pairs[first])

@@ -1,4 +1,4 @@
-"""Which providers are there, what each is given to run, and how far it may be from the CPU."""
+"""Available providers, the variants that each is given, and their tolerances."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from pilotfish.engines.runtime import (
 )
 from pilotfish.engines.tensorrt.gates import OPSET24_OPERATORS, tensorrt_version
 
-# The surest and quickest first, for what is left out for want of time is at the end.
+# The surest and quickest first: the time limit cuts off the end.
 ORDER = ("cpu", "cuda", "tensorrt", "tensorrt-ep")
-BUILDING = ("tensorrt", "tensorrt-ep")  # when they open an artifact for the first time
-# The reference: plain operators, a new chain for every answer, on the CPU.
+BUILDING = ("tensorrt", "tensorrt-ep")  # these build an engine when they first open an artifact
+# Dialect of the reference: plain operators, on the CPU, a new chain for every answer.
 REFERENCE = "opset17"
 
 
 class Variant(NamedTuple):
-    """A form in which a model is exported. `every`: of all tiny models, else of the first alone."""
+    """A form of a model to export. `every`: for all tiny models, not only for the first."""
 
     dialect: str
     precision: Precision
     every: bool = True
 
     def __str__(self) -> str:
-        """Name it as folders and progress do."""
+        """Format as in folder names and progress."""
         return f"{self.dialect}-{self.precision}"
 
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "cpu": (Variant("opset24", "fp32"), Variant("opset17", "fp32"), Variant("contrib", "fp32")),
     "cuda": (Variant("opset24", "fp32"), Variant("opset24", "fp16"), Variant("opset17", "fp32")),
-    # Each takes a build: kinds of attention in one dialect, the other dialect and precision once.
+    # Each takes a build: all kinds of attention in one dialect, other dialects and precisions once.
     "tensorrt": (
         Variant("opset17", "fp32"),
         Variant("opset17", "fp16", every=False),
@@ -46,21 +46,21 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
     ),
     "tensorrt-ep": (Variant("opset17", "fp32"), Variant("opset17", "fp16", every=False)),
 }
-# Providers that keep the states of layers without keys and values.
-KEEPING_STATES = ("cpu",)
-# In which form the default model is checked: as a target on this provider would be.
+# Providers that support recurrent states.
+STATEFUL_PROVIDERS = ("cpu",)
+# Variant in which the default model is checked: that of a target on this provider.
 CHECKED = {
     "cpu": Variant("opset24", "fp32"),
     "cuda": Variant("opset24", "fp16"),
     "tensorrt": Variant("opset17", "fp16"),
     "tensorrt-ep": Variant("opset17", "fp16"),
 }
-# In which it is timed besides: as a drafter would be.
+# Variants in which it is also timed: those of a drafter.
 TIMED = {"cpu": (Variant("contrib", "int4"),), "cuda": (Variant("opset24", "fp32"),)}
 
-# ‖Δ‖/‖logits‖ of the worst row. What a wrong key, value or mask changes is 0.1 and more.
+# ‖Δ‖/‖logits‖ of the worst row. A wrong key, value or mask changes it by 0.1 or more.
 FP32 = 1e-4  # sums in another order: 10⁻⁶ on the CPU, 7·10⁻⁷ on an H100 without TF32, 10⁻³ with it
-TF32 = 5e-3  # TensorRT multiplies fp32 in TF32, of 10 bits, unless it is told otherwise
+TF32 = 5e-3  # TensorRT multiplies fp32 as TF32, with 10 bits, by default
 FP16 = 2e-2  # half precision: 10⁻³ over all rows on an H100, limit 10⁻²; one row may be twice that
 
 
@@ -71,16 +71,18 @@ def tolerance(provider: str, precision: str) -> float:
     return TF32 if provider in BUILDING else FP32
 
 
-def unable(provider: str, manifest: Manifest) -> str | None:
-    """Say why the libraries that are there cannot run such an artifact; None if they can."""
-    if manifest.states is not None and (reason := _keeps_no_states(provider, manifest)):
-        return reason
+def why_unable(provider: str, manifest: Manifest) -> str | None:
+    """Return why the installed libraries cannot run the artifact; None if they can."""
+    if manifest.states is not None and (problem := _why_stateless(provider, manifest)):
+        return problem
     if manifest.dialect != "opset24":
         return None
     if provider == "tensorrt":
         import tensorrt as trt
 
-        if hasattr(trt.ICudaEngine, "get_aliased_input_tensor"):  # came with the operators
+        if hasattr(
+            trt.ICudaEngine, "get_aliased_input_tensor"
+        ):  # added together with the operators
             return None
         return f"TensorRT {trt.__version__} lacks {', '.join(OPSET24_OPERATORS)}: 10.15 has them"
     if runtime_version() >= OPSET24_SINCE:
@@ -88,23 +90,23 @@ def unable(provider: str, manifest: Manifest) -> str | None:
     return f"opset24 needs ONNX Runtime {'.'.join(map(str, OPSET24_SINCE))}"
 
 
-def _keeps_no_states(provider: str, manifest: Manifest) -> str | None:
-    if provider not in KEEPING_STATES:
-        able = " and ".join(KEEPING_STATES)
-        return f"{manifest.model} keeps states besides keys and values: it runs on {able}"
+def _why_stateless(provider: str, manifest: Manifest) -> str | None:
+    if provider not in STATEFUL_PROVIDERS:
+        supported = " and ".join(STATEFUL_PROVIDERS)
+        return f"{manifest.model} has recurrent states: it runs on {supported}"
     if manifest.states and manifest.states.heads and runtime_version() < LINEAR_ATTENTION_SINCE:
         return f"linear attention needs ONNX Runtime {'.'.join(map(str, LINEAR_ATTENTION_SINCE))}"
     return None
 
 
 def why_absent(provider: str) -> str | None:
-    """Say why a provider is not there; None if its libraries and its hardware are."""
+    """Return why a provider is absent; None if its libraries and its hardware are present."""
     try:
         if provider == "tensorrt":
             tensorrt_version()
         else:
             runtime_version()
-            if missing := _not_built_in(provider):
+            if missing := _missing_provider(provider):
                 return missing
         if provider != "cpu":
             Cuda()
@@ -114,19 +116,19 @@ def why_absent(provider: str) -> str | None:
 
 
 def describe(provider: str) -> dict[str, str]:
-    """Return GPU and versions, as the libraries of this provider tell them."""
+    """Return GPU and versions, as reported by the provider's libraries."""
     if provider == "cpu":
         return {"onnxruntime": ".".join(map(str, runtime_version()))}
     cuda = Cuda()
     gpu = cuda.describe()
-    told = {"gpu": gpu.name, "compute capability": gpu.compute, **cuda.versions()}
+    facts = {"gpu": gpu.name, "compute capability": gpu.compute, **cuda.versions()}
     if provider == "tensorrt":
-        return told | {"tensorrt": tensorrt_version()}
-    return told | {"onnxruntime": ".".join(map(str, runtime_version()))}
+        return facts | {"tensorrt": tensorrt_version()}
+    return facts | {"onnxruntime": ".".join(map(str, runtime_version()))}
 
 
-def _not_built_in(provider: str) -> str | None:
-    """Say that the installed ONNX Runtime was built without a provider."""
+def _missing_provider(provider: str) -> str | None:
+    """Return an error if the installed ONNX Runtime lacks a provider; else None."""
     import onnxruntime
 
     module, _, name = PROVIDERS[provider].partition(":")

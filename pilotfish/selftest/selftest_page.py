@@ -1,4 +1,4 @@
-"""The page: what was found, on a screen."""
+"""Print the results of the self-test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from pilotfish.selftest.check_result import CheckResult
 from pilotfish.selftest.protocols import LOSSLESS
 from pilotfish.selftest.running import SelfTest
-from pilotfish.selftest.timing import BEHIND, SIZES
+from pilotfish.selftest.timing import CONTEXT_TOKENS, SIZES
 from pilotfish.selftest.worker import CHECKED
 
 MARKS = {"passed": "✓", "differs": "≠", "failed": "✗", "left out": "–", "not there": "·"}
@@ -18,33 +18,33 @@ LEGEND = "✓ as on the CPU   ≠ differs   ✗ failed   – left out   · not t
 _MACHINE = ("board", "cpu", "cpus", "gpu", "l4t", "power_mode", "kernel", "machine")
 
 
-def show(found: SelfTest, console: Console, file: str | None) -> None:
-    """Print the page; file: where the same is written as JSON."""
-    for line in _machine(found):
+def show(report: SelfTest, console: Console, file: str | None) -> None:
+    """Print the page; file: where the same results were written as JSON."""
+    for line in _machine(report):
         console.print(line, markup=False)
-    for provider, presence in found.providers.items():
+    for provider, presence in report.providers.items():
         console.print()
         if not presence.there:
             console.print(f"[bold]{provider}[/bold]: not there: ", end="")
             console.print(presence.reason, markup=False)
             continue
-        own = [each for each in found.findings if each.provider == provider]
-        console.print(_table(provider, own))
-        for line in [*_protocols(own), *_largest(own), *_troubles(own)]:
+        results = [each for each in report.findings if each.provider == provider]
+        console.print(_table(provider, results))
+        for line in [*_protocols(results), *_largest(results), *_problems(results)]:
             console.print(line, markup=False)
-    if found.times:
+    if report.times:
         console.print()
-        console.print(_times(found))
-        if found.machine["load"] > found.machine["cpus"] / 2:
+        console.print(_times(report))
+        if report.machine["load"] > report.machine["cpus"] / 2:
             console.print(
-                f"others used the machine (load {found.machine['load']:g} on "
-                f"{found.machine['cpus']} cores): these times may be too long",
+                f"others used the machine (load {report.machine['load']:g} on "
+                f"{report.machine['cpus']} cores): these times may be too long",
             )
     console.print()
-    for line in found.left_out:
+    for line in report.left_out:
         console.print(f"left out: {line}", markup=False)
-    console.print(f"{LEGEND}   ({found.seconds:.0f} s)")
-    console.print(_verdict(found), style="bold")
+    console.print(f"{LEGEND}   ({report.seconds:.0f} s)")
+    console.print(_verdict(report), style="bold")
     if file:
         console.print(
             f"Please send us {file}, above all from a GPU or a board: it holds versions, hardware "
@@ -53,22 +53,22 @@ def show(found: SelfTest, console: Console, file: str | None) -> None:
         )
 
 
-def _machine(found: SelfTest) -> Iterator[str]:
-    told = found.machine
-    packages = told.get("packages", {})
+def _machine(report: SelfTest) -> Iterator[str]:
+    facts = report.machine
+    packages = facts.get("packages", {})
     yield ", ".join(
-        [f"pilotfish {told['pilotfish']}", f"Python {told['python']}"]
+        [f"pilotfish {facts['pilotfish']}", f"Python {facts['python']}"]
         + [f"{name} {version}" for name, version in packages.items()]
     )
-    yield ", ".join(f"{name} {told[name]}" for name in _MACHINE if name in told)
-    for provider, presence in found.providers.items():
+    yield ", ".join(f"{name} {facts[name]}" for name in _MACHINE if name in facts)
+    for provider, presence in report.providers.items():
         if presence.machine:
             listed = ", ".join(f"{name} {value}" for name, value in presence.machine.items())
             yield f"{provider}: {listed}"
 
 
 def _table(provider: str, findings: Sequence[CheckResult]) -> Table:
-    """A row for each artifact, a column for each check."""
+    """Make a table with a row for each artifact and a column for each check."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(provider, no_wrap=True)
     for check in CHECKED:
@@ -83,55 +83,55 @@ def _table(provider: str, findings: Sequence[CheckResult]) -> Table:
 
 
 def _protocols(findings: Sequence[CheckResult]) -> Iterator[str]:
-    own = [each for each in findings if each.check in LOSSLESS]
-    for model in dict.fromkeys(each.model for each in own):
-        told = [f"{each.check} {MARKS[each.status]}" for each in own if each.model == model]
-        yield f"both ends, {model}, the tokens of stream: {', '.join(told)}"
+    results = [each for each in findings if each.check in LOSSLESS]
+    for model in dict.fromkeys(each.model for each in results):
+        marks = [f"{each.check} {MARKS[each.status]}" for each in results if each.model == model]
+        yield f"both ends, {model}, the tokens of stream: {', '.join(marks)}"
 
 
 def _largest(findings: Sequence[CheckResult]) -> Iterator[str]:
-    """The largest difference of all that passed, by precision."""
+    """Yield the largest difference that passed, by precision."""
     passed = [each for each in findings if each.status == "passed" and each.difference is not None]
     for precision in dict.fromkeys(each.precision for each in passed):
-        own = [each for each in passed if each.precision == precision]
-        most = max(own, key=lambda each: each.difference or 0.0)
+        results = [each for each in passed if each.precision == precision]
+        most = max(results, key=lambda each: each.difference or 0.0)
         yield (
             f"{precision}: at most {most.difference:.1e} of a row's norm ({most.model}, "
             f"{most.check}); {most.tolerance:g} is allowed"
         )
 
 
-def _troubles(findings: Sequence[CheckResult]) -> Iterator[str]:
-    """A line for whatever did not pass; of what is not there, one for all forms of a model."""
+def _problems(findings: Sequence[CheckResult]) -> Iterator[str]:
+    """Yield a line for each check that did not pass; one per model for "not there"."""
     absent = {(each.model, each.check): each for each in findings if each.status == "not there"}
     for each in absent.values():
         yield f"{MARKS[each.status]} {each.model}, {each.check}: {each.reason}"
     for each in findings:
         if each.status in ("passed", "not there"):
             continue
-        by = ""
+        size = ""
         if each.difference is not None:
-            by = f" by {each.difference:.2g} of a row's norm ({each.tolerance:g} is allowed)"
-        why = ": ".join(filter(None, (each.where, each.reason)))
+            size = f" by {each.difference:.2g} of a row's norm ({each.tolerance:g} is allowed)"
+        reason = ": ".join(filter(None, (each.where, each.reason)))
         name = f"{each.model} {each.dialect} {each.precision}, {each.check}"
-        yield f"{MARKS[each.status]} {name} {each.status}{by}: {why}"
+        yield f"{MARKS[each.status]} {name} {each.status}{size}: {reason}"
 
 
-def _times(found: SelfTest) -> Table:
-    title = f"ms of a pass of S tokens behind {BEHIND}, median"
+def _times(report: SelfTest) -> Table:
+    title = f"ms of a pass of S tokens after {CONTEXT_TOKENS}, median"
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(title)
     for size in SIZES:
         table.add_column(f"S = {size}", justify="right")
-    for each in found.times:
+    for each in report.times:
         name = f"{each['provider']}: {each['model']} {each['dialect']} {each['precision']}"
         table.add_row(name, *(f"{each['median_ms'][str(size)]:.2f}" for size in SIZES))
     return table
 
 
-def _verdict(found: SelfTest) -> str:
+def _verdict(report: SelfTest) -> str:
     counts = dict.fromkeys(MARKS, 0)
-    for each in found.findings:
+    for each in report.findings:
         counts[each.status] += 1
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"{'Nothing differs' if found.passed else 'SOMETHING DIFFERS'}: {told}."
+    text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"{'Nothing differs' if report.passed else 'SOMETHING DIFFERS'}: {text}."

@@ -1,4 +1,4 @@
-"""A model in stages, all of them in this process, for the checks of a decoder."""
+"""A model in stages, all in this process, for the checks of a decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pilotfish.selftest.checks import (
     SLOTS,
     PassRunner,
     PlainReference,
-    empty,
+    empty_slots,
     keep,
     logits,
     rollback,
@@ -40,7 +40,7 @@ class StageChain:
         states = None
         for stage in self._stages:
             states = stage.forward(passes, states)
-        assert states is not None  # there is a stage
+        assert states is not None  # there is at least one stage
         ends = np.cumsum([item.row_count for item in passes])[:-1]
         parts = (np.split(rows, ends) for rows in (self._head.logits(states), states))
         return [Output(*both) for both in zip(*parts, strict=True)]
@@ -56,9 +56,9 @@ class StageChain:
             stage.keep_path(slot, path)
 
 
-def stages(runs: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Whatever a decoder is asked, but for a long text."""
+def stage_checks(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
+    """Run a decoder's checks on stages, except those with long texts."""
     for check in (logits, tree, rollback, keep, slots):
-        empty(runs)
-        for compared in check(runs, plain):
+        empty_slots(runner)
+        for compared in check(runner, plain):
             yield compared._replace(where=f"{check.__name__}, {compared.where}")

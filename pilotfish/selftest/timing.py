@@ -1,6 +1,6 @@
-"""How long a pass takes: S tokens of one slot on a context of 200.
+"""Time passes: S tokens of one slot after 200 tokens of context.
 
-Beside the median stands the quickest, which says more where others use the machine.
+The median comes with the minimum, which is more reliable if others use the machine.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.selftest.checks import TEXT
 
 SIZES = (1, 4, 8, 16)
-BEHIND = 200  # tokens that the slot holds
-PASSES, WARM = 15, 3
+CONTEXT_TOKENS = 200  # context length in the slot
+TIMED_PASSES, WARM_PASSES = 15, 3
 
 
 class PassTimes(NamedTuple):
-    """Of PASSES passes of each size, ms by S."""
+    """Milliseconds over TIMED_PASSES passes of each size, by S."""
 
     median_ms: dict[str, float]
     least_ms: dict[str, float]
 
 
 def pass_times(decoder: Decoder) -> PassTimes:
-    """Time passes of each size; all logits are asked for."""
+    """Time passes of each size, with all their logits."""
     decoder.rollback(0, 0)
-    decoder.prefill(0, TEXT[:BEHIND], rows=0)
-    taken = {str(size): _taken_ms(decoder, size) for size in SIZES}
-    rounded = {size: [round(ms, 3) for ms in each] for size, each in taken.items()}
+    decoder.prefill(0, TEXT[:CONTEXT_TOKENS], rows=0)
+    times_ms = {str(size): _time_passes(decoder, size) for size in SIZES}
+    rounded = {size: [round(ms, 3) for ms in each] for size, each in times_ms.items()}
     return PassTimes(
         {size: median(each) for size, each in rounded.items()},
         {size: min(each) for size, each in rounded.items()},
     )
 
 
-def _taken_ms(decoder: Decoder, size: int) -> list[float]:
-    taken = []
-    for _ in range(WARM + PASSES):
+def _time_passes(decoder: Decoder, size: int) -> list[float]:
+    times_ms = []
+    for _ in range(WARM_PASSES + TIMED_PASSES):
         begin = time.perf_counter()
-        decoder.forward([Pass(0, TEXT[BEHIND : BEHIND + size])])
-        taken.append((time.perf_counter() - begin) * 1e3)
-        decoder.rollback(0, BEHIND)
-    return taken[WARM:]
+        decoder.forward([Pass(0, TEXT[CONTEXT_TOKENS : CONTEXT_TOKENS + size])])
+        times_ms.append((time.perf_counter() - begin) * 1e3)
+        decoder.rollback(0, CONTEXT_TOKENS)
+    return times_ms[WARM_PASSES:]

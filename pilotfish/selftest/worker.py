@@ -1,14 +1,14 @@
-"""Try one provider: the process that `pilotfish selftest` starts for it.
+"""Check one provider: the process that `pilotfish selftest` starts for it.
 
     python -m pilotfish.selftest.worker ORDER DESCRIPTOR
 
-ORDER is the JSON of an `Assignment`. What it does and finds is told over the tie, a line of JSON
-each, so that of a process that dies everything is known but its last check:
+ORDER is the JSON of an `Assignment`. Progress and results go through the pipe, a line of JSON each,
+so if the process dies, only its last check is lost:
 
-    {"absent": reason}                      the provider is not there; nothing follows
+    {"absent": reason}                      the provider is absent; nothing follows
     {"machine": {...}}                      GPU and versions
-    {"doing": {"job": 3, "check": "tree"}}  what begins
-    {"finding": {...}}, {"times": {...}}    what came of it
+    {"doing": {"job": 3, "check": "tree"}}  the check that begins
+    {"finding": {...}}, {"times": {...}}    its result
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import PROVIDERS as STAGED
 from pilotfish.selftest import protocols
-from pilotfish.selftest.check_result import CheckResult, worst
-from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, PlainReference, empty
-from pilotfish.selftest.providers import describe, tolerance, unable, why_absent
-from pilotfish.selftest.stage_chain import StageChain, stages
+from pilotfish.selftest.check_result import CheckResult, worst_row
+from pilotfish.selftest.checks import CHECKS, CONTEXT, SLOTS, PlainReference, empty_slots
+from pilotfish.selftest.providers import describe, tolerance, why_absent, why_unable
+from pilotfish.selftest.stage_chain import StageChain, stage_checks
 from pilotfish.selftest.timing import pass_times
 
 Tell = Callable[[dict[str, Any]], None]
@@ -46,15 +46,15 @@ CHECKED = (OPENING, *CHECKS, STAGES)
 
 
 class ProviderJob(Struct, frozen=True, kw_only=True):
-    """One artifact to try.
+    """One artifact to check.
 
     Attributes:
-        reference: the artifact of the same weights and precision that the CPU runs; None: the
+        reference: an artifact of the same weights and precision that the CPU runs; None: the
             artifact is only timed.
-        cut: a folder of its stages.
-        drafter: of the same weights, flatter: then protocols are tried, too.
-        timed: whether passes are timed.
-        threads: of the CPU; None: as a user's. Tiny models wait for threads more than they gain.
+        cut: folder of its stages.
+        drafter: an artifact of the same weights, but flatter, to run the protocols as well.
+        timed: whether to time passes.
+        threads: CPU threads; None: the default. Tiny models are faster on one thread.
     """
 
     model: str
@@ -69,7 +69,7 @@ class ProviderJob(Struct, frozen=True, kw_only=True):
 
     @property
     def checks(self) -> list[str]:
-        """What will be done, in order; none of these names is there twice."""
+        """The checks to run, in order, without repeats."""
         names = [OPENING]
         names += [TIMES] * self.timed
         names += CHECKS if self.reference else ()
@@ -78,14 +78,14 @@ class ProviderJob(Struct, frozen=True, kw_only=True):
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """What the process is to do; without jobs it only looks whether the provider is there."""
+    """The jobs of the process; without jobs it only finds out whether the provider is present."""
 
     provider: str
     jobs: tuple[ProviderJob, ...] = ()
 
 
 def attempt(assignment: Assignment, tell: Tell) -> None:
-    """Do all jobs; an error ends its check, not those after it."""
+    """Run all jobs; an error ends only its own check."""
     if (absent := why_absent(assignment.provider)) is not None:
         tell({"absent": absent})
         return
@@ -102,28 +102,28 @@ class Attempt:
         self._tolerance = tolerance(provider, job.precision)
 
     def run(self) -> None:
-        """Check whatever the job asks for."""
+        """Run the job's checks."""
         job = self._job
         artifact = Artifact.open(job.artifact)
-        if reason := unable(self._provider, artifact.manifest):
-            self._find(OPENING, "left out", reason=reason)
+        if reason := why_unable(self._provider, artifact.manifest):
+            self._report(OPENING, "left out", reason=reason)
             return
-        with ExitStack() as open_now:
-            decoder = self._guarded(OPENING, lambda: self._open(artifact))
+        with ExitStack() as stack:
+            decoder = self._run_guarded(OPENING, lambda: self._open(artifact))
             if decoder is None:
                 return
             if job.timed:
-                times = self._guarded(TIMES, lambda: pass_times(decoder))
+                times = self._run_guarded(TIMES, lambda: pass_times(decoder))
                 if times is not None:
-                    self._tell({"times": self._named() | times._asdict()})
+                    self._tell({"times": self._names() | times._asdict()})
             if job.reference is not None:
                 plain = PlainReference(Artifact.open(job.reference), job.threads)
                 for name in CHECKS:
-                    self._guarded(name, partial(self._compare, name, decoder, plain))
+                    self._run_guarded(name, partial(self._compare, name, decoder, plain))
                 if job.cut is not None:
                     self._check_stages(job.cut, plain)
             if job.drafter is not None:
-                self._check_protocols(job.artifact, job.drafter, open_now)
+                self._check_protocols(job.artifact, job.drafter, stack)
 
     def _open(self, artifact: Artifact) -> Decoder:
         begin = time.perf_counter()
@@ -134,72 +134,76 @@ class Attempt:
             threads=self._job.threads,
             provider=self._provider,
         )
-        self._find(OPENING, "passed", seconds=time.perf_counter() - begin)
+        self._report(OPENING, "passed", seconds=time.perf_counter() - begin)
         return decoder
 
     def _compare(self, name: str, decoder: Any, plain: PlainReference, check: Any = None) -> None:
         begin = time.perf_counter()
-        empty(decoder)
+        empty_slots(decoder)
         try:
-            found = worst((check or CHECKS[name])(decoder, plain))
+            result = worst_row((check or CHECKS[name])(decoder, plain))
         except TreeError as error:
             if plain.trees:
                 raise
-            self._find(name, "not there", reason=str(error))
+            self._report(name, "not there", reason=str(error))
             return
-        finite = found.difference != float("inf")
-        self._find(
+        finite = result.difference != float("inf")
+        self._report(
             name,
-            "passed" if found.difference <= self._tolerance else "differs",
+            "passed" if result.difference <= self._tolerance else "differs",
             reason="" if finite else "the answers hold numbers that are not finite",
-            difference=found.difference if finite else None,
-            largest=found.largest if finite else None,
-            where=found.where,
+            difference=result.difference if finite else None,
+            largest=result.largest if finite else None,
+            where=result.where,
             tolerance=self._tolerance,
             seconds=time.perf_counter() - begin,
         )
 
     def _check_stages(self, folder: str, plain: PlainReference) -> None:
         if self._provider not in STAGED:
-            able = " and ".join(STAGED)
-            self._find(STAGES, "left out", reason=f"stages of a model run on {able}")
+            supported = " and ".join(STAGED)
+            self._report(STAGES, "left out", reason=f"stages of a model run on {supported}")
             return
-        self._guarded(
+        self._run_guarded(
             STAGES,
-            lambda: self._compare(STAGES, StageChain(Path(folder), self._provider), plain, stages),
+            lambda: self._compare(
+                STAGES, StageChain(Path(folder), self._provider), plain, stage_checks
+            ),
         )
 
-    def _check_protocols(self, target: str, drafter: str, open_now: ExitStack) -> None:
+    def _check_protocols(self, target: str, drafter: str, stack: ExitStack) -> None:
         names = list(protocols.LOSSLESS)
         ends = protocols.both_ends(target, drafter, self._provider)
-        device = self._guarded(names[0], lambda: open_now.enter_context(ends))
+        device = self._run_guarded(names[0], lambda: stack.enter_context(ends))
         for name in names if device else ():
-            self._guarded(name, partial(self._follow, name, device))
+            self._run_guarded(name, partial(self._compare_protocol, name, device))
 
-    def _follow(self, name: str, device: Any) -> None:
+    def _compare_protocol(self, name: str, device: Any) -> None:
         begin = time.perf_counter()
-        parted = protocols.first_difference(device, name)
-        self._find(
+        divergence = protocols.first_difference(device, name)
+        self._report(
             name,
-            "differs" if parted else "passed",
-            where=str(parted or ""),
+            "differs" if divergence else "passed",
+            where=str(divergence or ""),
             seconds=time.perf_counter() - begin,
         )
 
-    def _guarded(self, check: str, work: Callable[[], Any]) -> Any:
-        """Do some work; if it raises, that is what was found, and None is returned."""
+    def _run_guarded(self, check: str, work: Callable[[], Any]) -> Any:
+        """Run a check; if it raises, report a failure and return None."""
         self._tell({"doing": {"job": self._index, "check": check}})
         try:
             return work()
         except Exception as error:  # libraries raise their own classes and plain RuntimeError
-            said = (str(error).strip() or "it says nothing").splitlines()[0]
+            message = (str(error).strip() or "no message").splitlines()[0]
             expected = isinstance(error, ProviderError)
-            self._find(
-                check, "failed", reason=said if expected else f"{type(error).__name__}: {said}"
+            self._report(
+                check,
+                "failed",
+                reason=message if expected else f"{type(error).__name__}: {message}",
             )
             return None
 
-    def _named(self) -> dict[str, str]:
+    def _names(self) -> dict[str, str]:
         job = self._job
         return {
             "provider": self._provider,
@@ -208,20 +212,20 @@ class Attempt:
             "dialect": job.dialect,
         }
 
-    def _find(self, check: str, status: Any, *, seconds: float = 0.0, **details: Any) -> None:
-        named: dict[str, Any] = {**self._named(), **details}
-        finding = CheckResult(check=check, status=status, seconds=round(seconds, 3), **named)
-        self._tell({"finding": msgspec.to_builtins(finding)})
+    def _report(self, check: str, status: Any, *, seconds: float = 0.0, **details: Any) -> None:
+        fields: dict[str, Any] = {**self._names(), **details}
+        result = CheckResult(check=check, status=status, seconds=round(seconds, 3), **fields)
+        self._tell({"finding": msgspec.to_builtins(result)})
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a process of its own."""
+    """Run as a separate process."""
     order, descriptor = arguments
-    os.dup2(2, 1)  # what libraries print is no part of the command's output
+    os.dup2(2, 1)  # libraries print to stdout, which is not this command's output
     logging.basicConfig(level=logging.ERROR)
-    tie = ChildPipe(socket.socket(fileno=int(descriptor)))
-    attempt(msgspec.json.decode(order, type=Assignment), tie.send)
-    tie.close()
+    pipe = ChildPipe(socket.socket(fileno=int(descriptor)))
+    attempt(msgspec.json.decode(order, type=Assignment), pipe.send)
+    pipe.close()
     return 0
 
 

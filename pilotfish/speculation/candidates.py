@@ -1,4 +1,4 @@
-"""Accept one of the candidates that were drawn for a position (tslt Algorithms 3 and 5).
+"""Verify the candidates that were drawn for one position (tslt Algorithms 3 and 5).
 
 Words: the *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are verified in the order
 drawn, equal ones included: x⁽ⁱ⁾ is accepted with probability min(1, p⁽ⁱ⁾(x)/q(x)), where p⁽¹⁾ = p
@@ -6,8 +6,8 @@ and p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) is the *residual* after the
 accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The resulting token then follows p exactly, whatever q. (The
 ratio as printed is upside down; sorting or deduplicating candidates biases: docs/papers.md.)
 
-Chance enters through ``coin``: it is given a probability and returns whether it happened, so that
-tests can enumerate the production code.
+``coin`` takes a probability and returns whether the event happened, so that tests can enumerate the
+production code.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ Coin = Callable[[float], bool]
 class CandidateOutcome:
     """The outcome for a position's candidates.
 
-    accepted: the index of the one that was accepted, or None. residual: f64 [V], normalised, what
-    to sample from when none was accepted, else None.
+    accepted: index of the accepted candidate, or None. residual: f64 [V], normalised distribution
+    to sample from if none was accepted, else None.
     """
 
     accepted: int | None
@@ -35,8 +35,8 @@ class CandidateOutcome:
 
 
 def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> CandidateOutcome:
-    """Verify the candidates [k] in order; p [V] needs to sum to 1 only roughly."""
-    # f64 [V], the residual so far
+    """Verify the candidates [k] in order. p [V] sums to 1 up to rounding."""
+    # f64 [V], the present residual
     rest: NDArray[np.float64] = p / p.sum(dtype=np.float64)
     for index, token in enumerate(candidates):
         if coin(min(1.0, float(rest[token]) / q.probability(token))):
@@ -48,8 +48,8 @@ def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> Candidat
 def residual(p: NDArray[np.float64], q: Row) -> NDArray[np.float64]:
     """Compute norm(max(0, p − q)) of a normalised p [V].
 
-    Where p ≤ q everywhere the candidate was certain to be accepted, so the residual is only needed
-    because of rounding; it is p then.
+    If p ≤ q everywhere, the candidate was certain to be accepted and only rounding leads here; the
+    result is then p.
     """
     rest = p.copy()
     rest[q.support] -= q.probabilities()

@@ -1,7 +1,7 @@
 """The papers' CSI c: the features of a link for a decision head (wisv §III-A, §IV-A).
 
-In: an RTT, both rates and a loss, as far as they are known. Out: the features that the head reads,
-and one number, the quality for wireless relabelling (wisv §V-B).
+In:  an RTT, both rates and a loss, as far as they are known. Out: the features that the head reads,
+     and one number, the quality for wireless relabelling (wisv §V-B).
 """
 
 import math
@@ -22,9 +22,9 @@ POOR_RTT_S, GOOD_RTT_S = 0.100, 0.005
 class Channel:
     """A link as it was measured or sampled; None for unknown values.
 
-    rtt_s: seconds. up_bps and down_bps: goodput in bit/s, without retransmissions. loss: the share
-    of packets that had to be sent again, wisv's PER. Raises ValueError where a time or a rate is
-    not positive and finite, or a loss not within [0, 1].
+    rtt_s: seconds. up_bps, down_bps: goodput in bit/s, without retransmissions. loss: share of
+    packets that had to be sent again, wisv's PER. Raises ValueError if a time or a rate is not
+    positive and finite, or a loss not within [0, 1].
     """
 
     rtt_s: float | None = None
@@ -51,7 +51,7 @@ class Channel:
 
         Ours: the mean of two positions on logarithmic scales, that of the slower rate between 5 and
         500 Mbit/s and that of the RTT between 100 and 5 ms, times 1 − loss. Unknown values do not
-        count; a channel of which nothing is known has quality 1, so that labels stay.
+        count; an entirely unknown channel has quality 1, so that labels stay.
         """
         rates = [rate for rate in (self.up_bps, self.down_bps) if rate is not None]
         positions = [_position(min(rates), POOR_BPS, GOOD_BPS)] if rates else []

@@ -1,11 +1,11 @@
-"""Earlier texts, and where in them the last words of another text stood.
+"""A corpus of earlier texts, searched for the last two tokens of another text.
 
-In:  the ids of texts. Out: the places behind two tokens, found in microseconds however many texts
-     there are.
+In:  the ids of texts. Out: the places after a pair of tokens, found in microseconds whatever the
+     number of texts.
 
-All texts stand in one array, which grows at its end; of most of it the places are sorted by the two
-tokens before them, and the newest part is searched as it is. When there are more tokens than it may
-hold, the oldest quarter goes. A token takes 4 bytes, and 12 in the index.
+All texts are in one array that grows at its end. Most places are sorted by the two tokens before
+them; the newest part is searched linearly. When the array is full, the oldest quarter is dropped. A
+token takes 4 bytes, and 12 in the index.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.prompt_lookup import Ids, find_places
 
-BREAK = np.uint32(0xFFFF_FFFF)  # stands between texts, and is no token
-MOST_TOKENS = 1_000_000  # 16 MB, and for a moment 24 MB more while places are sorted
+BREAK = np.uint32(0xFFFF_FFFF)  # separates texts; no token has this id
+MOST_TOKENS = 1_000_000  # 16 MB, and 24 MB more while places are being sorted
 _PAIR = 2
-_UNSORTED = 8192  # tokens that are searched one by one
+_UNSORTED = 8192  # most tokens in the linearly searched part
 
 
 @dataclass(frozen=True)
 class CorpusSnapshot:
     """The earlier texts at one moment.
 
-    ids: u32 [n], all texts, with `BREAK` behind each. keys: u64 [k], ascending, the two tokens
-    before each of the places ``order``, u32 [k], which lie before ``sorted``.
+    ids: u32 [n], all texts, each followed by `BREAK`. order: u32 [k], the places below ``sorted``,
+    sorted by the two tokens before them. keys: u64 [k], ascending, these pairs of tokens.
     """
 
     ids: Ids
@@ -38,18 +38,18 @@ class CorpusSnapshot:
     sorted: int
 
     def find_places(self, text: Ids, most: int) -> NDArray[np.int64]:
-        """Return the places behind the last two tokens of a text u32 [m], i64 [k], ascending.
+        """Return the places after the last two tokens of a text u32 [m], i64 [k], ascending.
 
-        Of more than ``most`` the last ones.
+        At most ``most`` of them, the last ones.
         """
         if len(text) < _PAIR:
             return np.empty(0, np.int64)
         key = np.uint64((int(text[-2]) << 32) | int(text[-1]))
         first, last = self.keys.searchsorted(key, "left"), self.keys.searchsorted(key, "right")
-        found = self.order[max(first, last - most) : last].astype(np.int64)
+        places = self.order[max(first, last - most) : last].astype(np.int64)
         begin = max(0, self.sorted - _PAIR)
         new = find_places(self.ids[begin:], text, _PAIR, most) + begin
-        return np.concatenate([found, new])[-most:] if len(new) else found
+        return np.concatenate([places, new])[-most:] if len(new) else places
 
 
 EMPTY_SNAPSHOT = CorpusSnapshot(
@@ -60,62 +60,62 @@ EMPTY_SNAPSHOT = CorpusSnapshot(
 class Corpus:
     """Earlier texts, at most ``most`` tokens of them. Thread-safe.
 
-    begin: u32 [n], texts that there are already, with `BREAK` behind each.
+    begin: u32 [n], initial texts, each followed by `BREAK`.
     """
 
     def __init__(self, most: int = MOST_TOKENS, begin: Ids | None = None) -> None:
         self._most = most
         self._lock = threading.Lock()
-        # with room behind what is used
+        # has spare room at its end
         self._ids = np.empty(0, np.uint32) if begin is None else begin[-most:].copy()
-        self._now = _sorted(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
+        self._snapshot = _sort(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
 
     def snapshot(self) -> CorpusSnapshot:
         """Return all texts as they are now."""
-        return self._now
+        return self._snapshot
 
     def add(self, text: Ids) -> None:
-        """Add a text u32 [m]; of a very long one the end."""
+        """Add a text u32 [m]; only the end of a very long one."""
         with self._lock:
             text = text[-(self._most // 2) :]
-            end = self._room(len(text) + 1)
+            end = self._reserve(len(text) + 1)
             self._ids[end : end + len(text)] = text
             self._ids[end + len(text)] = BREAK
-            self._show(end + len(text) + 1)
+            self._publish(end + len(text) + 1)
 
     def drop_oldest(self) -> None:
         """Forget the oldest quarter."""
         with self._lock:
-            kept = self._now.ids[-(-len(self._now.ids) // 4) :]
-            self._ids = kept.copy()
-            self._now = _sorted(self._ids)
+            rest = self._snapshot.ids[-(-len(self._snapshot.ids) // 4) :]
+            self._ids = rest.copy()
+            self._snapshot = _sort(self._ids)
 
-    def _room(self, more: int) -> int:
-        """Make room for so many tokens; returns where they begin.
+    def _reserve(self, more: int) -> int:
+        """Make room for ``more`` tokens; returns where they begin.
 
-        What was shown is not written to again: others read it.
+        Published tokens are never overwritten, since other threads read them.
         """
-        used = len(self._now.ids)
+        used = len(self._snapshot.ids)
         if used + more > self._most:
-            kept = self._now.ids[max(used // 4, used + more - self._most) :]
-            self._ids = kept.copy()
-            self._now = _sorted(self._ids)
-            used = len(kept)
+            rest = self._snapshot.ids[max(used // 4, used + more - self._most) :]
+            self._ids = rest.copy()
+            self._snapshot = _sort(self._ids)
+            used = len(rest)
         if used + more > len(self._ids):
             grown = np.empty(min(2 * (used + more), self._most + 1), np.uint32)
-            grown[:used] = self._now.ids
+            grown[:used] = self._snapshot.ids
             self._ids = grown
         return used
 
-    def _show(self, length: int) -> None:
-        now, ids = self._now, self._ids[:length]
+    def _publish(self, length: int) -> None:
+        now, ids = self._snapshot, self._ids[:length]
         if length - now.sorted > _UNSORTED:
-            self._now = _sorted(ids)
+            self._snapshot = _sort(ids)
         else:
-            self._now = CorpusSnapshot(ids, now.keys, now.order, now.sorted)
+            self._snapshot = CorpusSnapshot(ids, now.keys, now.order, now.sorted)
 
 
-def _sorted(ids: Ids) -> CorpusSnapshot:
+def _sort(ids: Ids) -> CorpusSnapshot:
     """Return texts with all of their places sorted."""
     if len(ids) <= _PAIR:
         return CorpusSnapshot(ids, EMPTY_SNAPSHOT.keys, EMPTY_SNAPSHOT.order, 0)

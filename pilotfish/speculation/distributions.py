@@ -1,4 +1,4 @@
-"""From logits to the distribution that is sampled: temperature, min-p, top-k, then top-p.
+"""Convert logits to the sampled distribution: temperature, min-p, top-k, then top-p.
 
 Both ends use these functions, so they define "the target's distribution p" and "the drafter's q".
 Temperature 0 is the limit case: all mass on the argmax (the lowest id of a tie).
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
-_COLDEST = 1e-6  # closer to 0 than this, float32 would know no difference, but for 0/0
+_COLDEST = 1e-6  # lower temperatures change nothing in float32, except for 0/0
 
-# A nucleus is nearly always found among this many most probable tokens; otherwise all are sorted.
+# A nucleus nearly always lies within this many most probable tokens; otherwise all are sorted.
 _NUCLEUS_GUESS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a distribution is shaped before it is sampled.
+    """Sampling parameters of a distribution.
 
     temperature: 0 is greedy, else 10⁻⁶ to 100. top_k: tokens kept, 0 for all; ties with the k-th
     are kept. top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14)). min_p:
-    in [0, 1], of the likeliest token's probability; what is less likely is left out.
+    least probability relative to the likeliest token's, in [0, 1]; others are left out.
     """
 
     temperature: float = 0.0
@@ -50,9 +50,9 @@ class Sampling:
 
 
 def probabilities(logits: Floats, sampling: Sampling) -> Floats:
-    """Compute distributions of ``logits`` [n, V], shaped by ``sampling``; [n, V], same dtype.
+    """Compute the distributions [n, V] of ``logits`` [n, V] under ``sampling``; same dtype.
 
-    Each row sums to 1 up to rounding; the rules divide by the row sum in float64 where it matters.
+    Each row sums to 1 up to rounding; verification divides by the float64 sum where it matters.
     """
     if sampling.greedy:
         out = np.zeros_like(logits)
@@ -75,17 +75,17 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
 
 
 def mix_logits(logits: Floats, other: Floats) -> Floats:
-    """Return logits [n, V] of the even mixture of two distributions, given by theirs, [n, V] each.
+    """Return logits [n, V] of the even mixture of two distributions with logits [n, V] each.
 
-    A row of the other in which all are −∞ counts for nothing.
+    Rows of ``other`` that are all −∞ are ignored.
     """
     out: Floats = logits.copy()
     for at in np.flatnonzero(np.isfinite(other.max(axis=1))):
-        out[at] = np.logaddexp(_normalised(logits[at]), _normalised(other[at]))
+        out[at] = np.logaddexp(_log_probabilities(logits[at]), _log_probabilities(other[at]))
     return out
 
 
-def _normalised(logits: Floats) -> Floats:
+def _log_probabilities(logits: Floats) -> Floats:
     """Return the logarithms of a row's probabilities, [V]."""
     above: Floats = logits - logits.max()
     above -= np.log(np.exp(above).sum())
@@ -94,7 +94,7 @@ def _normalised(logits: Floats) -> Floats:
 
 def _kth_largest(weights: Floats, k: int) -> float:
     """Return the k-th largest of ``weights`` [V] ≥ 0; 0 where fewer are above 0."""
-    # Zeros are left out: where many are equal, as across a bridge, np.partition takes milliseconds.
+    # without the zeros: np.partition takes milliseconds with many equal values, as across a bridge
     values = weights[weights > 0.0]
     if k > len(values):
         return 0.0
@@ -104,13 +104,13 @@ def _kth_largest(weights: Floats, k: int) -> float:
 def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     """Mark the smallest set of most probable tokens that holds ``mass``; weights [V] → bool [V].
 
-    The token that crosses ``mass`` belongs to it; equal weights go in the order of their ids.
+    The token that crosses ``mass`` belongs to it; equal weights are ordered by id.
     """
     wanted = mass * weights.sum(dtype=np.float64)
     for size in (_NUCLEUS_GUESS, len(weights)):
         # everything at least as heavy as the size-th token, ties included
         edge = _kth_largest(weights, size) if size < len(weights) else 0.0
-        # without their ids, which only tell tokens of equal weight apart
+        # values only: ids matter just for equal weights
         values = np.sort(weights[weights >= edge if edge > 0.0 else weights > 0.0])[::-1]
         running = values.astype(np.float64)
         np.cumsum(running, out=running)
@@ -119,7 +119,7 @@ def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     if not len(values):
         return np.zeros(len(weights), np.bool_)
     count = min(int(np.searchsorted(running, wanted)) + 1, len(values))
-    kept: NDArray[np.bool_] = weights > values[count - 1]
+    marks: NDArray[np.bool_] = weights > values[count - 1]
     ties = np.flatnonzero(weights == values[count - 1])
-    kept[ties[: count - np.count_nonzero(kept)]] = True
-    return kept
+    marks[ties[: count - np.count_nonzero(marks)]] = True
+    return marks

@@ -1,17 +1,16 @@
-"""Several targets as one: what each tells of its distributions, and their average (specfed).
+"""Average the distributions of several targets, each known by its top K (specfed).
 
-In:  logits of M workers over one vocabulary. Out: `TopRows`, each one's K most probable tokens with
-     the probabilities p_m that they have among all; of those, and the workers' weights w_m,
-     p_agg = Σ w_m p̃_m, as logits that stand for any target's.
+In:  logits of M workers over one vocabulary. Out: `TopRows`, each worker's K most probable tokens
+     with their probabilities p_m among all tokens; and from these and the workers' weights w_m
+     p_agg = Σ w_m p̃_m, as logits like any target's.
 Law: p̃_m rebuilds p_m from its retained mass ρ_m = Σ p_m over the kept tokens. ``renormalise`` (5)
      divides by ρ and leaves 0 elsewhere, ‖p̃ − p‖₁ = 2(1 − ρ); ``spread`` (6) keeps p and gives the
-     V − K others equal shares of 1 − ρ, which is nearer. The aggregate is off by at most
-     2Σw_m(1 − ρ_m) in L1 (17), acceptance by half of that (19). With K = V nothing is rebuilt: what
-     went in comes out, bit by bit.
+     V − K others equal shares of 1 − ρ, which is closer. The aggregate is off by at most
+     2Σw_m(1 − ρ_m) in L1 (17), acceptance by half of that (19). With K = V nothing is rebuilt, and
+     the result is exact, bit by bit.
 
-Everything is float32 like the logits that it comes from and becomes: an ensemble of float32 models
-has no more digits, and a window over a large vocabulary fills megabytes. Rows of another dtype are
-aggregated in theirs.
+Everything is float32, as the logits are: an ensemble of float32 models has no more digits, and a
+window over a large vocabulary takes megabytes. Rows of another dtype are aggregated in that dtype.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from pilotfish.speculation.truncation import largest
 Scheme = Literal["renormalise", "spread"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("renormalise", "spread")
 
-_PLAIN: Final = 1.0  # the temperature of an ensemble whose argmax is asked for
+_PLAIN: Final = 1.0  # temperature of an ensemble for greedy sampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +46,9 @@ class TopRows:
 
     @property
     def k(self) -> int:
-        """K, of every row."""
-        kept: int = self.ids.shape[1]
-        return kept
+        """K, the number of tokens in each row."""
+        columns: int = self.ids.shape[1]
+        return columns
 
     @property
     def retained_mass(self) -> Values:
@@ -59,11 +58,11 @@ class TopRows:
 
 
 def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
-    """A worker's answer: of each row of ``logits`` [n, V] the ``k`` largest, all if k ≥ V.
+    """Return a worker's answer: the ``k`` largest of each row of ``logits`` [n, V], all if k ≥ V.
 
-    Exactly k: of equal ones those of the lowest ids. The temperature rescales each worker's own
-    logits before its softmax (§V-B). Temperature 0 stands for 1 here: an ensemble's greedy choice
-    is the argmax of the average of its models as they are; an average of argmaxes were a vote.
+    Ties are broken by the lower id, so there are exactly k. The temperature rescales each worker's
+    logits before its softmax (§V-B). Temperature 0 means 1 here: an ensemble's greedy choice is the
+    argmax of the average distribution; averaging argmaxes would be a vote.
 
     Raises:
         ValueError: if a row has a NaN, a positive infinity or nothing finite. −∞ is probability 0.
@@ -74,18 +73,18 @@ def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
     p = probabilities(logits, Sampling(temperature=temperature or _PLAIN))
     if k >= vocab:
         return TopRows(np.broadcast_to(np.arange(vocab, dtype=np.uint32), (rows, vocab)), p)
-    # [n, K]; by logits, for at low temperatures most probabilities are 0
-    ids = np.array([_exactly(row, k) for row in logits], np.int64).reshape(rows, k)
+    # [n, K]; chosen by logits, since at low temperatures most probabilities are 0
+    ids = np.array([_largest_exactly(row, k) for row in logits], np.int64).reshape(rows, k)
     return TopRows(ids.astype(np.uint32), np.take_along_axis(p, ids, axis=1))
 
 
-def _exactly(values: Floats, count: int) -> NDArray[np.integer]:
-    """Return ids of the ``count`` largest ``values`` [V], ascending; of equal ones the lowest."""
+def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:
+    """Return ids of the ``count`` largest ``values`` [V], ascending; lower ids win ties."""
     ids = largest(values, count)
     surplus = len(ids) - count
     if surplus:
-        found = values[ids]
-        ids = np.delete(ids, np.flatnonzero(found == found.min())[-surplus:])
+        chosen = values[ids]
+        ids = np.delete(ids, np.flatnonzero(chosen == chosen.min())[-surplus:])
     return ids
 
 
@@ -97,17 +96,17 @@ def rebuild(rows: TopRows, vocab: int, scheme: Scheme) -> Floats:
 def aggregate(
     weights: Sequence[float] | Values, answers: Sequence[TopRows], vocab: int, scheme: Scheme
 ) -> Floats:
-    """p_agg = Σ w_m p̃_m of M workers' answers for the same n rows, [n, ``vocab``] (7).
+    """Compute p_agg = Σ w_m p̃_m of M workers' answers for the same n rows, [n, ``vocab``] (7).
 
-    weights: of these workers, above 0; they count by their share in the sum, so leaving out a
-    worker renormalises the others. No p̃_m is made: each worker adds at its K tokens what
-    they have above the shares that all others get. A row sums to 1 up to rounding.
+    weights: w_m > 0, normalised here, so leaving out a worker renormalises the others. No p̃_m is
+    built in full: each worker adds, at its K tokens, their excess over the share of the other
+    tokens. A row sums to 1 up to rounding.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
     dtype = np.result_type(*(rows.values for rows in answers))
     count = len(answers[0])
-    # of each worker: what its values are multiplied by, and its other tokens' share, f64 [n]
-    scales, fills = zip(*(_rebuilding(rows, vocab, scheme) for rows in answers), strict=True)
+    # for each worker, f64 [n]: factor of its values, and share of each of its other tokens
+    scales, fills = zip(*(_rebuild_factors(rows, vocab, scheme) for rows in answers), strict=True)
     total = np.empty((count, vocab), dtype)
     total[:] = (shares @ np.stack(fills))[:, None]
     flat = total.reshape(-1)
@@ -121,13 +120,13 @@ def aggregate(
         more -= (share * fill)[:, None].astype(dtype)
         places = starts + rows.ids
         more += flat[places]
-        # a true top-K is nowhere below its fill; what rounding or a lie puts there stays ≥ 0
+        # a true top K is nowhere below its fill; rounding or a false answer must not go below 0
         flat[places] = np.maximum(more, 0.0)
     return total
 
 
-def _rebuilding(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
-    """Return the factor of p on the kept tokens, and p̃ of each other one; both f64 [n]."""
+def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
+    """Return the factor of p on the kept tokens, and p̃ of each other token; both f64 [n]."""
     retained, others = rows.retained_mass, vocab - rows.k
     if not others:
         return np.ones(len(rows)), np.zeros(len(rows))
@@ -137,11 +136,11 @@ def _rebuilding(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Valu
 
 
 def as_logits(aggregated: Floats, temperature: float) -> NDArray[np.float32]:
-    """T·log p_agg, f32 [n, V]; −∞ where p_agg is 0. ``temperature`` is that of `top_rows`.
+    """Compute T·log p_agg, f32 [n, V]; −∞ where p_agg is 0. ``temperature`` is that of `top_rows`.
 
-    The logits of a target whose distribution at this temperature is p_agg: `probabilities` gives it
-    back, rows divided by their sums, each p within 2·10⁻⁵ of itself (float32's rounding of log p
-    and of its multiples); top-k and top-p of a request then cut the aggregate.
+    These are the logits of a target whose distribution at this temperature is p_agg:
+    `probabilities` returns the normalised rows, each p within a relative 2·10⁻⁵ (float32 rounding
+    of log p and of its multiples). A request's top-k and top-p then cut the aggregate.
     """
     with np.errstate(divide="ignore"):
         logits = np.log(aggregated.astype(np.float32, copy=False))
@@ -149,36 +148,37 @@ def as_logits(aggregated: Floats, temperature: float) -> NDArray[np.float32]:
     return logits
 
 
-# How far off an aggregate is, and how far off it can be
+# Errors of an aggregate, and their bounds
 
 
 def reconstruction_error(rebuilt: Floats, p: Floats) -> Values:
-    """‖p̃ − p‖₁ of distributions [..., V], f64 [...]: of a worker (8), or of aggregates (9)."""
+    """Compute ‖p̃ − p‖₁ of distributions [..., V], f64 [...]: a worker's (8) or aggregates' (9)."""
     return 2.0 * tv(rebuilt, p)
 
 
 def acceptance_variation(rebuilt: Floats, p: Floats, q: Floats) -> Values:
-    """|β̃ − β| of drafter q [..., V] against p as rebuilt and as it is, f64 [...] (10)."""
+    """Compute |β̃ − β| of drafter q [..., V] against rebuilt and true p, f64 [...] (10)."""
     return np.abs(beta(rebuilt, q) - beta(p, q))
 
 
 def renormalised_error(retained: Values) -> Values:
-    """Lemma 1: renormalising costs ‖p̃ − p‖₁ = 2(1 − ρ), whatever p is (11)."""
+    """Compute Lemma 1's error of renormalising, ‖p̃ − p‖₁ = 2(1 − ρ), whatever p is (11)."""
     return 2.0 * (1.0 - retained)
 
 
 def spread_error_bound(retained: Values, others: int) -> Values:
-    """Lemma 1: spreading costs less, ‖p̃ − p‖₁ ≤ 2(1 − ρ)(1 − 1/``others``) with V − K others (12).
+    """Compute Lemma 1's bound for spreading, ‖p̃ − p‖₁ ≤ 2(1 − ρ)(1 − 1/``others``) (12).
 
-    The paper's bound is 2(1 − ρ); the factor is reached where one token has all the residual mass.
+    others: V − K. The paper's bound is 2(1 − ρ); the factor is reached if one token has all the
+    residual mass.
     """
     return renormalised_error(retained) * (1.0 - 1.0 / others if others else 0.0)
 
 
 def bias_bound(weights: Sequence[float] | Values, retained: Values) -> Values:
-    """Theorem 2: the aggregate is off by 2·Σ w_m(1 − ρ_m) in L1 at most (17).
+    """Compute Theorem 2's bound on the aggregate's L1 error, 2·Σ w_m(1 − ρ_m) (17).
 
-    weights: [M], by their share in the sum. retained: ρ, [M, ...]; f64 [...].
+    weights: [M], normalised here. retained: ρ, [M, ...]; f64 [...].
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
     bound: Values = np.tensordot(shares, renormalised_error(retained), axes=1)
@@ -186,5 +186,5 @@ def bias_bound(weights: Sequence[float] | Values, retained: Values) -> Values:
 
 
 def acceptance_bound(weights: Sequence[float] | Values, retained: Values) -> Values:
-    """Theorem 3: acceptance varies by Σ w_m(1 − ρ_m) at most (19), half of (17)."""
+    """Compute Theorem 3's bound on the change of acceptance, Σ w_m(1 − ρ_m) (19)."""
     return bias_bound(weights, retained) / 2.0

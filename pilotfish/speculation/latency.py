@@ -1,12 +1,12 @@
-"""What a round costs: the one cost model by which Pilotfish chooses, replays and predicts.
+"""Cost model of a round, used for choosing, replaying and predicting.
 
 In:  seconds of computing, bytes that cross the link, and the link. Out: seconds.
 
 A round takes T = γ·T_draft + T_comm + T_verify (tslt (5), dssd (6)), where T_comm is an RTT for
 each exchange and the bytes of both ways at their rates (dssd (3), wisv (6), (10)); it yields N
-tokens (tslt (8)), and T/N is what a choice of protocol and window is judged by. Under `stream` the
-tokens follow each other without being asked for, so each costs what is slower, the pass that makes
-it or the bytes that carry it, and all of them together one RTT.
+tokens (tslt (8)), and protocols and windows are compared by T/N. Under `stream` the tokens follow
+each other without requests, so each costs the slower of its pass and its transfer, and all together
+cost one RTT.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Link:
 
 
 def transfer_s(size_bytes: float, rate_bps: float) -> float:
-    """Compute the seconds to serialise so many bytes (dssd (1), (2))."""
+    """Compute the seconds to serialise ``size_bytes`` (dssd (1), (2))."""
     return 8.0 * size_bytes / rate_bps
 
 
@@ -38,5 +38,5 @@ def communication_s(
 
 
 def streamed_token_s(pass_s: float, down_bytes: float, link: Link, tokens: float) -> float:
-    """Compute seconds a token under `stream`, for an answer of so many tokens."""
+    """Compute seconds per token under `stream`, for an answer of ``tokens`` tokens."""
     return max(pass_s, transfer_s(down_bytes, link.down_bps)) + link.rtt_s / tokens

@@ -1,11 +1,11 @@
-"""What is done to logits before the distribution is made of them: bias, penalties, constraint.
+"""Change logits before sampling: bias, penalties, grammar constraint.
 
-In:  logits [n, V] and, of each row, the text that it continues. Out: the same rows, changed.
+In:  logits [n, V] and, for each row, the text that it continues. Out: the same rows, changed.
 
-Both ends do it to their own logits, each row by its own path: the edge's make the law, the device's
-make drafts that agree with it. With `distributions` this is the whole order: bias, penalties,
-constraint, temperature, min-p, top-k, top-p (docs/protocols.md). What a grammar allows is told by a
-`Constraint`, which needs the tokens' texts.
+Both ends process their own logits, each row by its own path: the edge's define the output's law,
+the device's make drafts agree with it. With `distributions` the whole order is: bias, penalties,
+constraint, temperature, min-p, top-k, top-p (docs/protocols.md). A `Constraint` knows what a
+grammar allows, for which it needs the tokens' texts.
 """
 
 import json
@@ -24,13 +24,13 @@ Ids = NDArray[np.uint32]
 MOST_BIASED = 512  # tokens
 MOST_BIAS = 100.0
 MOST_PENALTY = 2.0
-LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3  # of repetition
+LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3  # bounds of repetition_penalty
 
 
 class Grammar(NamedTuple):
-    """What an answer must be: kind "json" (text: a schema), "regex", "lark" or "turn".
+    """A grammar that answers must match. kind: "json" (text is a schema), "regex", "lark", "turn".
 
-    The latter is an assistant's turn, with its thoughts and calls (docs/wire.md).
+    "turn" is an assistant's turn, with its thoughts and calls (docs/wire.md).
     """
 
     kind: str
@@ -38,36 +38,35 @@ class Grammar(NamedTuple):
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
-        """JSON that fits a JSON schema, given as such or as its text."""
+        """Create a grammar of JSON that fits a JSON schema, given as an object or as text."""
         return cls("json", schema if isinstance(schema, str) else json.dumps(schema))
 
     @classmethod
     def from_choices(cls, texts: Sequence[str]) -> "Grammar":
-        """One of these texts."""
+        """Create a grammar that allows exactly these texts."""
         return cls("lark", "start: " + " | ".join(json.dumps(text) for text in texts))
 
 
 class Constraint(Protocol):
-    """Forbids tokens, row by row, in one generation."""
+    """Forbids tokens in the rows of one generation."""
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> Sequence[int]:
-        """Set to −∞ what must not follow answer and path, in place; returns the dead ends."""
+        """Set tokens that must not follow answer and path to −∞, in place; returns dead ends."""
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that alone may follow, the next one first."""
+        """Return the only tokens that may follow, in order; empty if there is a choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsOptions:
     """How logits are changed; the defaults change nothing. As vLLM defines them:
 
-    logit_bias: what is added to a token's logit, −100 to 100, of at most `MOST_BIASED` tokens.
-    repetition_penalty: divides the logits > 0, and multiplies the others, of tokens that occur in
-    prompt or answer; 10⁻³ to 10³. frequency_penalty, presence_penalty: are taken off the logits of
-    tokens that occur in the answer, the former once for each time; −2 to 2. grammar: what the
-    answer must be.
+    logit_bias: added to a token's logit, −100 to 100, for at most `MOST_BIASED` tokens.
+    repetition_penalty: for tokens of prompt or answer, divides logits > 0 and multiplies others;
+    10⁻³ to 10³. frequency_penalty, presence_penalty: subtracted from the logits of the answer's
+    tokens, the former once for each occurrence; −2 to 2. grammar: what the answer must match.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -91,14 +90,14 @@ class LogitsOptions:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether what was said before changes anything."""
+        """Whether earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or bool(
             self.frequency_penalty or self.presence_penalty
         )
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing is changed."""
+        """Whether nothing changes the logits."""
         return not (self.logit_bias or self.has_penalties or self.grammar)
 
 
@@ -111,11 +110,11 @@ NO_LOGITS_OPTIONS = LogitsOptions()
 
 
 class LogitsProcessor:
-    """Shapes the logits of one generation. since: the tokens of its prompt; the answer follows.
+    """Processes the logits of one generation. Not thread-safe.
 
-    Rows may be asked for in any order, and the text may change between calls; one thread at a time.
-    constraint: by the shaping's grammar; without one nothing is forbidden, as by a drafter that
-    cannot read it.
+    prompt_length: tokens before the answer. constraint: the options' grammar, compiled; None
+    forbids nothing, for a drafter that cannot use it. Rows may come in any order, and the text may
+    change between calls.
     """
 
     def __init__(
@@ -134,10 +133,10 @@ class LogitsProcessor:
         )
 
     def process(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> Sequence[int]:
-        """Change the rows of ``logits`` [n, V] in place; returns those that nothing may follow.
+        """Change the rows of ``logits`` [n, V] in place; returns the dead ends among them.
 
-        text: u32 [m], prompt and answer, which all rows continue. paths: of each row, the tokens
-        behind that. A row that nothing may follow is not constrained: its p is of no use.
+        text: u32 [m], prompt and answer, which all rows continue. paths: for each row, the tokens
+        after the text. A dead end, which no token may follow, is left unconstrained.
         """
         logits[:, self._biased] += self._bias
         if self._options.has_penalties:
@@ -147,7 +146,7 @@ class LogitsProcessor:
         return self._constraint.forbid(logits, text[self._prompt_length :], paths)
 
     def forced_token(self, text: Ids, path: Sequence[int]) -> int | None:
-        """Return the only token that may follow text and path; None where there may be several."""
+        """Return the only token that may follow text and path; None if there is a choice."""
         if self._constraint is None:
             return None
         tokens = self._constraint.forced(text[self._prompt_length :], path)
@@ -159,7 +158,7 @@ def node_paths(
 ) -> list[list[int]]:
     """Return the path of each row of a window: the root's, then each node's with its own token.
 
-    ids: of the nodes. parents: of each the index of its parent, −1 for the root; None: a chain.
+    ids: the nodes' tokens. parents: index of each node's parent, −1 for the root; None: a chain.
     """
     paths: list[list[int]] = [[]]
     for at, token in enumerate(ids):

@@ -1,10 +1,12 @@
-"""What penalties do to rows of logits that continue one text: vLLM's three (`LogitsOptions`).
+"""Apply vLLM's three penalties (`LogitsOptions`) to rows of logits that continue one text.
 
-In:  logits [n, V], the text u32 [m], and of each row the tokens behind it. Out: the rows, changed.
+In:  logits [n, V], the text u32 [m], and for each row the tokens after the text. Out: the rows,
+     changed.
 
-The text is counted once, as it grows. What it says is the same for all rows, and is taken off each
-in place, by a few operations over the whole row; the row's own few tokens are then set right, from
-what they were. So a window costs O(n V), however long its text is, and memory for one more row.
+The text is counted once, as it grows. Its effect is the same for all rows and is applied in place,
+by a few operations over the whole row; the few tokens of each row's path are then recomputed from
+their original logits. So a window costs O(n V), whatever the length of the text, and the memory of
+one more row.
 """
 
 from collections.abc import Sequence
@@ -19,28 +21,28 @@ from pilotfish.speculation.distributions import Floats
 Ids = NDArray[np.uint32]
 Places = NDArray[np.intp]
 
-_MANY = 16  # a text that says one of so many tokens changes rows as a whole, not token by token
-_AT_ONCE = 4096  # tokens; from so many on a count of all of the vocabulary is cheaper
+_MANY = 16  # a text with more than 1/16 of all tokens changes whole rows, not single tokens
+_AT_ONCE = 4096  # tokens; from this number on, counting over the vocabulary is cheaper
 
 
-class _TokenCounts(NamedTuple):
-    """What one text does to a row. at: i64 [k], its tokens; None: k = V, all of the row.
+class _Effect(NamedTuple):
+    """The effect of one text on a row. at: i64 [k], the affected tokens; None: all, k = V.
 
-    kind: of the row. factor: of repetition, alone or [k]; None: there is none. taken: [k] each,
-    taken off in turn.
+    kind: the row's dtype. factor: of repetition, a scalar or [k]; None: none. subtracted: arrays
+    [k] to subtract one after the other.
     """
 
     at: Places | None
     kind: np.dtype[np.floating]
     factor: Floats | np.floating | None
-    taken: Sequence[Floats]
+    subtracted: Sequence[Floats]
 
 
 class Penalties:
-    """Of one generation; one thread at a time. since: the tokens of its prompt.
+    """The penalties of one generation. Not thread-safe.
 
-    The text may grow, be cut, or go another way between calls: it is compared with the last one.
-    repetition: 1 for none. frequency, presence: 0 for none.
+    prompt_length: tokens before the answer. repetition: 1 for none. frequency, presence: 0 for
+    none. The text may grow, be cut or change between calls: it is compared with the last one.
     """
 
     def __init__(
@@ -49,105 +51,107 @@ class Penalties:
         self._repetition, self._frequency, self._presence = repetition, frequency, presence
         self._prompt_length = prompt_length
         self._room: Ids = np.empty(0, np.uint32)
-        self._length = 0  # of the text that is counted; it begins the room
-        # [V], how often the answer has each token, and whether the prompt has it
+        self._length = 0  # length of the counted text, at the start of ``_room``
+        # [V], occurrences of each token in the answer, and whether it occurs in the prompt
         self._counts: NDArray[np.int32] = np.zeros(0, np.int32)
         self._prompt: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._text_counts: _TokenCounts | None = None  # None: the text has changed since
+        self._text_effect: _Effect | None = None  # None: to be computed again
 
     def apply(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
-        """Change the rows of ``logits`` [n, V] in place, each by the text and its own path."""
-        self._follow(text, logits.shape[1])
-        text_counts, kind = self._text_counts, logits.dtype
-        if text_counts is None or text_counts.kind != kind:
-            self._text_counts = text_counts = self._of_text(kind)
+        """Apply the penalties of the text and of each row's path to ``logits`` [n, V], in place."""
+        self._update(text, logits.shape[1])
+        effect, kind = self._text_effect, logits.dtype
+        if effect is None or effect.kind != kind:
+            self._text_effect = effect = self._effect_of_text(kind)
         rows, tokens, times = _path_tokens(paths)
-        own = logits[rows, tokens]
-        scratch = np.empty(logits.shape[1] if text_counts.at is None else len(text_counts.at), kind)
+        path_logits = logits[rows, tokens]
+        scratch = np.empty(logits.shape[1] if effect.at is None else len(effect.at), kind)
         for row in logits:
-            if text_counts.at is None:
-                self._change(row, scratch, text_counts)
+            if effect.at is None:
+                self._change(row, scratch, effect)
             else:
-                values = row[text_counts.at]
-                self._change(values, scratch, text_counts)
-                row[text_counts.at] = values
+                values = row[effect.at]
+                self._change(values, scratch, effect)
+                row[effect.at] = values
         counts = self._counts[tokens] + times
-        self._change(own, np.empty_like(own), self._of_tokens(None, counts, kind))
-        logits[rows, tokens] = own
+        self._change(
+            path_logits, np.empty_like(path_logits), self._effect_of_counts(None, counts, kind)
+        )
+        logits[rows, tokens] = path_logits
 
-    def _change(self, values: Floats, scratch: Floats, text_counts: _TokenCounts) -> None:
-        if text_counts.factor is not None:
-            np.divide(values, text_counts.factor, out=scratch)
-            np.multiply(values, text_counts.factor, out=values)
-            # above 0 the quotient, else the product: the lesser of both, by a factor of at least 1
+    def _change(self, values: Floats, scratch: Floats, effect: _Effect) -> None:
+        if effect.factor is not None:
+            np.divide(values, effect.factor, out=scratch)
+            np.multiply(values, effect.factor, out=values)
+            # the quotient above 0, else the product: the lesser of both for a factor of at least 1
             chosen = np.minimum if self._repetition >= 1.0 else np.maximum
             chosen(values, scratch, out=values)
-        for each in text_counts.taken:
+        for each in effect.subtracted:
             values -= each
 
-    # What the text says
+    # Effects
 
-    def _of_text(self, kind: np.dtype[np.floating]) -> _TokenCounts:
-        """Return what the counted text does to a row of this type; O(V)."""
+    def _effect_of_text(self, kind: np.dtype[np.floating]) -> _Effect:
+        """Compute the effect of the counted text on a row of this dtype; O(V)."""
         occurs = self._counts > 0
         if self._repetition != 1.0:
             occurs |= self._prompt
         if np.count_nonzero(occurs) * _MANY <= len(occurs):
             at = occurs.nonzero()[0]
-            return self._of_tokens(at, self._counts[at], kind)
-        text_counts = self._of_tokens(None, self._counts, kind)
-        if text_counts.factor is None:
-            return text_counts
-        return text_counts._replace(factor=np.where(occurs, text_counts.factor, kind.type(1.0)))
+            return self._effect_of_counts(at, self._counts[at], kind)
+        effect = self._effect_of_counts(None, self._counts, kind)
+        if effect.factor is None:
+            return effect
+        return effect._replace(factor=np.where(occurs, effect.factor, kind.type(1.0)))
 
-    def _of_tokens(
+    def _effect_of_counts(
         self, at: Places | None, counts: NDArray[np.integer], kind: np.dtype[np.floating]
-    ) -> _TokenCounts:
-        """Return what is done to tokens that the answer has so often, [k], or the prompt has."""
-        taken: list[Floats] = []
+    ) -> _Effect:
+        """Compute the effect on tokens with these counts [k] in the answer, or in the prompt."""
+        subtracted: list[Floats] = []
         if self._frequency:
-            taken.append(counts.astype(kind) * kind.type(self._frequency))
+            subtracted.append(counts.astype(kind) * kind.type(self._frequency))
         if self._presence:
-            taken.append((counts > 0) * kind.type(self._presence))
+            subtracted.append((counts > 0) * kind.type(self._presence))
         factor = None if self._repetition == 1.0 else kind.type(self._repetition)
-        return _TokenCounts(at, kind, factor, taken)
+        return _Effect(at, kind, factor, subtracted)
 
     # Counting
 
-    def _follow(self, text: Ids, vocab: int) -> None:
-        """Count what the text has and the last one had not; take off what it has no longer."""
+    def _update(self, text: Ids, vocab: int) -> None:
+        """Update the counts to this text."""
         held = self._room[: self._length]
         if len(self._counts) != vocab:
             self._forget(vocab)
         elif not np.array_equal(text[: len(held)], held):
-            self._back(_shared(text, held))
+            self._cut(_common_length(text, held))
         if self._length == len(text):
             return
         begin, prompt_length = self._length, self._prompt_length
-        self._keep(text)
+        self._append(text)
         if begin < prompt_length and self._repetition != 1.0:
             self._prompt[text[begin:prompt_length]] = True
         self._count(text[max(begin, prompt_length) :])
 
-    def _keep(self, text: Ids) -> None:
+    def _append(self, text: Ids) -> None:
         if len(text) > len(self._room):
             room = np.empty(max(len(text), 2 * self._length), np.uint32)
             room[: self._length] = self._room[: self._length]
             self._room = room
         self._room[self._length : len(text)] = text[self._length :]
         self._length = len(text)
-        self._text_counts = None
+        self._text_effect = None
 
-    def _back(self, length: int) -> None:
-        """Forget the text behind its first tokens."""
+    def _cut(self, length: int) -> None:
+        """Drop the text after its first ``length`` tokens."""
         if length < min(self._prompt_length, self._length):
             self._forget(len(self._counts))
             return
         self._count(self._room[max(length, self._prompt_length) : self._length], -1)
-        self._length, self._text_counts = length, None
+        self._length, self._text_effect = length, None
 
     def _forget(self, vocab: int) -> None:
-        self._length, self._text_counts = 0, None
+        self._length, self._text_effect = 0, None
         self._counts = np.zeros(vocab, np.int32)
         self._prompt = np.zeros(vocab if self._repetition != 1.0 else 0, np.bool_)
 
@@ -158,15 +162,15 @@ class Penalties:
             self._counts += (times * np.bincount(ids, minlength=len(self._counts))).astype(np.int32)
 
 
-def _shared(text: Ids, held: Ids) -> int:
-    """Count the tokens that both begin with."""
+def _common_length(text: Ids, held: Ids) -> int:
+    """Count the equal first tokens."""
     shorter = min(len(text), len(held))
     differing = (text[:shorter] != held[:shorter]).nonzero()[0]
     return int(differing[0]) if len(differing) else shorter
 
 
 def _path_tokens(paths: Sequence[Sequence[int]]) -> tuple[Places, Places, Places]:
-    """Return rows, tokens and their number, [k] each: a row's path has a token so often."""
+    """Return rows, tokens and occurrences, [k] each, of the tokens in the rows' paths."""
     lengths = [len(path) for path in paths]
     tokens = np.fromiter(chain.from_iterable(paths), np.int64, sum(lengths))
     rows = np.arange(len(paths)).repeat(lengths)

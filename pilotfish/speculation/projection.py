@@ -1,9 +1,9 @@
-"""Map a drafter's logits to the tokens of the vocabulary that it drafts in.
+"""Map a drafter's logits to the vocabulary that it drafts in.
 
-Each column of the logits is a token of that vocabulary, or none. Tokens that no column stands for
-have −∞, so that the softmax is the drafter's distribution, renormalised over those that have one:
-over the tokens that its head was cut to (FR-Spec, Zhao et al. 2025), or over those shared with a
-target of another vocabulary (Timor et al. 2025), or both.
+Each column of the logits is a token of that vocabulary, or none. Tokens without a column get −∞, so
+the softmax renormalises the drafter's distribution over the tokens with one: those that its head
+was cut to (FR-Spec, Zhao et al. 2025), those shared with a target of another vocabulary (Timor et
+al. 2025), or both.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from pilotfish.speculation.distributions import Floats
 
 
 class Projection:
-    """Maps logits; for one lane, since it reuses a buffer.
+    """Maps logits. Reuses a buffer, so each lane needs its own.
 
-    places: i64 [W], the token of each column of the logits, each at most once; `size` where it is
-    none. size: V, the vocabulary's.
+    places: i64 [W], the token of each column, each at most once; ``size`` for no token. size: V.
     """
 
     def __init__(self, places: NDArray[np.int64], size: int) -> None:
         self._places, self._size = places, size
-        # f32 [most rows so far, V + 1]; only columns of `places` are ever written
+        # f32 [most rows so far, V + 1]; only the columns in `places` are written
         self._buffer = self._rows(1)
 
     def __call__(self, logits: Floats) -> Floats:
-        """Map f32 [n, W] to f32 [n, V], −∞ where no column is; the next call overwrites it."""
+        """Map f32 [n, W] to f32 [n, V], −∞ without a column; valid until the next call."""
         if len(logits) > len(self._buffer):
             self._buffer = self._rows(len(logits))
-        # row by row: NumPy's indexing of one axis is twice as fast as that of one of two
+        # row by row: indexing a 1-D array is twice as fast as one axis of a 2-D array
         for row, out in zip(logits, self._buffer, strict=False):
             out[self._places] = row
         return self._buffer[: len(logits), : self._size]
 
     def reaches(self, token: int) -> bool:
-        """Whether a column stands for this token."""
+        """Whether this token has a column."""
         return bool((self._places == token).any())
 
     def _rows(self, count: int) -> NDArray[np.float32]:

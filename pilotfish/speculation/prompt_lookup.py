@@ -1,14 +1,14 @@
-"""Drafts without a model: what followed the last time that the text's last tokens stood in it.
+"""Prompt lookup: draft what followed an earlier occurrence of the text's last tokens.
 
-In:  the ids of a text. Out: a place in it, how many tokens before that place equal the text's last
-     ones, and the ids from there on.
+In:  the ids of a text. Out: a place in it, the number of tokens before that place that equal the
+     text's last ones, and the ids from there on.
 
-Good where an answer repeats its prompt or itself: quotations, code that is changed in places,
-names, tables, loops. A match of one token is right in 2 to 4 of 10 places, one of 16 nearly always,
-and `AcceptanceEstimator` by the length tell them apart: leaving the short ones out gained nothing.
+This helps where an answer repeats its prompt or itself: quotations, edited code, names, tables,
+loops. A match of one token is right in 2 to 4 of 10 places, one of 16 nearly always;
+`AcceptanceEstimator` separates them by length, and leaving out short matches gained nothing.
 
-There is no index that would grow with the text: one search reads it all, which takes microseconds
-(20 in 8,000 tokens, 130 in 131,072), and where the text goes on as foretold, none is needed.
+There is no index that grows with the text: a search reads all of it, in microseconds (20 for 8,000
+tokens, 130 for 131,072), and while the text continues as predicted no search is needed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.uint32]
 
-_DEEP = 16  # tokens of a match that are counted when places are compared
-_PLACES = 32  # latest ones that are compared
+_DEEP = 16  # most tokens of a match that are compared
+_PLACES = 32  # most places that are compared, the latest
 
 
 @dataclass(frozen=True)
 class LookupMatch:
-    """A place whose text is expected again.
+    """A place in the text whose continuation is expected again.
 
-    start: index of the id that is expected next. end: length of the text. length: of the ids before
-    `start`, how many equal those before ``end``, or a little less: not all are counted.
+    start: index of the id that is expected next. end: length of the text. length: number of ids
+    before ``start`` that equal those before ``end``; long matches are not counted to the end.
     """
 
     start: int
@@ -37,10 +37,7 @@ class LookupMatch:
     length: int
 
     def extend(self, ids: Ids) -> LookupMatch | None:
-        """Go on along the same place in the text's continuation u32 [n], n ≥ `end`.
-
-        None if the text took another way.
-        """
+        """Continue the match in the longer text u32 [n], n ≥ `end`; None if the text differs."""
         more = len(ids) - self.end
         if ids[self.end :].tobytes() != ids[self.start : self.start + more].tobytes():
             return None
@@ -49,16 +46,16 @@ class LookupMatch:
     def continuation(self, ids: Ids, most: int) -> Ids:
         """Return the ``most`` ids that are expected after the text u32 [`end`].
 
-        A place so near that its text ends too soon is one of a loop: this goes round again.
+        If the text ends too soon, the place is part of a loop, and the loop is repeated.
         """
         return np.resize(ids[self.start : self.start + most], most)
 
 
 def find_match(ids: Ids, least: int = 1) -> LookupMatch | None:
-    """Find what may be repeated after the text u32 [n], C-contiguous; None if nothing is.
+    """Find the best match for the end of the text u32 [n], C-contiguous; None if there is none.
 
-    Of the latest 32 places at which the text's last ``least`` ≥ 1 tokens stood before, it is the
-    one with most tokens before it as at the end, counted to 16, and of several the latest.
+    Compares the latest 32 places after the text's last ``least`` ≥ 1 tokens, and takes the longest
+    match, counted to 16 tokens; the latest of several.
     """
     starts = find_places(ids, ids, least, _PLACES)
     if not len(starts):
@@ -69,14 +66,14 @@ def find_match(ids: Ids, least: int = 1) -> LookupMatch | None:
 
 
 def find_places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]:
-    """Return where ``ids`` u32 [n] goes on behind the text's last ``least`` ≥ 1 tokens.
+    """Return the places in ``ids`` u32 [n] after the text's last ``least`` ≥ 1 tokens.
 
-    A place is the index of the token that follows, i64 [m], each below n, ascending: the last
+    A place is the index of the token that follows; i64 [m], ascending, each below n; only the last
     ``most`` of them.
     """
     if len(ids) <= least or len(text) < least:
         return np.empty(0, np.int64)
-    # bool [n - least]: whether the `least` tokens from here on are the last ones
+    # bool [n - least]: whether the `least` tokens from here on equal the text's last ones
     same = ids[least - 1 : -1] == text[-1]
     for back in range(2, least + 1):
         same &= ids[least - back : -back] == text[-back]

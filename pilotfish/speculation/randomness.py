@@ -1,4 +1,4 @@
-"""Counter-based randomness: every draw depends on its name only, not on earlier draws.
+"""Counter-based randomness: every draw depends only on its name, not on earlier draws.
 
 A draw is named by (seed, purpose, round start, position or tree node, candidate index), as in
 docs/wire.md: no draw is used for two purposes, and a retry or a resumption repeats it. The bits
@@ -23,16 +23,16 @@ _WORDS_PER_BLOCK = 4
 
 
 class Purpose(IntEnum):
-    """What a draw is for. The numbers are part of the wire's law: both ends use the same draws."""
+    """Purpose of a draw. The numbers are part of the wire protocol: both ends use them."""
 
-    TARGET = 1  # the target's own sample at a position: `stream` and `coupled`
+    TARGET = 1  # the target's sample at a position: `stream` and `coupled`
     DRAFT = 2
     ACCEPT = 3
     RESIDUAL = 4
     BONUS = 5
     LOCAL = 6
     DITHER = 7  # the rounding of P̃ in `dssd`
-    CHOICE = 8  # the seeds of further answers to one prompt
+    CHOICE = 8  # seeds of further answers to one prompt
 
 
 def _words(
@@ -46,9 +46,9 @@ def _words(
 
 
 def derive_seed(seed: int, choice: int) -> int:
-    """Make the seed of one of several answers to a prompt, 0 ≤ seed < 2⁶³; the first has its own.
+    """Derive the seed of one of several answers to a prompt, in [0, 2⁶³).
 
-    seed: the request's.
+    seed: the request's, which the first answer uses itself.
     """
     if not choice:
         return seed
@@ -64,9 +64,9 @@ def noise(
     round_start: int = 0,
     candidate: int = 0,
 ) -> NDArray[np.uint32]:
-    """Make raw noise for one race: a word per runner, u32 [count]."""
+    """Generate raw noise for one race: a word per runner, u32 [count]."""
     words = _words((count + 1) // 2, seed, purpose, position, round_start, candidate)
-    # "<u4" on both kinds of machine, so that the two ends agree
+    # "<u4" whatever the byte order of the machine, so that the two ends agree
     return words.astype("<u8", copy=False).view("<u4")[:count]
 
 
@@ -98,9 +98,9 @@ def sample(weights: Weights, words: NDArray[np.uint32]) -> int:
 
 
 def race(weights: Weights, words: NDArray[np.uint32]) -> tuple[int, float]:
-    """Return who wins the race, as `sample` does, and its lead over the next one.
+    """Return the winner of the race, as `sample` does, and its lead over the next runner.
 
-    The lead is that of log(weight) + Gumbel noise, 0 to infinity.
+    The lead is in log(weight) + Gumbel noise, 0 to infinity.
     """
     bounds = _bounds(weights, words)
     leader = int(bounds.argmax())
@@ -118,7 +118,7 @@ def race(weights: Weights, words: NDArray[np.uint32]) -> tuple[int, float]:
 
 
 def _bounds(weights: Weights, words: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return at least the score · 2⁻³² of each runner, but for float32's rounding; [V]."""
+    """Return upper bounds of each runner's score · 2⁻³², up to float32 rounding; [V]."""
     bounds: NDArray[np.float32] = weights.astype(np.float32, copy=False) / (
         words.astype(np.float32) + np.float32(0.5)
     )
@@ -126,7 +126,7 @@ def _bounds(weights: Weights, words: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 
 def _runners(bounds: NDArray[np.float32], least: float) -> NDArray[np.integer]:
-    """Return who may have a score of at least ``least``, ascending."""
+    """Return the runners that may have a score of at least ``least``, ascending."""
     return np.flatnonzero(bounds >= least * 2.0**-32 * (1.0 - 1e-6))
 
 
@@ -140,7 +140,7 @@ def _scores(
 def uniforms(
     count: int, seed: int, purpose: Purpose, first_position: int, *, round_start: int
 ) -> NDArray[np.float64]:
-    """Make uniform variates in (0, 1), float64 [count], one per candidate of a window.
+    """Generate uniform variates in (0, 1), float64 [count], one per candidate of a window.
 
     The block number is the candidate's, counted over the window in the order drawn (in a chain its
     offset), so the whole window costs one call.
@@ -149,5 +149,5 @@ def uniforms(
     mantissas: NDArray[np.float64] = (words[::_WORDS_PER_BLOCK] >> np.uint64(11)).astype(np.float64)
     mantissas += 0.5
     mantissas *= 2.0**-53
-    np.minimum(mantissas, 1.0 - 2.0**-53, out=mantissas)  # the highest of all would round to 1
+    np.minimum(mantissas, 1.0 - 2.0**-53, out=mantissas)  # the highest would round to 1
     return mantissas

@@ -1,14 +1,13 @@
-"""A drafter's distribution without a model: what followed where the text's last words stood before.
+"""A drafter's distribution without a model: tokens that followed earlier matches of the text's end.
 
-In:  the committed tokens, and earlier texts. Out: behind any path of drafts, the tokens that
-     followed before, how often each did, and the odds that the likeliest is right.
+In:  the committed tokens, and earlier texts. Out: after any path of drafts, the tokens that
+     followed before, their frequencies, and the acceptance of the likeliest.
 
-Of all places that have the longest match with the end of the text, each counts once; that is the
-distribution. While the text goes on as one of them did, they are followed; else they are searched
-anew, in the text itself and in all earlier ones.
+The distribution counts each place with the longest match once. While the text continues as at some
+of these places, they are followed; otherwise the text itself and all earlier texts are searched.
 
-The odds are learnt from the committed tokens alone, in their order. Which drafts there were changes
-nothing here, so a window that ends by these odds cannot bias the law.
+Acceptance is learned from the committed tokens alone, in their order. It does not depend on the
+drafts, so a window that ends by it cannot bias the output's law.
 
 References: Saxena 2023 (prompt lookup), Oliaro et al. 2024 (SuffixDecoding), Luo et al. 2024 (Token
 Recycling).
@@ -26,21 +25,21 @@ from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.corpus import BREAK, EMPTY_SNAPSHOT, CorpusSnapshot
 from pilotfish.speculation.prompt_lookup import Ids, find_places, match_lengths
 
-_MANY = 64  # places that are compared: the latest
-_SCANNED = 4096  # places in this text that had the last token, of which some had the last two
-_ALONE = 8  # the latest of them, where none had
-_LEARNT = 65  # tokens that come at once, a window and one more, are learnt from; more are a prompt
-_LENGTHS = 64  # a longer match is not told from this
+_MANY = 64  # most places that are compared, the latest
+_SCANNED = 4096  # most places after the last token that are searched for the last two
+_ALONE = 8  # most of these places that are used if none has the last two
+_LEARNT = 65  # most tokens at once to learn from, a window and one more; more are a prompt
+_LENGTHS = 64  # longer matches count as this long
 _NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Echo:
-    """What may follow, by the places where the last words stood before.
+    """The tokens that may follow, by earlier places that match the end of the text.
 
-    earlier, here: these places in the earlier texts and in this one, i64 [m], ascending. length:
-    of the match, in tokens. tokens: u32 [k], what followed, each once. weights: f64 [k], how often;
-    the latest counts for half a time more, so that it wins a draw.
+    earlier, here: matching places in the earlier texts and in this one, i64 [m], ascending. length:
+    of the match, in tokens. tokens: u32 [k], the distinct following tokens. weights: f64 [k], their
+    counts; the latest place adds half a count, so that it wins ties.
     """
 
     earlier: NDArray[np.int64]
@@ -51,21 +50,22 @@ class Echo:
 
     @property
     def likeliest(self) -> int:
-        """The token that followed most often."""
+        """The most frequent following token."""
         return int(self.tokens[self.weights.argmax()])
 
 
 class Recall:
-    """Follows one text at a time. One thread at a time."""
+    """Predicts the continuation of one text at a time. Not thread-safe."""
 
     def __init__(self) -> None:
         self._earlier = EMPTY_SNAPSHOT
-        self._text = np.empty(1024, np.uint32)  # committed tokens, then those of the last path
-        self._end = 0  # of the committed ones
+        self._text = np.empty(1024, np.uint32)  # committed tokens, then the last path
+        self._end = 0  # number of committed tokens
         self._path: list[int] = []
-        self._echoes: list[Echo | None] = [None]  # behind the committed tokens and each of the path
+        # after the committed tokens, and after each token of the path
+        self._echoes: list[Echo | None] = [None]
         self._odds = AcceptanceEstimator(REPEAT_PRIOR)
-        self._told: dict[int, float] = {}  # odds by length
+        self._odds_by_length: dict[int, float] = {}  # acceptance by match length
 
     def set_corpus(self, earlier: CorpusSnapshot) -> None:
         """Search these earlier texts from now on."""
@@ -73,13 +73,13 @@ class Recall:
         self._forget(self._end)
 
     def set_estimator(self, odds: AcceptanceEstimator) -> None:
-        """Tell, and learn, the odds by these from now on."""
+        """Use, and update, this acceptance estimator from now on."""
         self._odds = odds
-        self._told.clear()
+        self._odds_by_length.clear()
 
     def update(self, committed: Ids) -> None:
-        """Take in the committed tokens u32 [n], of which most are known."""
-        known = _common(self._text[: self._end], committed)
+        """Update to the committed tokens u32 [n], most of which are known."""
+        known = _common_length(self._text[: self._end], committed)
         if known < self._end:
             self._forget(known)
         new = committed[known:]
@@ -94,28 +94,28 @@ class Recall:
             self._commit(token)
 
     def _forget(self, end: int) -> None:
-        """Note that the text has so many committed tokens, and search anew."""
+        """Set the number of committed tokens, and search for matches."""
         self._end = end
         self._path.clear()
         self._echoes = [self._search(end)]
 
     def _commit(self, token: int) -> None:
-        """Learn by the next committed token, and go on along the places that had it."""
+        """Learn from the next committed token, and follow the places that it continues."""
         echo = self._echoes[0]
         if echo is not None:
             self._odds.update(min(echo.length, _LENGTHS), echo.likeliest == token)
-            self._told.clear()
-        if self._path and self._path[0] == token:  # as drafted: what is known behind it still holds
+            self._odds_by_length.clear()
+        if self._path and self._path[0] == token:  # as drafted: the echoes after it stay valid
             del self._path[0], self._echoes[0]
             self._end += 1
             return
         self._path.clear()
         self._text[self._end] = token
         self._end += 1
-        self._echoes = [self._followed(echo, token, self._end)]
+        self._echoes = [self._extend(echo, token, self._end)]
 
     def predict(self, path: Sequence[int]) -> Echo | None:
-        """Return what may follow the committed tokens and a path of drafts; None: nothing known."""
+        """Return what may follow the committed tokens and a path; None if nothing matches."""
         known = 0
         while known < min(len(path), len(self._path)) and path[known] == self._path[known]:
             known += 1
@@ -126,35 +126,35 @@ class Recall:
                 end = self._end + len(self._path)
                 self._text[end] = token
                 self._path.append(token)
-                self._echoes.append(self._followed(self._echoes[-1], token, end + 1))
+                self._echoes.append(self._extend(self._echoes[-1], token, end + 1))
         return self._echoes[len(path)]
 
     def acceptance(self, echo: Echo) -> float:
-        """Return the odds in (0, 1) that the likeliest token is the one that follows."""
+        """Return the probability in (0, 1) that the likeliest token follows."""
         length = min(echo.length, _LENGTHS)
-        if length not in self._told:
-            self._told[length] = self._odds.estimate(length)
-        return self._told[length]
+        if length not in self._odds_by_length:
+            self._odds_by_length[length] = self._odds.estimate(length)
+        return self._odds_by_length[length]
 
     # Places
 
     def _reserve(self, length: int) -> None:
-        """Make room for so many tokens."""
+        """Make room for ``length`` tokens."""
         if length > len(self._text):
             self._text = np.concatenate([self._text, np.empty(length, np.uint32)])
 
-    def _followed(self, echo: Echo | None, token: int, end: int) -> Echo | None:
-        """Go on to the first ``end`` tokens, of which ``token`` is the last; or search anew."""
-        # of one token there are fewer places than of the two that they now are
+    def _extend(self, echo: Echo | None, token: int, end: int) -> Echo | None:
+        """Extend a match by ``token``, the last of the first ``end`` tokens; or search anew."""
+        # a match of one token was found with a lower limit on places, so it is searched again
         if echo is not None and echo.length > 1:
-            earlier = _that_had(self._earlier.ids, echo.earlier, token)
-            here = _that_had(self._text, echo.here, token)
-            if found := self._echo(earlier, here, echo.length + 1, end):
-                return found
+            earlier = _advance(self._earlier.ids, echo.earlier, token)
+            here = _advance(self._text, echo.here, token)
+            if extended := self._echo(earlier, here, echo.length + 1, end):
+                return extended
         return self._search(end)
 
     def _search(self, end: int) -> Echo | None:
-        """Find the places with the longest match with the end of the first ``end`` tokens."""
+        """Find the places with the longest match for the end of the first ``end`` tokens."""
         text, earlier = self._text[:end], self._earlier
         before = earlier.find_places(text, _MANY)
         before = before[earlier.ids.take(before) != BREAK]
@@ -171,7 +171,7 @@ class Recall:
     def _echo(
         self, earlier: NDArray[np.int64], here: NDArray[np.int64], length: int, end: int
     ) -> Echo | None:
-        """Make the echo of these places; None if nothing follows at any."""
+        """Create the echo of these places; None if no token follows any of them."""
         if len(earlier):
             following = self._earlier.ids.take(earlier)
             if (following == BREAK).any():
@@ -185,27 +185,27 @@ class Recall:
             following = np.concatenate([following, self._text.take(here)])
         if not len(following):
             return None
-        tokens, weights = _counted(following)
+        tokens, weights = _count_tokens(following)
         return Echo(earlier, here, length, tokens, weights)
 
 
-def _common(one: Ids, other: Ids) -> int:
-    """Count the first tokens that are the same."""
-    length = min(len(one), len(other))
-    differ = one[:length] != other[:length]
+def _common_length(first: Ids, second: Ids) -> int:
+    """Count the equal first tokens."""
+    length = min(len(first), len(second))
+    differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
-def _that_had(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int64]:
-    """Return the places behind those at which the token followed."""
+def _advance(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int64]:
+    """Return the next places after those that ``token`` follows."""
     if not len(starts):
         return _NOWHERE
-    found: NDArray[np.int64] = starts[ids.take(starts) == token] + 1
-    return found
+    places: NDArray[np.int64] = starts[ids.take(starts) == token] + 1
+    return places
 
 
-def _counted(following: Ids) -> tuple[Ids, NDArray[np.float64]]:
-    """Count equal tokens; the last one counts for half a time more."""
+def _count_tokens(following: Ids) -> tuple[Ids, NDArray[np.float64]]:
+    """Count equal tokens; the last one adds half a count."""
     last = following[-1:]
     if len(following) == 1 or (following == last).all():
         return last, np.ones(1)

@@ -1,4 +1,4 @@
-"""Wireless relabelling: which labels are relaxed for a channel that is not good (wisv §V-B).
+"""Wireless relabelling: relax labels for a channel that is not good (wisv §V-B).
 
 In:  an episode's mismatches with labels y (1: critical, letting it pass changes the task's outcome)
      and positions in tokens, and the quality of a sampled channel (`Channel.quality`).
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 KAPPA = 8.0  # tokens
-FLOOR = 0.8  # at 0.5 a head forgave most of all under a poor link (docs/wisv.md, Results)
+FLOOR = 0.8  # at 0.5 a head forgave most under a poor link (docs/wisv.md, Results)
 TEMPERATURE = 0.5
 LEAST_TEMPERATURE = 1e-6  # below it (s − λ)/T leaves the floats
 
@@ -25,10 +25,10 @@ LEAST_TEMPERATURE = 1e-6  # below it (s − λ)/T leaves the floats
 def importance(
     labels: NDArray[np.bool_], positions: NDArray[np.int64], kappa: float = KAPPA
 ) -> NDArray[np.float64]:
-    """Compute s, f64 [n]: the critical mismatches nearby, nearer ones counting more (wisv (28)).
+    """Compute s, f64 [n]: the number of critical mismatches nearby, by distance (wisv (28)).
 
-    labels [n] and positions [n], the latter in tokens; kappa: the distance in tokens at which one
-    counts e⁻¹. Raises ValueError for a kappa that is not positive, or for unequal lengths.
+    labels [n]; positions [n], in tokens. kappa: the distance in tokens at which a mismatch counts
+    e⁻¹. Raises ValueError for a kappa that is not positive, or for unequal lengths.
     """
     if labels.shape != positions.shape or labels.ndim != 1:
         raise ValueError(f"Labels {labels.shape} and positions {positions.shape} differ in shape.")
@@ -63,8 +63,8 @@ def repair_probabilities(
 ) -> NDArray[np.float64]:
     """Compute π, f64 [n]: the probability that each mismatch keeps the label 1 (wisv (31)).
 
-    Σπ is B to float precision; labels of 0 stay 0, and where B ≥ Σy, π is y. temperature: T, how
-    gradually repair follows importance; low ones repair the most important only, high ones all
+    Σπ is B to float precision; labels of 0 stay 0, and if B ≥ Σy, π is y. temperature: T, how
+    gradually repair follows importance; a low one repairs only the most important, a high one all
     alike. Raises ValueError for a temperature that is too small or not finite, and as `importance`
     and `budget` do.
     """
@@ -111,7 +111,7 @@ def _share(scores: NDArray[np.float64], allowed: float) -> NDArray[np.float64]:
     if allowed <= 0.0:
         return np.zeros(len(scores))
     below = scores - scores.max()
-    # were all scores as great as the greatest, or as small as the least, this would be the offset
+    # bounds: the offsets if all scores were the greatest, or the least
     log_odds = math.log(allowed) - math.log(len(scores) - allowed)
     low, high = log_odds, log_odds - float(below.min())
     while low < (middle := (low + high) / 2.0) < high:

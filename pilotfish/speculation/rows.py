@@ -1,7 +1,7 @@
-"""One distribution as it was sampled from: the numbers that are shipped are these numbers.
+"""`Row`, one distribution exactly as it was sampled from and as it crosses the link.
 
-A row gives a weight to each token, or to a few tokens and 0 to all others. Its law is the weights
-divided by their float64 sum, so weights of any scale and any real dtype will do.
+A row gives a weight to each token, or to a few tokens and 0 to all others. Its probabilities are
+the weights divided by their float64 sum, so weights may have any scale and any real dtype.
 """
 
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ class Row:
 
     @property
     def support(self) -> "NDArray[np.uint32] | slice":
-        """Indexes an array over the vocabulary at the tokens that have a weight here."""
+        """Index of the row's tokens in an array over the vocabulary."""
         return slice(None) if self.ids is None else self.ids
 
     def probability(self, token: int) -> float:
-        """Return q(token); 0 for a token that is not in the row."""
+        """Return q(token); 0 for a token outside the row."""
         at = self.index(token)
         return 0.0 if at is None else float(self.weights[at]) / self.total
 
     def index(self, token: int) -> int | None:
-        """Return the index of the token's weight; None for one that is not in the row."""
+        """Return the index of the token's weight; None for a token outside the row."""
         if self.ids is None:
             return token
         at = int(np.searchsorted(self.ids, token))
@@ -44,12 +44,6 @@ class Row:
         """Return the weights [K] divided by their sum."""
         shares: NDArray[np.float64] = self.weights / np.float64(self.total)
         return shares
-
-    def dense(self, vocab: int) -> NDArray[np.float64]:
-        """Return the whole distribution, f64 [V]."""
-        full = np.zeros(vocab)
-        full[self.support] = self.probabilities()
-        return full
 
     def token(self, at: int) -> int:
         """Return the token of the weight at index ``at``."""

@@ -1,10 +1,10 @@
-"""What a token takes with a drafter: in rounds of the best window, and under `ahead`.
+"""Seconds per token with a drafter: in rounds of the best window, and under `ahead`.
 
-In:  how many drafts come true, and the paces of both ends and the link. Out: seconds a token, and
-     which of several drafters is worth having.
+In:  acceptance of drafts, pass times of both ends, and the link's RTT. Out: seconds a token, and
+     the best of several drafters.
 
-pass_s, here and below, are seconds of a target's pass that takes 0, 1, … drafts; draft_s those of a
-drafter's. Bytes are left out: ids alone cross the link.
+pass_s are seconds of a target pass with 0, 1, … drafts; draft_s are seconds of a drafter pass.
+Transfer times are left out, since only ids cross the link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
+from pilotfish.speculation.ahead import draft_cost, draft_length, survival, token_costs
 
-GAIN = 1.05  # below it the target may as well be left alone
-ALIKE = 0.97  # of the fastest: as fast, within what times repeat to
-_TAIL = 512  # depths of a run beyond those given, which go on as the last one
+GAIN = 1.05  # a drafter with a lower speed-up is not worth having
+ALIKE = 0.97  # drafters above this share of the fastest speed count as equally fast
+_TAIL = 512  # further depths of a run, with the acceptance of the last given one
 
 
 def best_window(
     tokens: Sequence[float], *, rtt_s: float, draft_s: float, pass_s: Sequence[float]
 ) -> tuple[int, float]:
-    """Find the window with the least seconds a token in rounds, and these (tslt (5), (8)).
+    """Return the window with the least seconds per token, and these seconds (tslt (5), (8)).
 
-    tokens: of a round with windows of 1, 2, …; there is a pass for each of them.
+    tokens: expected tokens of a round with windows of 1, 2, …; pass_s covers them all.
     """
     seconds = {
         window: (window * draft_s + rtt_s + pass_s[window]) / committed
@@ -40,10 +40,10 @@ def hinted_token_s(
     draft_s: float,
     pass_s: Sequence[float],
 ) -> float:
-    """Compute the seconds of a token under `ahead`, of a lone session.
+    """Compute the seconds per token of a lone session under `ahead`.
 
-    hazards: α at each depth of a run, f64 [n]; it goes on as the last. pass_s: its length tells the
-    most drafts that a pass takes.
+    acceptance_by_depth: α at each depth of a run, f64 [n]; deeper ones equal the last. pass_s: has
+    an entry for each number of drafts that a pass may take.
     """
     run = survival(np.append(acceptance_by_depth, np.full(_TAIL, acceptance_by_depth[-1])))
     costs = token_costs(
@@ -51,13 +51,13 @@ def hinted_token_s(
         rtt_s=rtt_s,
         draft_s=draft_s,
         pass_s=pass_s,
-        lead=draft_length(run),
-        price=price(pass_s),
+        most_ahead=draft_length(run),
+        draft_cost=draft_cost(pass_s),
     )
     return costs.token_s
 
 
 def pick_drafter(tokens_per_s: Mapping[str, float]) -> str:
-    """Name the first of those that are as fast as the fastest: list the smallest first."""
+    """Return the first of the drafters that count as fastest; list the smallest first."""
     most = max(tokens_per_s.values())
     return next(name for name, rate in tokens_per_s.items() if rate >= ALIKE * most)

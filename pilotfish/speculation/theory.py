@@ -1,12 +1,13 @@
-"""What the papers predict: acceptance, its bounds under truncation, tokens of a round.
+"""Predictions of the papers: acceptance, tokens of a round.
 
-In:  distributions p of the target and q of the drafter, normalised, f64 [V] ([..., V] where said).
-Out: numbers that measured ones can be held against. Names and numbers are `tslt`'s; where it is
-     misprinted docs/papers.md, corrections, holds.
+In:  distributions p of the target and q of the drafter, normalised, f64 [V] ([..., V] where noted).
+Out: figures to compare measurements with. Names and numbers are those of `tslt`; docs/papers.md
+     corrects its misprints.
 
 One candidate is accepted with probability β = 1 − TV(p, q). Truncating q to q̂ changes that by at
-most σ, the mass cut off. With k candidates the j-th meets p⁽ʲ⁾, what the rejections before it have
-left of p (`speculation.candidates`), and is accepted with probability β⁽ʲ⁾ = 1 − TV(p⁽ʲ⁾, q).
+most σ, the mass cut off. With k candidates the j-th is verified against p⁽ʲ⁾, the residual of p
+after the rejections before it (`speculation.candidates`), and is accepted with probability β⁽ʲ⁾ =
+1 − TV(p⁽ʲ⁾, q).
 """
 
 import math
@@ -33,63 +34,32 @@ def beta(p: Floats, q: Floats) -> Values:
     return accepted
 
 
-def sigma(q: Floats, kept: NDArray[np.integer] | slice) -> float:
+def sigma(q: Floats, ids: NDArray[np.integer] | slice) -> float:
     """Compute σ, the mass of q [V] outside the ``kept`` ids [K]; TV(q̂, q) = σ (tslt (21))."""
     outside = np.ones(len(q), dtype=np.bool_)
-    outside[kept] = False
+    outside[ids] = False
     return float(q[outside].sum(dtype=np.float64))
-
-
-def beta_bound(q: Floats, q_hat: Row) -> float:
-    """Bound how much acceptance changes when q̂ is drafted from instead of q: |β̂ − β|.
-
-    σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
-    on the tokens of q̂. TV(q̂, q) itself, a tighter bound, is no more than this sum.
-    """
-    kept = q[q_hat.support]
-    mass = kept.sum(dtype=np.float64)
-    if mass <= 0.0:
-        return 1.0
-    return sigma(q, q_hat.support) + float(tv(kept / mass, q_hat.probabilities()))
 
 
 def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
     """Compute p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
-    found: list[Values] = [p / p.sum(dtype=np.float64)]
+    chain: list[Values] = [p / p.sum(dtype=np.float64)]
     row = Row(q)
-    while len(found) < k:
-        found.append(residual(found[-1], row))
-    return found
+    while len(chain) < k:
+        chain.append(residual(chain[-1], row))
+    return chain
 
 
 def betas(p: Floats, q: Floats, k: int) -> Values:
-    """Compute β⁽¹⁾…β⁽ᵏ⁾, f64 [k]: of the j-th candidate after j − 1 rejections (tslt (29)–(31)).
+    """Compute β⁽¹⁾…β⁽ᵏ⁾, f64 [k]: acceptance of the j-th candidate (tslt (29)–(31)).
 
-    Where one is 1 the later ones are never reached and mean nothing.
+    If one is 1, the later ones are never reached and have no meaning.
     """
     return np.array([float(beta(rest, q)) for rest in residuals(p, q, k)])
 
 
-def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
-    """Of each β⁽ʲ⁾, how much it changes at most when q moves by TV = ``distance``; f64 [k].
-
-    Theorem 4.14, tslt (35), where ``distance`` = σ: |β̂⁽ʲ⁾ − β⁽ʲ⁾| is at most
-    (1 + Σ_{i<j} Π_{i<s≤j} 2/Z⁽ˢ⁾)·σ. Here Z⁽ˢ⁾ = TV(p⁽ˢ⁻¹⁾, q), the mass of the residual that p⁽ˢ⁾
-    was normalised by; with TV(p⁽ˢ⁾, q), as (56) prints, it would not hold. An
-    acceptance cannot change by more than 1, which the bound soon exceeds.
-    """
-    moved = 0.0  # of TV(p̂⁽ʲ⁾, p⁽ʲ⁾), (33): each step doubles it and divides it by Z
-    bounds = []
-    for rest in residuals(p, q, k):
-        bounds.append(moved + distance)
-        z = float(tv(rest, q))
-        if moved + distance > 0.0:
-            moved = 2.0 * (moved + distance) / z if z > 0.0 else math.inf
-    return np.array(bounds)
-
-
 def theta(betas: Floats) -> Values:
-    """Compute θ, that one of k candidates is accepted, from β⁽¹⁾…β⁽ᵏ⁾ [..., k] (tslt (39)).
+    """Compute θ, the probability that one of k candidates is accepted; [..., k] (tslt (39)).
 
     β⁽¹⁾ + Σ β⁽ⁱ⁾ Π_{j<i} (1 − β⁽ʲ⁾), which is 1 − Π (1 − β⁽ⁱ⁾).
     """
@@ -100,15 +70,15 @@ def theta(betas: Floats) -> Values:
 def alpha(betas: Floats) -> float:
     """Compute α = E[θ] over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7) and (40)).
 
-    (40) goes on to approximate it by the means α⁽ⁱ⁾ = E[β⁽ⁱ⁾]: that is ``theta(betas.mean(0))``.
+    (40) approximates it by the means α⁽ⁱ⁾ = E[β⁽ⁱ⁾], that is by ``theta(betas.mean(0))``.
     """
     return float(theta(betas).mean())
 
 
 def tokens_per_round(alpha: float, length: int) -> float:
-    """Expected tokens of a round with a window of L levels, (1 − α^{L+1}) / (1 − α) (tslt (8)).
+    """Compute the expected tokens of a round with L levels, (1 − α^{L+1}) / (1 − α) (tslt (8)).
 
-    The sum 1 + α + … + α^L, the correction or bonus included, so L + 1 at α = 1. It assumes that
-    each token is accepted with the same α whatever came before it.
+    That is 1 + α + … + α^L, including the correction or bonus token, so L + 1 at α = 1. Each token
+    is taken as accepted with the same α, whatever came before it.
     """
     return math.fsum(alpha**i for i in range(length + 1))

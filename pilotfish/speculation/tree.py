@@ -19,17 +19,17 @@ from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.rows import Row
 
 Expansion = tuple[int, ...]
-# told the number of a candidate, counted over the whole tree in the order drawn, and a probability
+# takes a candidate's number, counted over the whole tree in the order drawn, and a probability
 NumberedCoin = Callable[[int, float], bool]
 
 
 class Tree:
-    """A token tree as it grows. ``len`` is the number of its nodes without the root."""
+    """A growing token tree. ``len`` is the number of its nodes without the root."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._parents: list[int] = []  # node numbers
-        # of each inner node, the nodes of its candidates in the order drawn
+        # nodes of each inner node's candidates, in the order drawn
         self.candidates: list[tuple[int, ...]] = []
         self._level = range(1)  # the nodes of the last level
 
@@ -43,23 +43,23 @@ class Tree:
 
     @property
     def parents(self) -> NDArray[np.int64]:
-        """Of nodes 1…n, the index of the parent among them, −1 for the root; i64 [n]."""
+        """Index of the parent of each of nodes 1…n among them, −1 for the root; i64 [n]."""
         return np.array(self._parents, dtype=np.int64) - 1
 
     @property
     def level(self) -> range:
-        """The nodes of the deepest level: the root's at first."""
+        """The nodes of the deepest level; at first the root."""
         return self._level
 
     @property
     def expansion(self) -> Expansion:
-        """⟨k₁…k_L⟩ of what has grown."""
-        found = []
+        """The tree's expansion ⟨k₁…k_L⟩."""
+        counts = []
         node = 0
         while node < len(self.candidates):
-            found.append(len(self.candidates[node]))
+            counts.append(len(self.candidates[node]))
             node = min(self.candidates[node])
-        return tuple(found)
+        return tuple(counts)
 
     def tokens(self, nodes: Sequence[int]) -> list[int]:
         """Return the tokens of these nodes."""
@@ -80,19 +80,19 @@ class Tree:
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the root's child down to ``node``; empty for the root."""
-        found: list[int] = []
+        nodes: list[int] = []
         while node:
-            found.append(node)
+            nodes.append(node)
             node = self._parents[node - 1]
-        return found[::-1]
+        return nodes[::-1]
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """The result of a verification: how far it came, and what to sample next.
+    """The result of a verification: the accepted path, and the distribution to sample next.
 
-    node: the last node that was accepted. weights: [V], the residual there after a rejection, or p
-    after a leaf.
+    node: the last accepted node. weights: [V], the residual there after a rejection, or p after a
+    leaf.
     """
 
     node: int
@@ -109,8 +109,8 @@ def verify(
 ) -> Walk:
     """Walk down from the root while candidates are accepted (tslt Algorithm 8).
 
-    candidates: of each inner node, its candidates' nodes. ids: the tokens of nodes 1…n. q, p: the
-    distributions at a node, computed only for nodes on the path.
+    candidates: for each inner node, its candidates' nodes. ids: tokens of nodes 1…n. q, p:
+    distributions by node, called only for nodes on the path.
     """
     node = 0
     while node < len(candidates):
@@ -119,7 +119,7 @@ def verify(
             [int(ids[child - 1]) for child in candidates[node]],
             q(node),
             p(node),
-            _from(coin, first),
+            _numbered_from(coin, first),
         )
         if choice.accepted is None:
             assert choice.residual is not None
@@ -128,14 +128,14 @@ def verify(
     return Walk(node, p(node), rejected=False)
 
 
-def _from(coin: NumberedCoin, first: int) -> Coin:
-    """Return the coins of one node's candidates, numbered from ``first``."""
+def _numbered_from(coin: NumberedCoin, first: int) -> Coin:
+    """Return a coin for one node's candidates, which are numbered from ``first``."""
     numbers = count(first)
     return lambda probability: coin(next(numbers), probability)
 
 
 def nodes_at_most(expansion: Expansion) -> int:
-    """Count the nodes of a tree ⟨k₁…k_L⟩ without duplicates or root: Σ_l Π_{i≤l} kᵢ."""
+    """Count the most nodes of a tree ⟨k₁…k_L⟩, without the root: Σ_l Π_{i≤l} kᵢ."""
     return sum(math.prod(expansion[:level]) for level in range(1, len(expansion) + 1))
 
 

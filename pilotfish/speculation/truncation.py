@@ -1,9 +1,9 @@
 """Sparsify, then sample: the truncated, quantised and renormalised q̂ (tslt §3, corrected).
 
-In:  the drafter's logits, and how to shape them (temperature, top-K, top-ρ).
-Out: `SparseRows`, from which the drafter samples and which are shipped as they are. Any truncation
-     and any quantisation is lossless then, for the edge accepts against the very numbers sampled
-     from (docs/papers.md); they only cost acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
+In:  the drafter's logits and sampling parameters (temperature, top-K, top-ρ).
+Out: `SparseRows`, which the drafter samples from and sends unchanged. So any truncation and any
+     quantisation is lossless: the edge accepts against exactly the distribution sampled from
+     (docs/papers.md). They only cost acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
 
 Weights are quantised in half octaves: a token of level c weighs w(c) = ⌊2³¹ · 2^(−c/2) + ½⌋, where
 level 0 is the row's heaviest. The worst rounding is a quarter octave, a factor of 2^(1/4) = 1.19.
@@ -20,7 +20,7 @@ from pilotfish.speculation.distributions import Floats, Sampling, nucleus
 from pilotfish.speculation.rows import Row
 
 STEPS_PER_OCTAVE = 2
-MAX_LEVEL = 62  # 31 octaves: w(62) = 1; what is lighter is left out
+MAX_LEVEL = 62  # half-octave levels, w(62) = 1; smaller weights are dropped
 _STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
 
 # f64 [MAX_LEVEL + 1], whole numbers; by integer square roots, independent of a platform's exp2
@@ -28,14 +28,14 @@ LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
     [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )
 
-# Top-K looks at so many parts first, of tokens this far apart: likely tokens stand together. The
-# K-th largest of the parts' maxima bounds the K-th value from below.
+# Top-K first takes the maxima of `_PARTS` interleaved parts, since likely tokens have ids close to
+# each other. The K-th largest maximum is a lower bound of the K-th value.
 _PARTS, _MOST_BY_PARTS = 4096, 1024
 
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Distributions over few tokens each, one behind the other.
+    """Distributions over few tokens each, concatenated.
 
     ids: u32 [N], strictly ascending within a row. levels: u8 [N], half octaves below the row's
     heaviest token; each row has a level 0. ends: i64 [n], where each row ends.
@@ -55,14 +55,14 @@ class SparseRows:
         return Row(LEVEL_WEIGHTS[self.levels[place]], self.ids[place])
 
     def contains(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Mark which of the tokens u32 [n] are in their row, i64 [n]."""
+        """Mark which of the tokens u32 [n] are in their rows, i64 [n]."""
         wanted = (rows << 32) + tokens
         inner = np.arange(len(self.ends)).repeat(np.diff(self.ends, prepend=0))
         # i64 [N], ascending, for a row's ids are
         held = (inner << 32) + self.ids
         at = held.searchsorted(wanted)
-        found: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
-        return found
+        present: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
+        return present
 
     @staticmethod
     def join(parts: Sequence["SparseRows"]) -> "SparseRows":
@@ -78,17 +78,17 @@ class SparseRows:
 
 
 def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> SparseRows:
-    """Compute q̂ of one row of ``logits`` [V]: shaped like `probabilities`, then quantised.
+    """Compute q̂ of one row of ``logits`` [V]: truncated like `probabilities`, then quantised.
 
-    most: tokens that it may have; the likeliest are kept, of equal ones those of lower id.
+    most: tokens that it may have; the likeliest are kept, and lower ids win ties.
     """
-    ids = _kept(logits, sampling)
+    ids = _truncated_ids(logits, sampling)
     if most is not None and len(ids) > most:
         ids = np.sort(ids[np.argsort(-logits[ids], kind="stable")[:most]])
     if sampling.greedy:
         levels = np.zeros(1, np.uint8)
     else:
-        # [K], how far below the heaviest, in steps
+        # [K], steps below the heaviest token
         depth = (logits.max() - logits[ids]).astype(np.float64)
         depth *= _STEPS_PER_NAT / sampling.temperature
         np.rint(depth, out=depth)
@@ -97,13 +97,13 @@ def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> Spa
     return SparseRows(ids.astype(np.uint32), levels, np.array([len(ids)]))
 
 
-def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
+def _truncated_ids(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
     """Return the ids that truncation keeps, ascending."""
     if sampling.greedy:
         return np.array([logits.argmax()])
     ids = largest(logits, sampling.top_k) if sampling.top_k else np.arange(len(logits))
     if sampling.top_k and len(ids) > sampling.top_k:
-        ids = ids[logits[ids] > -math.inf]  # of a constrained row few may be left
+        ids = ids[logits[ids] > -math.inf]  # a constrained row may have few finite logits
     if sampling.top_p < 1.0 or sampling.min_p:
         weights = np.exp((logits[ids] - logits.max()) / logits.dtype.type(sampling.temperature))
         heavy = weights >= sampling.min_p
@@ -114,7 +114,7 @@ def _kept(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:
 
 
 def largest(values: Floats, count: int) -> NDArray[np.integer]:
-    """Return ids of the ``count`` largest ``values`` [V], ascending; ties with the last stay."""
+    """Return ids of the ``count`` largest ``values`` [V] and of ties with the last, ascending."""
     size = len(values)
     if count >= size:
         return np.arange(size)
@@ -125,9 +125,9 @@ def largest(values: Floats, count: int) -> NDArray[np.integer]:
 
 
 def likeliest(values: Floats, count: int) -> NDArray[np.integer]:
-    """Return ids of the ``count`` largest ``values`` [V], the largest first, none of −∞.
+    """Return ids of the ``count`` largest ``values`` [V], the largest first, without −∞.
 
-    Of equal ones the lower id goes first; there may be fewer.
+    Lower ids come first in ties; there may be fewer than ``count``.
     """
     if not count:
         return np.arange(0)
@@ -143,7 +143,7 @@ def _candidates(values: Floats, count: int) -> NDArray[np.integer]:
     if count >= _MOST_BY_PARTS or size < 8 * _PARTS:
         return np.flatnonzero(values > -math.inf)
     whole = size - size % _PARTS
-    # [4096], of the values at the same place of each row of the array
+    # [4096], over all ids with the same remainder
     maxima = values[:whole].reshape(-1, _PARTS).max(axis=0)
     bound = np.partition(maxima, _PARTS - count)[_PARTS - count]
     places = np.flatnonzero((maxima >= bound) & (maxima > -math.inf))
@@ -151,14 +151,14 @@ def _candidates(values: Floats, count: int) -> NDArray[np.integer]:
         return np.flatnonzero((values >= bound) & (values > -math.inf))
     inner = (np.arange(0, whole, _PARTS)[:, None] + places).ravel()
     ids = np.concatenate([inner, np.arange(whole, size)])
-    found = values[ids]
-    kept: NDArray[np.integer] = ids[(found >= bound) & (found > -math.inf)]
-    return kept
+    candidates = values[ids]
+    chosen: NDArray[np.integer] = ids[(candidates >= bound) & (candidates > -math.inf)]
+    return chosen
 
 
 def _above_last(values: Floats, ids: NDArray[np.integer], count: int) -> NDArray[np.integer]:
     """Return those of ``ids``, at least ``count``, whose values are no less than the count-th."""
-    found = values[ids]
-    last = np.partition(found, len(ids) - count)[len(ids) - count]
-    kept: NDArray[np.integer] = ids[found >= last]
-    return kept
+    candidates = values[ids]
+    last = np.partition(candidates, len(ids) - count)[len(ids) - count]
+    chosen: NDArray[np.integer] = ids[candidates >= last]
+    return chosen

@@ -1,5 +1,1 @@
-"""What crosses the link: messages, codecs, encrypted transport, and the protocols of a round."""
-
-from pilotfish.base.version import VERSION
-
-SOFTWARE = f"pilotfish {VERSION}"
+"""The link between device and edge: messages, codecs, encrypted sockets, speculation protocols."""

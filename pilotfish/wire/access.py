@@ -1,7 +1,7 @@
 """Access control: the answering side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-ZeroMQ asks, over an in-process socket, about every CURVE handshake; without an answering side it
-would admit every key. The answer names the key as ``User-Id``, so that each message carries its
+ZeroMQ sends a request for every CURVE handshake over an in-process socket; if nobody answered it
+would admit every key. The reply names the key as ``User-Id``, so that each message carries its
 sender's key, and a session can belong to a key.
 """
 
@@ -15,27 +15,26 @@ from zmq.utils import z85
 from pilotfish.wire.refused_keys import RefusedKeys
 
 _ADDRESS = "inproc://zeromq.zap.01"
-DOMAIN = b"pilotfish"  # of the key that an edge started with; `domain` names the others'
+DOMAIN = b"pilotfish"  # domain of the edge's first key; `key_domain` names the others'
 BAN_S = 60.0
-# ZAP's answers. At 300, a failure for a time, ZeroMQ closes the connection; its peer comes again.
+# ZAP's status codes. After 300, a temporary failure, ZeroMQ closes the connection; the peer
+# retries.
 _OK, _REFUSED = (b"200", b"OK"), (b"400", b"key not on the allow-list")
-_LATER = (b"300", b"too much of this key waits")
+_RETRY_LATER = (b"300", b"too much of this key waits")
 _log = logging.getLogger("pilotfish.wire")
 
 
-def domain(number: int) -> bytes:
-    """Return the domain of the edge's key of this number, from 0: ZeroMQ asks in its name."""
+def key_domain(number: int) -> bytes:
+    """Return the ZAP domain of the edge's key with this number, from 0."""
     return DOMAIN + b".%d" % number if number else DOMAIN
 
 
 class Gate:
-    """Answers ZeroMQ's questions from an allow-list of public keys in Z85.
+    """Answers ZeroMQ's requests from an allow-list of public keys in Z85.
 
-    ``allowed`` may be replaced at any time; ``refused`` counts and logs refused handshakes.
-    ``is_full``: whether a key has to wait until what it sent before was taken in: then it is sent
-    away without a word, as if the network had failed, and comes again.
-    ``present``: the domain of the edge's present key; ``behind``: keys that came by another one
-    last.
+    ``allowed`` may be replaced at any time. ``refused`` counts and logs refused handshakes.
+    ``is_full`` returns whether too many messages of a key still wait; then its handshake fails for
+    a time, and the client retries. ``present_domain``: the domain of the edge's present key.
     """
 
     def __init__(
@@ -45,58 +44,58 @@ class Gate:
         self.allowed = allowed
         self.present_domain = DOMAIN
         self.is_full: Callable[[bytes], bool] = lambda key: False
-        self._came_by: dict[bytes, bytes] = {}  # key → domain; of those that were let in
-        self._shut_out: dict[bytes, float] = {}  # key → end, on the monotonic clock
+        self._domains: dict[bytes, bytes] = {}  # admitted key → domain
+        self._bans: dict[bytes, float] = {}  # key → end of its ban, monotonic seconds
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
 
     @property
     def allowed(self) -> Collection[bytes]:
-        """The keys that are let in."""
+        """The keys that are admitted."""
         return self._allowed
 
     @allowed.setter
     def allowed(self, keys: Collection[bytes]) -> None:
         self._allowed = keys
-        self.refused.learn(keys)
+        self.refused.add_names(keys)
 
     def ban(self, key: bytes) -> None:
         """Refuse a key for `BAN_S` seconds."""
-        self._shut_out[key] = time.monotonic() + BAN_S
+        self._bans[key] = time.monotonic() + BAN_S
         _log.warning("key %s is shut out for %g s", key.decode(), BAN_S)
 
-    def _welcomes(self, key: bytes) -> bool:
-        return key in self.allowed and self._shut_out.get(key, 0.0) <= time.monotonic()
+    def _admits(self, key: bytes) -> bool:
+        return key in self.allowed and self._bans.get(key, 0.0) <= time.monotonic()
 
     @property
     def clients_of_former_key(self) -> set[bytes]:
-        """Keys on the list that came by another key of the edge than its present one."""
-        met = [*self._came_by.items()]
-        return {key for key, by in met if by != self.present_domain and key in self.allowed}
+        """The listed keys that last connected with the edge's former key."""
+        domains = [*self._domains.items()]
+        return {key for key, by in domains if by != self.present_domain and key in self.allowed}
 
     def answer_requests(self) -> bool:
-        """Answer all waiting questions; poll `socket` to know when there are some. False."""
+        """Answer all waiting requests; `socket` is readable when there are some. Return False."""
         while self.socket.poll(0):
             self._answer_one()
         return False
 
     def _answer_one(self) -> None:
-        version, request, asked_for, address, _identity, mechanism, *credentials = (
+        version, request, domain, address, _identity, mechanism, *credentials = (
             self.socket.recv_multipart()
         )
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and len(credentials) == 1 else b""
-        ours = asked_for.partition(b".")[0] == DOMAIN
-        welcome = version == b"1.0" and ours and self._welcomes(key)
-        if welcome and self.is_full(key):
-            self._answer(request, _LATER, key)
+        ours = domain.partition(b".")[0] == DOMAIN
+        admitted = version == b"1.0" and ours and self._admits(key)
+        if admitted and self.is_full(key):
+            self._answer(request, _RETRY_LATER, key)
             return
-        if welcome:
-            self._came_by[key] = asked_for
-        if not welcome:
+        if admitted:
+            self._domains[key] = domain
+        if not admitted:
             peer = address.decode(errors="replace")
             self.refused.note(key, peer, listed=key in self.allowed)
-        self._answer(request, _OK if welcome else _REFUSED, key)
+        self._answer(request, _OK if admitted else _REFUSED, key)
 
     def _answer(self, request: bytes, status: tuple[bytes, bytes], key: bytes) -> None:
         self.socket.send_multipart([b"1.0", request, *status, key, b""])

@@ -1,4 +1,4 @@
-"""The address of an edge, as people write it: to connect to, or to listen on."""
+"""Check the address of an edge as people write it, to connect to or to listen on."""
 
 import ipaddress
 import re
@@ -7,23 +7,23 @@ from urllib.parse import urlsplit
 from pilotfish.base.errors import ListenError, UnsupportedError
 
 _LOCAL = ("ipc://", "inproc://")
-_STRANGE = re.compile(r"[\s@/?#]")  # what no name of a host has
+_FORBIDDEN = re.compile(r"[\s@/?#]")  # characters that no host name has
 
 
-def require_address(endpoint: str, whose: str = "an edge") -> None:
-    """Raise `UnsupportedError`, with what to write, unless it is ``tcp://HOST:PORT`` or local."""
+def require_address(endpoint: str, party: str = "an edge") -> None:
+    """Raise `UnsupportedError`, with advice, unless it is ``tcp://HOST:PORT`` or local."""
     if advice := _advice(endpoint, listens=False):
-        raise UnsupportedError(f"{endpoint!r} is no address of {whose}{advice}")
+        raise UnsupportedError(f"{endpoint!r} is no address of {party}{advice}")
 
 
 def require_listenable(endpoint: str) -> None:
-    """Raise `ListenError`, with what to write, likewise; port 0 is a free one."""
+    """Raise `ListenError`, with advice, unless it is such an address; port 0 means a free port."""
     if advice := _advice(endpoint, listens=True):
         raise ListenError(f"{endpoint!r} is no address to listen on{advice}")
 
 
 def _advice(endpoint: str, *, listens: bool) -> str:
-    """Return how a sentence goes on that begins with "it is no address"; "" if it is one."""
+    """Return the end of a sentence that begins "… is no address"; "" if it is an address."""
     if endpoint.startswith(_LOCAL):
         return ""
     if endpoint.isdecimal():
@@ -33,18 +33,18 @@ def _advice(endpoint: str, *, listens: bool) -> str:
         host, port = parts.hostname or "", parts.port
     except ValueError:  # a port beyond 65,535, or brackets that do not match
         host, port = "", None
-    written = "tcp://HOST:PORT"
-    named = host != "" and not _STRANGE.search(host) and (listens or host != "*")
+    suggestion = "tcp://HOST:PORT"
+    named = host != "" and not _FORBIDDEN.search(host) and (listens or host != "*")
     if named and port is not None and (listens or port > 0):
-        written = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        if endpoint.startswith("tcp://") and endpoint.lower() == written.lower():
+        suggestion = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        if endpoint.startswith("tcp://") and endpoint.lower() == suggestion.lower():
             return ""
     lacking = " (the port is missing)" if host and port is None else ""
-    return f"{lacking}: write {written}."
+    return f"{lacking}: write {suggestion}."
 
 
 def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that is written there, an IPv4-mapped one as IPv4; None for a name."""
+    """Parse an IP address, an IPv4-mapped one as IPv4; return None for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

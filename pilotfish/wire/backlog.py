@@ -1,13 +1,13 @@
-"""What ended connections left in ZeroMQ's queue, which stays until it is handed out.
+"""Count the messages that ended connections left in ZeroMQ's queue.
 
-A connection that is cut for what it holds takes nothing of that back: if it were not counted, a
-client that comes again at once could bring as much each time. Its bytes count for its key; without
-keys, and for strangers, for the empty one. They stop to count as they are handed out, or once the
-queue was seen to be empty, or once so many messages of others were that one of theirs must have
-been among them: ZeroMQ takes from all in turn.
+ZeroMQ keeps the queued messages of a connection that is cut. If they did not count, a client that
+reconnects at once could queue as much each time. Their bytes count for the client's key; without
+keys, and for strangers, they count for the empty key. They stop counting when ZeroMQ delivers them,
+when the queue was empty, or after so many messages of other connections that one of theirs must
+have been among them, since ZeroMQ serves all connections in turn.
 
-What came between the last look at a connection and its end nobody knows. It is taken to be what the
-process grew by in that time.
+The bytes that arrive between the last check of a connection and its end are unknown; the growth of
+the process in that time serves as the estimate.
 """
 
 from collections import Counter
@@ -15,133 +15,151 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from pilotfish.wire.connection import BACKLOG, UNFINISHED, Connection
 from pilotfish.wire.memory_watch import SLACK_BYTES, ReceiveCounter
+from pilotfish.wire.peer_connection import BACKLOG, UNFINISHED, PeerConnection
 
-# Messages of full size that may be unfinished at once: in all; and of one key with several,
-# or of all strangers, whose keys are unknown before their first message.
-_UNFINISHED_IN_ALL, _OF_ONE_KEY_TIMES = 4, 0.5
-_TIMES: Final = 4  # memory that messages take, by their bytes
-_TURNS, _TURNS_MORE = 2, 64  # rounds of ZeroMQ's turns after which nothing is left, and messages
+# Messages of full size that may be incomplete at once: of all peers, and of one key with several
+# connections (or of all strangers, since a key is unknown before the first message).
+_MAX_TOTAL, _MAX_PER_KEY = 4, 0.5
+_MEMORY_PER_BYTE: Final = 4  # bytes of memory that one byte of a message takes
+# An ended connection has nothing left after 2 messages for each connection, and 64 more.
+_EMPTY_ROUNDS, _EMPTY_MESSAGES = 2, 64
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndedConnection:
+    """A connection that ended with messages in the queue."""
+
     key: bytes
     counter: ReceiveCounter
-    shed: bool  # its messages are dropped
-    asked: int  # messages that the socket had handed out when one of its own last was
-    messages: int  # of its own, by then
-    guessed: int = 0  # bytes that came after the last look
-    settled: bool = False  # it was there when memory was last checked
+    drop_messages: bool  # its messages are dropped
+    total_at_last: int  # messages delivered from all when its last one was
+    own_messages: int  # messages delivered from it by then
+    estimated_bytes: int = 0  # bytes that arrived after the last check
+    checked: bool = False  # it had ended before the last check
 
     @property
-    def left(self) -> int:
-        return max(0, self.counter.left + self.guessed)
+    def left_bytes(self) -> int:
+        return max(0, self.counter.left_bytes + self.estimated_bytes)
 
 
 class Backlog:
-    """Counts it; whoever changes it holds a lock. message_bytes: a message's most."""
+    """The queued messages of ended connections; callers that change it hold a lock.
+
+    message_bytes: the most bytes of one message. keyed: clients have keys.
+    """
 
     def __init__(self, message_bytes: int, *, keyed: bool) -> None:
-        self.by_key: Counter[bytes] = Counter()  # bytes, as of the last check, and of those since
+        # as of the last check, with the connections that ended since
+        self.bytes_by_key: Counter[bytes] = Counter()
         self._limit = message_bytes + SLACK_BYTES
         self._keyed = keyed
-        self._ended: dict[bytes, _Ended] = {}  # by ZeroMQ's name for the client
-        self._nameless: list[_Ended] = []  # ended before their first message was handed out
-        self._unknown = 0  # messages that may be one's of these
+        self._by_client: dict[bytes, _EndedConnection] = {}  # by ZeroMQ's routing id
+        self._unidentified: list[_EndedConnection] = []  # ended before a message was delivered
+        self._unidentified_messages = 0  # delivered messages that may be theirs
 
     def __len__(self) -> int:
-        return len(self._ended) + len(self._nameless)
+        return len(self._by_client) + len(self._unidentified)
 
     def is_full(self, key: bytes = b"") -> bool:
-        """Whether a key's ended connections left so much that new ones of it have to wait."""
-        left = self.by_key
-        in_all = left[key] > 0 and left.total() > _UNFINISHED_IN_ALL * self._limit
-        return in_all or left[key] > _OF_ONE_KEY_TIMES * self._limit
+        """Return whether a key's ended connections left so much that new ones have to wait."""
+        backlog = self.bytes_by_key
+        in_all = backlog[key] > 0 and backlog.total() > _MAX_TOTAL * self._limit
+        return in_all or backlog[key] > _MAX_PER_KEY * self._limit
 
-    def leave(self, connection: Connection, received: int) -> None:
-        """Note a connection that ended; received: messages of all until now."""
-        counter, key = connection.counter, self._key(connection)
-        ended = _Ended(key, counter, connection.shed, received, counter.messages)
+    def add(self, connection: PeerConnection, received: int) -> None:
+        """Add a connection that ended; received: messages delivered so far, from all peers."""
+        counter, key = connection.counter, self._charged_key(connection)
+        ended = _EndedConnection(key, counter, connection.drop_messages, received, counter.messages)
         if connection.client:
-            self._ended[connection.client] = ended
+            self._by_client[connection.client] = ended
         else:
-            self._nameless.append(ended)
-        self.by_key[key] += ended.left
+            self._unidentified.append(ended)
+        self.bytes_by_key[key] += ended.left_bytes
 
-    def took(self, client: bytes, size: int, frames: int) -> bool | None:
-        """Note a message of one who is not connected; whether to drop it, None: it is unknown."""
-        ended = self._ended.get(client)
+    def note_message(self, client: bytes, size: int, frames: int) -> bool | None:
+        """Count a delivered message of a client that is not connected.
+
+        Return whether to drop it; None: no ended connection has this name.
+        """
+        ended = self._by_client.get(client)
         if ended is not None:
             ended.counter.add(size, frames)
-            return ended.shed
-        self._unknown += 1
-        if self._nameless:
-            self._nameless[0].counter.add(size, frames)
-            if self._nameless[0].settled and not self._nameless[0].left:
-                self._nameless.pop(0)
+            return ended.drop_messages
+        self._unidentified_messages += 1
+        if self._unidentified:
+            self._unidentified[0].counter.add(size, frames)
+            if self._unidentified[0].checked and not self._unidentified[0].left_bytes:
+                self._unidentified.pop(0)
         return None
 
     def check(self, received: int, connected: int, grown: int, *, drained: bool) -> None:
-        """Count anew what is left.
+        """Recount the bytes that are left.
 
-        received: messages until now, of all; connected: how many peers are; grown: bytes of memory
-        that the process grew by since the last check; drained: all was handed out since then.
+        received: messages delivered so far, from all peers. connected: number of open connections.
+        grown: bytes by which the process grew since the last check. drained: the queue was empty
+        since then.
         """
-        turns = _TURNS * (connected + len(self)) + _TURNS_MORE
+        turns = _EMPTY_ROUNDS * (connected + len(self)) + _EMPTY_MESSAGES
 
-        def remains(ended: _Ended, messages: int) -> bool:
-            if ended.messages != messages:
-                ended.messages, ended.asked = messages, received
-            emptied = ended.settled and (drained or received - ended.asked > turns)
-            return not (emptied or (ended.settled and not ended.left and not ended.shed))
+        def remains(ended: _EndedConnection, messages: int) -> bool:
+            if ended.own_messages != messages:
+                ended.own_messages, ended.total_at_last = messages, received
+            emptied = ended.checked and (drained or received - ended.total_at_last > turns)
+            return not (
+                emptied or (ended.checked and not ended.left_bytes and not ended.drop_messages)
+            )
 
-        named = self._ended.items()
-        self._ended = {client: one for client, one in named if remains(one, one.counter.messages)}
-        self._nameless = [each for each in self._nameless if remains(each, self._unknown)]
-        every = [*self._ended.values(), *self._nameless]
-        # whoever has no key may have sent nothing but a handshake
-        unseen = [each for each in every if not each.settled and (each.key or not self._keyed)]
-        self.by_key = Counter()
+        self._by_client = {
+            client: ended
+            for client, ended in self._by_client.items()
+            if remains(ended, ended.counter.messages)
+        }
+        self._unidentified = [
+            each for each in self._unidentified if remains(each, self._unidentified_messages)
+        ]
+        every = [*self._by_client.values(), *self._unidentified]
+        # a client without a key may have sent nothing but a handshake
+        unseen = [each for each in every if not each.checked and (each.key or not self._keyed)]
+        self.bytes_by_key = Counter()
         for ended in every:
-            if not ended.settled and (ended.key or not self._keyed):
-                ended.guessed = grown // _TIMES // len(unseen)
-            ended.settled = True
-            self.by_key[ended.key] += ended.left
+            if not ended.checked and (ended.key or not self._keyed):
+                ended.estimated_bytes = grown // _MEMORY_PER_BYTE // len(unseen)
+            ended.checked = True
+            self.bytes_by_key[ended.key] += ended.left_bytes
 
-    def excess(self, holders: list[Connection]) -> Iterator[tuple[Connection, str]]:
-        """Return connections to be cut and why: strangers first, then of keys that hold most.
+    def excess(self, holders: list[PeerConnection]) -> Iterator[tuple[PeerConnection, str]]:
+        """Yield connections to cut, and the reason: strangers first, then keys that hold most.
 
-        holders: those that hold bytes that were not handed out.
+        holders: connections with held bytes.
         """
-        limit, left = self._limit, self.by_key
+        limit, backlog = self._limit, self.bytes_by_key
         held_by: Counter[bytes] = Counter()
         for connection in holders:
             held_by[connection.owner] += connection.counter.held_bytes
 
-        def last_to_go(connection: Connection) -> tuple[bool, int, int]:
+        def order(connection: PeerConnection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), held_by[connection.owner]
-            # of a key's messages the most complete one is kept
+            # the key's most complete message is cut last
             held = connection.counter.held_bytes
             return (known, -key, held) if known else (known, 0, -held)
 
         total = held_by.total()
-        for connection in sorted(holders, key=last_to_go):
+        for connection in sorted(holders, key=order):
             held, of_key = connection.counter.held_bytes, held_by[connection.owner]
-            behind = left[self._key(connection)]
-            in_all = total + (left.total() if behind else 0)
-            if held > limit or total > _UNFINISHED_IN_ALL * limit:
+            left = backlog[self._charged_key(connection)]
+            in_all = total + (backlog.total() if left else 0)
+            if held > limit or total > _MAX_TOTAL * limit:
                 yield connection, UNFINISHED
-            elif held < of_key > _OF_ONE_KEY_TIMES * limit:
-                yield connection, BACKLOG  # not the key's (or the strangers') largest
-            elif behind and (of_key + behind > limit or in_all > _UNFINISHED_IN_ALL * limit):
+            elif held < of_key > _MAX_PER_KEY * limit:
+                yield connection, BACKLOG  # the key (or the strangers) holds a larger one
+            elif left and (of_key + left > limit or in_all > _MAX_TOTAL * limit):
                 yield connection, BACKLOG
             else:
                 continue
             total -= held
             held_by[connection.owner] -= held
 
-    def _key(self, connection: Connection) -> bytes:
-        """For whom the bytes count that a connection leaves."""
+    def _charged_key(self, connection: PeerConnection) -> bytes:
+        """Return the key that a connection's bytes count for."""
         return connection.owner if self._keyed else b""

@@ -1,7 +1,7 @@
-"""The committed tokens of a session, which both ends hold and compare by a running hash.
+"""The committed tokens of a session; both ends hold them and compare a running hash.
 
-hash(n) = BLAKE2b-64 of the first n ids as little-endian u32. A round names the hash of what it
-builds on, so that the two ends cannot part ways unseen.
+hash(n) = BLAKE2b-64 of the first n ids as little-endian u32. Each round names the hash of the
+tokens that it extends, so that a divergence of the two ends is detected.
 """
 
 import hashlib
@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 _U32 = np.dtype("<u4")
-_EVERY = 256  # tokens: a copy of the running hash, 448 bytes, is kept after each so many
+_EVERY = 256  # tokens between two stored copies of the running hash (448 bytes each)
 
 
 class CommittedTokens:
-    """An append-only list of token ids that may be cut back; ``hash`` (8 bytes) follows it.
+    """A growing list of token ids that can be truncated; ``hash`` (8 bytes) is always current.
 
-    Cutting it back, or asking for an earlier hash, costs the same however long it is.
+    Truncating it, or computing an earlier hash, takes the same time for any length.
     """
 
     def __init__(self) -> None:
         self._ids = np.empty(256, dtype=_U32)
         self._length = 0
         self._hash = hashlib.blake2b(digest_size=8)
-        self._marks = [self._hash.copy()]  # of the first 0, 1, 2, … times _EVERY tokens
+        self._marks = [self._hash.copy()]  # hashes of the first 0, 1, 2, … times _EVERY tokens
         self.hash = self._hash.digest()
 
     def __len__(self) -> int:
@@ -34,11 +34,11 @@ class CommittedTokens:
 
     @property
     def ids(self) -> NDArray[np.uint32]:
-        """The committed ids u32 [n], as a view that the next change may outdate."""
+        """The committed ids u32 [n], as a view that is valid until the next change."""
         return self._ids[: self._length]
 
     def hash_at(self, length: int) -> bytes:
-        """The hash of the first ``length`` tokens."""
+        """Return the hash of the first ``length`` tokens."""
         return self.hash if length == self._length else self._hash_at(length).digest()
 
     def _hash_at(self, length: int) -> "hashlib.blake2b":
@@ -48,7 +48,7 @@ class CommittedTokens:
         return digest
 
     def hash_after(self, ids: Sequence[int]) -> bytes:
-        """The hash of all tokens with these, not committed, behind them."""
+        """Return the hash of the committed tokens followed by these ids."""
         longer = self._hash.copy()
         longer.update(array("I", ids).tobytes())
         return longer.digest()
@@ -64,7 +64,7 @@ class CommittedTokens:
             grown = np.empty(max(end, 2 * len(self._ids)), dtype=_U32)
             grown[: self._length] = self.ids
             self._ids = grown
-        # by bytes: of a round's few tokens each call of numpy's would take longer than all of this
+        # a copy of bytes: for a round's few tokens one call of numpy takes longer than all of this
         self._ids.data.cast("B")[4 * self._length : 4 * end] = new
         hashed = self._length
         while (mark := len(self._marks) * _EVERY) <= end:
@@ -76,7 +76,7 @@ class CommittedTokens:
         self.hash = self._hash.digest()
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens after the first ``length``."""
+        """Remove all tokens after the first ``length``."""
         if length < self._length:
             self._length = length
             self._hash = self._hash_at(length)
@@ -85,10 +85,10 @@ class CommittedTokens:
 
 
 def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> int:
-    """How many ids, from the first on, are the same in a [n] and b [m]."""
+    """Return the length of the common prefix of a [n] and b [m]."""
     shorter = min(len(a), len(b))
     a, b = a[:shorter], b[:shorter]
-    if a.tobytes() == b.tobytes():  # mostly so, and far sooner seen than by numpy's comparison
+    if a.tobytes() == b.tobytes():  # the usual case, and much faster than numpy's comparison
         return shorter
     differing = (a != b).nonzero()[0]
     return int(differing[0]) if len(differing) else shorter

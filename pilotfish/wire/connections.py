@@ -1,15 +1,15 @@
-"""The connections of a listening socket, and the bounds on their number and their bytes.
+"""The connections of a listening socket, and the bounds on their number and bytes.
 
-In: events of ZeroMQ's monitor, and which message came over which connection. Out: connections cut,
-and counts of the reasons.
+In: events of ZeroMQ's monitor, and the connection of each message. Out: connections cut, and counts
+of the reasons.
 
-ZeroMQ bounds neither connections nor the bytes that it holds of a peer's messages, complete or not.
-Here both are bounded: an excess connection is shut down on its descriptor, which ZeroMQ names, as
-if the network had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
+ZeroMQ bounds neither the number of connections nor the bytes of queued and incomplete messages.
+This class bounds both: it shuts down an excess connection on its descriptor, as if the network had
+failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
-A connection is a stranger until its first message. A peer that has sent a message is never cut in
-favour of a stranger; among strangers the address with most of them loses one first: the newest
-before this one, unless the oldest has had enough time for a handshake.
+A connection is a stranger until its first message. No stranger displaces a peer that has sent a
+message. When there are too many strangers, the address with most of them loses one: the newest
+before the present one, or the oldest if it has had enough time for a handshake.
 """
 
 import math
@@ -24,42 +24,33 @@ from urllib.parse import urlsplit
 
 import zmq
 
+from pilotfish.wire import peer_connection as reasons
 from pilotfish.wire.backlog import Backlog
-from pilotfish.wire.connection import (
-    BACKLOG,
-    CLOSING,
-    CROWD,
-    FRAGMENTED,
-    PER_KEY,
-    QUIET,
-    REVOKED,
-    UNFINISHED,
-    Connection,
-)
-from pilotfish.wire.io_memory import CHARGED_BYTES, Growth, clear_overhead
-from pilotfish.wire.link.tcp import Volume, borrowed, deafen, hang_up, queued_s, volume
+from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
+from pilotfish.wire.link.tcp import borrow_socket, drop_incoming, hang_up, queued_s, read_volume
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
+from pilotfish.wire.peer_connection import PeerConnection
 from pilotfish.wire.socket_events import next_event
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_BURST = 256  # events taken in one turn
-_CHARGED_IN_ALL = 2 * CHARGED_BYTES
-# Bytes of replies that a connection, and a key with all of its own, may leave untaken.
-_UNREAD_EACH, _UNREAD_OF_ONE_KEY = 1 << 17, 8 << 20
+_EVENTS_PER_CALL = 256  # events read in one call
+_MAX_TOTAL_OVERHEAD_BYTES = 2 * MAX_OVERHEAD_BYTES
+# Unread bytes of replies that one connection, and all of a key's together, may have.
+_MAX_UNREAD, _MAX_UNREAD_PER_KEY = 1 << 17, 8 << 20
 _LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
-_HANDSHAKE_S = 3.0  # with its first message a handshake takes four round trips, rarely so long
-# A peer that is quiet for so long has its connection ended. Devices, which wait, give up sooner;
-# cellular paths are silent for seconds, and come back.
+_HANDSHAKE_S = 3.0  # handshake and first message take four round trips: rarely so long
+# A connection that is quiet for so long is ended. Devices, which wait for replies, give up sooner;
+# cellular paths may be silent for seconds and come back.
 _QUIET_MOST_S = 30.0
-_TOLD_S = 1.0  # in which the holder of a revoked key may learn so from a reply
-_CROWDED_S = 8.0  # for which the last connection without room counts as a crowd
+_REVOCATION_NOTICE_S = 1.0  # time for a reply that reports the revocation
+_CROWDED_S = 8.0  # `crowded` stays true for so long
 _SRCFD = int(zmq.SRCFD)
 
 
 class Bounds(NamedTuple):
-    """Limits on connections in all and per key, and on the bytes of one message."""
+    """Limits on all connections, on the connections of one key, and on the bytes of a message."""
 
     connections: int
     per_owner: int
@@ -69,152 +60,155 @@ class Bounds(NamedTuple):
 class Connections:
     """The connections of one listening socket.
 
-    Used by the thread that serves the socket and by the memory watch; a lock guards them.
-    growth: of the memory that the socket's context takes for messages; None: it is encrypted.
-    inherited: another process listens, too.
+    The serving thread and the memory watch use them; a lock guards them. overhead: measures the
+    memory of an unencrypted socket's context; None: the socket is encrypted. inherited: another
+    process listens on the same socket.
     """
 
     def __init__(
         self,
         listening: "zmq.Socket[bytes]",
         bounds: Bounds,
-        growth: Growth | None,
+        overhead: OverheadMeter | None,
         *,
         inherited: bool = False,
     ) -> None:
         self.monitor = listening.get_monitor_socket(_EVENTS)
         self.bounds = bounds
-        self.closing = False  # no new connections from now on
+        self.closing = False  # new connections are cut
         self.cuts: Counter[str] = Counter()
-        self.broken = 0  # ended before the first message, refused keys aside
-        self.undecipherable = (
-            0  # met with another public key of the edge than the one that answered
-        )
-        self.on_miss: Callable[[str], object] = lambda address: None  # and its address, or ""
-        self.descriptor: int | None = None  # of the socket that listened first
+        self.broken = 0  # ended before the first message, without those of refused keys
+        # failed handshakes of clients with another public key of the edge
+        self.undecipherable = 0
+        # called with the address of such a client, or ""
+        self.on_undecipherable: Callable[[str], object] = lambda address: None
+        self.descriptor: int | None = None  # the socket that listened first
         self._listening = listening
         self._inherited = inherited
         self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        self._denied = self._undeciphered = 0  # handshakes whose connections have not ended yet
-        self._open: dict[int, Connection] = {}  # by descriptor
-        self._strangers: dict[int, Connection] = {}  # those of them without a message yet
-        self._known: dict[bytes, Connection] = {}  # by ZeroMQ's name
-        self._local: int | str | None = None  # our port or path, once bound
-        self._turn = threading.RLock()  # guards these tables and the monitor
-        self.drained = False  # all messages that had arrived were received
-        self.encrypted = growth is None
-        self._growth = growth
-        self._allowed: Collection[bytes] = ()  # keys, as of the last look
-        self._left = False  # a connection ended since the memory was last checked
-        self._received = 0  # messages of all
+        self._denied = self._undeciphered = 0  # failed handshakes with connections still open
+        self._open: dict[int, PeerConnection] = {}  # by descriptor
+        self._strangers: dict[
+            int, PeerConnection
+        ] = {}  # connections without a message, by descriptor
+        self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's routing id
+        self._local: int | str | None = None  # the bound port or path
+        self._lock = threading.RLock()  # guards these tables and the monitor
+        self.drained = False  # the queue was empty since the last check
+        self.encrypted = overhead is None
+        self._overhead = overhead
+        self._allowed: Collection[bytes] = ()  # keys at the last check
+        self._connection_ended = False  # a connection ended since the memory was last checked
+        self._message_count = 0  # messages received from all peers
         self.backlog = Backlog(bounds.message_bytes, keyed=self.encrypted)
-        self._turned_away = False  # the kernel drops all that comes from new peers
+        self._rejecting = False  # the kernel drops packets of new peers
 
-    def bound(self, endpoint: str) -> None:
-        """Note that the socket listens on this endpoint, and start the checks."""
+    def start(self, endpoint: str) -> None:
+        """Start the checks; the socket is bound to this endpoint."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
-        MEMORY_WATCH.join(self)
+        MEMORY_WATCH.add(self)
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
     def crowded(self) -> bool:
-        """Whether there has just been no room for a connection."""
+        """Whether a connection was cut for lack of room a moment ago."""
         return time.monotonic() - self._crowded_s < _CROWDED_S
 
     @property
     def devices(self) -> int:
-        """Number of different keys (or, without keys, of connections) that are connected."""
+        """The number of connected keys (or, without keys, of connections)."""
         return len(self.owners())
 
     def owners(self) -> set[bytes]:
-        """Return the keys (or, without keys, the names) of those that are connected."""
+        """Return the connected keys (or, without keys, routing ids)."""
         return {connection.owner for connection in list(self._known.values())}
 
-    def has(self, client: bytes) -> bool:
-        """Whether ``client``, which has sent a message, is still connected."""
+    def is_connected(self, client: bytes) -> bool:
+        """Return whether ``client``, which has sent a message, is still connected."""
         return client in self._known
 
     def note_message(
         self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
     ) -> bool:
-        """Note a message of this size from ``client``; ``frame`` is one of its frames.
+        """Count a message of this size from ``client``; ``frame`` is one of its frames.
 
-        False: it is to be dropped, for its connection was cut for what it held.
+        Return False if it must be dropped because its connection was cut for memory.
         """
-        self._received += 1
+        self._message_count += 1
         connection = self._known.get(client)
         if connection is None:
-            with self._turn:
-                dropped = self.backlog.took(client, size, frames)
+            with self._lock:
+                dropped = self.backlog.note_message(client, size, frames)
                 if dropped is not None:
                     return not dropped
-                connection = self._meet(client, owner, frame)
+                connection = self._identify(client, owner, frame)
             if connection is None:
                 return True
         connection.counter.add(size, frames)
-        return not connection.shed
+        return not connection.drop_messages
 
-    def _meet(self, client: bytes, owner: bytes, frame: zmq.Frame) -> Connection | None:
-        """Return the connection of which this is the first message; None if it has ended."""
-        self.read_events()  # the event of its connection may still be unread
+    def _identify(self, client: bytes, owner: bytes, frame: zmq.Frame) -> PeerConnection | None:
+        """Return the connection that sent its first message now; None if it has ended."""
+        self.read_events()  # its `ACCEPTED` event may be unread
         connection = None
-        with suppress(zmq.ZMQError):  # ZMTP 1.0: no descriptor
+        with suppress(zmq.ZMQError):  # a ZMTP 1.0 peer has no descriptor
             connection = self._open.get(frame.get(_SRCFD))
-        # the sender may have gone, and its descriptor be another peer's
-        if connection is None or connection.peer not in ("", _sender(frame)):
+        # the sender may have ended, and the descriptor now belong to another peer
+        if connection is None or connection.peer not in ("", _peer_address(frame)):
             return None
-        self._introduce(connection, client, owner)
+        self._note_first_message(connection, client, owner)
         return connection
 
     def queued_s(self, client: bytes) -> float:
-        """Return how long ago a client's last bytes came, in seconds; 0 where nobody knows."""
+        """Return the seconds since a client's last bytes arrived; 0: unknown."""
         connection = self._known.get(client)
         return 0.0 if connection is None else queued_s(connection.descriptor)
 
     def has_room(self, client: bytes, size: int) -> bool:
-        """Whether a reply of ``size`` bytes may be sent, given what its key has left unread.
+        """Return whether a reply of ``size`` bytes may be sent, given its key's unread replies.
 
         A single reply may have any length, and each connection has an allowance of its own.
         """
         connection = self._known.get(client)
-        if connection is None or connection.sent - connection.acknowledged + size <= _UNREAD_EACH:
+        if connection is None or connection.sent - connection.acknowledged + size <= _MAX_UNREAD:
             return True
-        with self._turn:
+        with self._lock:
             unread = self._unread(connection)
-            if not unread or unread + size <= _UNREAD_EACH:
+            if not unread or unread + size <= _MAX_UNREAD:
                 return True
-            theirs = [one for one in self._known.values() if one.owner == connection.owner]
-            waiting = [one for one in theirs if one.sent - one.acknowledged > SLACK_BYTES]
-            return size + sum(map(self._unread, waiting)) <= _UNREAD_OF_ONE_KEY
+            connections = [each for each in self._known.values() if each.owner == connection.owner]
+            waiting = [each for each in connections if each.sent - each.acknowledged > SLACK_BYTES]
+            return size + sum(map(self._unread, waiting)) <= _MAX_UNREAD_PER_KEY
 
     def note_sent(self, client: bytes, size: int, frames: int) -> None:
-        """Note that a reply was sent."""
+        """Count the bytes of a reply that was sent."""
         connection = self._known.get(client)
         if connection is not None:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
-    def _unread(self, connection: Connection) -> int:
-        """Count bytes sent and not taken in yet, as far as the kernel knows (for TCP it does)."""
-        counters = self._volume(connection)
+    def _unread(self, connection: PeerConnection) -> int:
+        """Return the bytes sent and not acknowledged, as the kernel counts them for TCP."""
+        with borrow_socket(connection.descriptor, self._is_ours) as lent:
+            counters = read_volume(lent)
         # the kernel's count includes heartbeats and the handshake
         connection.sent = max(connection.sent, 0 if counters is None else counters.acknowledged)
         connection.acknowledged = connection.sent if counters is None else counters.acknowledged
         return connection.sent - connection.acknowledged
 
     def read_events(self) -> bool:
-        """Read the monitor's events of peers that came and went; True if there are more."""
-        with self._turn:
-            for _ in range(_BURST):
+        """Read the monitor's events; return whether there are more."""
+        with self._lock:
+            for _ in range(_EVENTS_PER_CALL):
                 match next_event(self.monitor):
                     case None:
                         return False
                     case zmq.Event.ACCEPTED, descriptor:
-                        self._came(descriptor)
+                        self._add(descriptor)
                     case zmq.Event.DISCONNECTED, descriptor:
-                        self._went(descriptor)
+                        self._remove(descriptor)
                     case zmq.Event.HANDSHAKE_FAILED_AUTH, _:
                         self._denied += 1
                     case zmq.Event.HANDSHAKE_FAILED_PROTOCOL, reason:
@@ -224,175 +218,179 @@ class Connections:
         return True
 
     def cut_fragmented(self, client: bytes) -> None:
-        """Cut the connection of ``client``, whose message has far too many parts."""
+        """Cut the connection of ``client`` for a message with far too many parts."""
         connection = self._known.get(client)
         if connection is not None:
-            with self._turn:
-                self._cut(connection, FRAGMENTED)
+            with self._lock:
+                self._cut(connection, reasons.FRAGMENTED)
 
     def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
-        """Cut connections whose key was taken off the list; call it regularly.
+        """Cut connections of keys that were removed from the list; call it regularly.
 
-        allowed: the keys on the list; None: there is no list. A connection has had `_TOLD_S` to
-        learn of its revocation before it is cut. Whose key is unknown, since it has not sent a
-        message yet, has to come again through the gate.
+        allowed: the keys on the list; None: there is no list. A connection is cut
+        `_REVOCATION_NOTICE_S` after its revocation, so that a reply can report it first. Strangers
+        are cut at once, since their keys are unknown: the gate checks them when they reconnect.
         """
         if allowed is None:
             return
         now_s = time.monotonic()
-        with self._turn:
+        with self._lock:
             if allowed is not self._allowed:
                 if not set(self._allowed) <= set(allowed):
                     for stranger in [*self._strangers.values()]:
-                        self._cut(stranger, REVOKED)
+                        self._cut(stranger, reasons.REVOKED)
                 self._allowed = allowed
             for connection in self._open.values():
                 if connection.owner and connection.owner not in allowed:
                     connection.revoked_s = min(connection.revoked_s, now_s)
-                    if now_s - connection.revoked_s >= _TOLD_S:
-                        self._cut(connection, REVOKED)
+                    if now_s - connection.revoked_s >= _REVOCATION_NOTICE_S:
+                        self._cut(connection, reasons.REVOKED)
 
     def check_memory(self, sample: MemorySample) -> bool:
-        """Cut peers that make the process hold too much: unfinished or too many messages."""
-        with self._turn:
+        """Cut peers with too many bytes of queued or incomplete messages.
+
+        Return whether ended connections still have queued messages.
+        """
+        with self._lock:
             drained, self.drained = self.drained, False
             self.read_events()
             connected = len(self._open)
-            self.backlog.check(self._received, connected, sample.grown, drained=drained)
-            self._turn_away(self.backlog.is_full())
-            if self._growth is not None:
-                self._growth.measure()
+            self.backlog.check(self._message_count, connected, sample.grown_bytes, drained=drained)
+            self._reject_new_peers(self.backlog.is_full())
+            if self._overhead is not None:
+                self._overhead.measure()
             counted = []
             for connection in self._open.values():
-                with borrowed(connection.descriptor, self._is_ours) as lent:
+                with borrow_socket(connection.descriptor, self._is_ours) as lent:
                     counters = connection.liveness.poll(lent)
                 if counters is not None:
                     connection.counter.update(counters, sample, drained=drained)
                     counted.append(connection)
-            if self._growth is not None:
-                left, self._left = self._left or len(counted) < len(self._open), False
-                self._growth.charge([each.counter for each in counted], left=left)
+            if self._overhead is not None:
+                connection_ended = self._connection_ended or len(counted) < len(self._open)
+                self._connection_ended = False
+                self._overhead.charge(
+                    [each.counter for each in counted], connection_ended=connection_ended
+                )
             present = [each for each in counted if not each.cut]
-            self._bound_charged([each for each in present if each.counter.overhead_bytes])
+            self._cut_costly([each for each in present if each.counter.overhead_bytes])
             holders = [each for each in present if each.counter.held_bytes]
             for connection, reason in self.backlog.excess(holders):
                 self._cut(connection, reason)
             for connection in counted:
-                self._bound_quiet(connection)
+                self._cut_if_quiet(connection)
             return bool(len(self.backlog))
 
-    def _turn_away(self, turned_away: bool) -> None:
-        """Without keys, let no new peer in, or let them in again."""
-        if turned_away != self._turned_away and not self.encrypted and not self._inherited:
-            with borrowed(self.descriptor, self._is_ours) as lent:
-                deafen(lent, turned_away)
-            self._turned_away = turned_away
+    def _reject_new_peers(self, reject: bool) -> None:
+        """Without keys, make the kernel drop packets of new peers, or stop doing so."""
+        if reject != self._rejecting and not self.encrypted and not self._inherited:
+            with borrow_socket(self.descriptor, self._is_ours) as lent:
+                drop_incoming(lent, reject)
+            self._rejecting = reject
 
-    def _bound_quiet(self, connection: Connection) -> None:
-        """End a connection over which nothing moves any more."""
+    def _cut_if_quiet(self, connection: PeerConnection) -> None:
+        """End a connection without signs of life."""
         if connection.client:
             if connection.liveness.quiet_s > _QUIET_MOST_S:
-                self._cut(connection, QUIET)
+                self._cut(connection, reasons.QUIET)
         elif connection.liveness.stuck:
-            with borrowed(connection.descriptor, self._is_ours) as lent:
+            with borrow_socket(connection.descriptor, self._is_ours) as lent:
                 hang_up(lent)
 
-    def _bound_charged(self, charged: list[Connection]) -> None:
-        """Cut those whose frames are so small that they take far more memory than their bytes."""
+    def _cut_costly(self, charged: list[PeerConnection]) -> None:
+        """Cut connections whose tiny frames take far more memory than they have bytes."""
         total = sum(each.counter.overhead_bytes for each in charged)
         charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
         for connection in charged:
-            if connection.counter.overhead_bytes > CHARGED_BYTES or total > _CHARGED_IN_ALL:
-                self._cut(connection, UNFINISHED)
+            if (
+                connection.counter.overhead_bytes > MAX_OVERHEAD_BYTES
+                or total > _MAX_TOTAL_OVERHEAD_BYTES
+            ):
+                self._cut(connection, reasons.UNFINISHED)
                 total -= connection.counter.overhead_bytes
         if cut := [each.counter for each in charged if each.cut]:
             clear_overhead(cut, [each.counter for each in charged if not each.cut])
 
     def close(self) -> None:
         """Stop reading the monitor."""
-        MEMORY_WATCH.leave(self)
+        MEMORY_WATCH.remove(self)
         with suppress(zmq.ZMQError):
             self._listening.disable_monitor()
         self.monitor.close(0)
 
-    def _came(self, descriptor: int) -> None:
-        with borrowed(descriptor, self._is_ours) as lent:
-            peer = "" if lent is None else _host(lent)
-        connection = Connection(descriptor, peer, ReceiveCounter(self.encrypted))
+    def _add(self, descriptor: int) -> None:
+        with borrow_socket(descriptor, self._is_ours) as lent:
+            peer = "" if lent is None else _peer_host(lent)
+        connection = PeerConnection(descriptor, peer, ReceiveCounter(self.encrypted))
         self._open[descriptor] = self._strangers[descriptor] = connection
         most = self.bounds.connections
         if self.closing:
-            self._cut(connection, CLOSING)
+            self._cut(connection, reasons.CLOSING)
         elif self.backlog.is_full():
-            self._cut(connection, BACKLOG)
+            self._cut(connection, reasons.BACKLOG)
         elif len(self._strangers) > max(1, most // 2) or len(self._open) > most:
             crowd = Counter(stranger.peer for stranger in self._strangers.values())
             busiest, _ = crowd.most_common(1)[0]
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
-            # cutting the oldest always would keep a fleet that connects at once from ever finishing
-            late = connection.came_s - theirs[0].came_s > _HANDSHAKE_S
-            # nor is it the newcomer: it may shake hands at once, as those before it have not
+            # if the oldest were always cut, a fleet that connects at once would never finish
+            late = connection.accepted_s - theirs[0].accepted_s > _HANDSHAKE_S
+            # the newcomer stays: it may shake hands at once, which those before it have not
             newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
-            self._cut(theirs[0 if late else newest], CROWD)
+            self._cut(theirs[0 if late else newest], reasons.CROWD)
             self._crowded_s = time.monotonic()
 
-    def _went(self, descriptor: int) -> None:
+    def _remove(self, descriptor: int) -> None:
         connection = self._open.pop(descriptor, None)
         self._strangers.pop(descriptor, None)
         if connection is None:
             return
-        self._left = True
+        self._connection_ended = True
         if self._known.get(connection.client) is connection:
             del self._known[connection.client]
-        self.backlog.leave(connection, self._received)
+        self.backlog.add(connection, self._message_count)
         if not connection.client and not connection.cut:
             if self._denied:
                 self._denied -= 1
             elif self._undeciphered:
                 self._undeciphered -= 1
                 self.undecipherable += 1
-                self.on_miss(connection.peer)
+                self.on_undecipherable(connection.peer)
             else:
                 self.broken += 1
 
-    def _introduce(self, connection: Connection, client: bytes, owner: bytes) -> None:
-        """Note the first message of a stranger."""
+    def _note_first_message(self, connection: PeerConnection, client: bytes, owner: bytes) -> None:
+        """Note the first message of a stranger, which names its key."""
         self._known.pop(connection.client, None)
         connection.client, connection.owner = client, owner
         self._known[client] = connection
         self._strangers.pop(connection.descriptor, None)
         same = [each for each in self._known.values() if each.owner == owner and not each.cut]
         if len(same) > self.bounds.per_owner:
-            # one that a device has left for a newer one is quiet; else the oldest goes
+            # a connection that its device has replaced is quiet; else cut the oldest
             quiet = [each for each in same[:-1] if each.liveness.quiet]
-            self._cut((quiet or same)[0], PER_KEY)
+            self._cut((quiet or same)[0], reasons.PER_KEY)
 
-    def _cut(self, connection: Connection, reason: str) -> None:
+    def _cut(self, connection: PeerConnection, reason: str) -> None:
         self._strangers.pop(connection.descriptor, None)
         if connection.cut:
             return
         connection.note_cut(reason)
         self.cuts[reason] += 1
-        with borrowed(connection.descriptor, self._is_ours) as lent:
+        with borrow_socket(connection.descriptor, self._is_ours) as lent:
             hang_up(lent)
-
-    def _volume(self, connection: Connection) -> Volume | None:
-        """Return a connection's byte counts; None where the kernel has none, or it has ended."""
-        with borrowed(connection.descriptor, self._is_ours) as lent:
-            return volume(lent)
 
     def _is_ours(self, lent: socket.socket) -> bool:
         name = lent.getsockname()
         return bool((name[1] if isinstance(name, tuple) else name) == self._local)
 
 
-def _sender(frame: zmq.Frame) -> str:
-    return str(frame.get("Peer-Address")).partition("%")[0]  # without an interface
+def _peer_address(frame: zmq.Frame) -> str:
+    return str(frame.get("Peer-Address")).partition("%")[0]  # drop the interface
 
 
-def _host(lent: socket.socket) -> str:
+def _peer_host(lent: socket.socket) -> str:
     try:
         peer = lent.getpeername()
-    except OSError:  # gone already
+    except OSError:  # it has ended already
         return ""
     return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -1,16 +1,16 @@
-"""CURVE keys on disk: one folder per machine, and the edge's allow-list.
+"""CURVE keys on disk: one folder a machine, with the edge's allow-list.
 
     NAME.key        secret key, readable by its owner only      (edge.key, device.key)
     NAME.pub        public key                                  (device side also: the edge's)
-    edge.old.key    the edge's former key, while it answers to both (`wire.rotation`)
-    allowed/*.pub   public keys of the devices that the edge lets in; each key once
+    edge.old.key    the edge's former key during a rotation (`wire.rotation`)
+    allowed/*.pub   public keys of the devices that the edge admits, each key once
 
 Each file holds one key in Z85, 40 characters, and is written whole or not at all. A device needs
 ``device.key`` and ``edge.pub``, an edge ``edge.key`` and ``allowed/``; one folder may serve both
 ends, as in the demo and in tests.
 
-Under systemd's ``LoadCredential=`` a secret key lies in ``$CREDENTIALS_DIRECTORY`` instead, which
-only the service can read; the public ones stay in the folder.
+Under systemd's ``LoadCredential=`` a secret key is in ``$CREDENTIALS_DIRECTORY`` instead, which
+only the service can read. The public keys stay in the folder.
 """
 
 import fcntl
@@ -38,14 +38,14 @@ DEVICE = "device"
 FORMER = f"{EDGE}.old"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
-_MOST_BYTES = 1024  # that are read of a file
+_MAX_KEY_BYTES = 1024  # the most that is read of a key file
 
 
 def default_directory() -> Path:
     """Return ``$PILOTFISH_KEYS``, else ``pilotfish/keys`` in the user's configuration folder.
 
-    For a user without a home it is a path that begins with ``~``, which reads well in a help and
-    which every use refuses: `KeysError`.
+    For a user without a home the path begins with ``~``, for the help text; its use raises
+    `KeysError`.
     """
     if chosen := os.environ.get("PILOTFISH_KEYS"):
         return Path(chosen)
@@ -64,7 +64,7 @@ def _require_home(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class DeviceKeys:
-    """The keys that a device needs to reach its edge."""
+    """The keys with which a device reaches its edge."""
 
     secret: bytes
     public: bytes
@@ -72,7 +72,7 @@ class DeviceKeys:
 
     @classmethod
     def load(cls, directory: Path) -> "DeviceKeys":
-        """Read ``device.key`` and ``edge.pub``; `KeysError` says which one is missing and why."""
+        """Read ``device.key`` and ``edge.pub``; `KeysError` names the one that is missing."""
         secret = _read_secret(directory, DEVICE)
         _require_home(directory)
         edge = directory / f"{EDGE}.pub"
@@ -87,8 +87,8 @@ class DeviceKeys:
 class AllowList:
     """The devices that an edge admits.
 
-    names: public key → name of its file as one printable line, as in metrics. broken: for each file
-    that counts for nothing a sentence that says why.
+    names: public key → name of its file as one printable line. broken: one sentence for each file
+    that is ignored, with the reason.
     """
 
     names: Mapping[bytes, str]
@@ -96,17 +96,17 @@ class AllowList:
 
     @classmethod
     def load(cls, directory: Path) -> "AllowList":
-        """Read ``allowed/`` of a folder of keys; without it no device is admitted.
+        """Read ``allowed/`` of a folder of keys; without that folder the list is empty.
 
-        A broken file shuts out its own device only. `KeysError`: the list itself cannot be read, so
-        that the keys on it are unknown.
+        A broken file shuts out its own device only. `KeysError`: the folder cannot be read, so its
+        keys are unknown.
         """
         _require_home(directory)
         if not directory.is_dir():
             raise KeysError(f"{directory} is no folder of keys.")
         names: dict[bytes, str] = {}
         broken = []
-        for path in _listed(directory):
+        for path in _list_allowed(directory):
             try:
                 key = read_public(path)
             except KeysError as error:
@@ -127,11 +127,11 @@ class AllowList:
 class EdgeKeys:
     """The edge's secret key and the devices that it admits.
 
-    former: the key that it answers to besides, during a rotation. fault: why that is not known.
+    former: the former secret key, accepted during a rotation. fault: why it cannot be read.
     """
 
     secret: bytes
-    listed: AllowList
+    allow_list: AllowList
     former: bytes | None = None
     fault: str = ""
 
@@ -141,51 +141,51 @@ class EdgeKeys:
         secret, former, fault = edge_secret(directory), None, ""
         try:
             former = former_secret(directory)
-        except KeysError as error:  # devices that have the new edge.pub are served
+        except KeysError as error:  # devices with the new edge.pub are still served
             fault = str(error)
-        listed = AllowList.load(directory)
-        return cls(secret, listed, None if former == secret else former, fault)
+        allow_list = AllowList.load(directory)
+        return cls(secret, allow_list, None if former == secret else former, fault)
 
     @property
     def allowed(self) -> Mapping[bytes, str]:
-        """The public keys of its devices, and their names."""
-        return self.listed.names
+        """The public keys of its devices, with their names."""
+        return self.allow_list.names
 
 
 def edge_secret(directory: Path) -> bytes:
-    """Read the edge's secret key; `KeysError` says why there is none."""
+    """Read the edge's secret key; raises `KeysError`."""
     return _read_secret(directory, EDGE)
 
 
-def rotates(directory: Path) -> bool:
-    """Whether the edge's key is being replaced: it answers to the former one, too."""
+def is_rotating(directory: Path) -> bool:
+    """Return whether a rotation is in progress: the edge accepts the former key, too."""
     return os.path.lexists(directory / f"{FORMER}.key")
 
 
 def former_secret(directory: Path) -> bytes | None:
-    """Read the key that a rotation replaces; None if there is no rotation."""
-    return _read_secret(directory, FORMER) if rotates(directory) else None
+    """Read the key that a rotation replaces; None without a rotation."""
+    return _read_secret(directory, FORMER) if is_rotating(directory) else None
 
 
 def reread_secret(directory: Path, name: str) -> bytes | None:
-    """Read a secret key's file while its service runs; None where only systemd can read it.
+    """Reread a secret key's file while its service runs; None: only systemd can read the file.
 
-    What systemd has handed over is of the time when the service started.
+    The credential from systemd does not change while the service runs.
     """
     try:
         return _read_own_secret(directory, name)
     except KeysError as error:
         ours = not isinstance(error.__cause__, PermissionError | FileNotFoundError)
-        if ours or _credential(name) is None:
+        if ours or _credential_path(name) is None:
             raise
         return None
 
 
 def create(directory: Path, name: str) -> Path:
-    """Make a new pair ``NAME.key`` and ``NAME.pub``; return the public file. Never overwrites."""
+    """Write a new pair ``NAME.key`` and ``NAME.pub``; return the public file. Never overwrites."""
     _check_name(name)
     secret_path, public_path = directory / f"{name}.key", directory / f"{name}.pub"
-    with writing(secret_path, 0o700):
+    with locked_folder(secret_path, 0o700):
         for path in (secret_path, public_path):
             if path.exists():
                 raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
@@ -200,18 +200,18 @@ def create(directory: Path, name: str) -> Path:
 
 
 def allow(directory: Path, public: Path, name: str | None = None) -> Path:
-    """Put a device's public key file on the allow-list of ``directory``; repair a broken entry."""
+    """Add a device's public key file to the allow-list; replace a broken entry of its name."""
     key = read_public(public)
     chosen = name or public.stem
     _check_name(chosen)
     target = directory / "allowed" / f"{chosen}.pub"
-    with writing(target, 0o755):
+    with locked_folder(target, 0o755):
         if _holds_another(target, key):
             raise KeysError(
                 f"{target} holds another key already; give this device another name with --name."
             )
-        for other in _listed(directory):
-            if other != target and holds(other, key):
+        for other in _list_allowed(directory):
+            if other != target and holds_key(other, key):
                 raise KeysError(
                     f"{other} allows this key already, under the name {one_line(other.stem)}: to "
                     f"call it {chosen}, run `pilotfish keys deny {quote(one_line(other.stem))}` "
@@ -222,23 +222,23 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
 
 
 def deny(directory: Path, name: str) -> list[Path]:
-    """Take a device off the allow-list of ``directory``; return the files that were removed.
+    """Remove a device from the allow-list; return the files that were removed.
 
-    These are the file of this name, and any other that holds the same key.
+    These are the file of this name, and all others with the same key.
     """
     allowed = directory / "allowed"
     target = allowed / f"{name}.pub"
-    listed = _listed(directory)
+    listed = _list_allowed(directory)
     if target not in listed:
         names = ", ".join(one_line(path.stem) for path in listed) or "nobody"
         raise KeysError(f"{target} does not exist; the list allows {names}.")
-    with writing(target, 0o755):
+    with locked_folder(target, 0o755):
         try:
             key = read_public(target)
-        except KeysError:  # it let nobody in
+        except KeysError:  # it admitted nobody
             same = [target]
         else:
-            same = [path for path in listed if path == target or holds(path, key)]
+            same = [path for path in listed if path == target or holds_key(path, key)]
         for path in same:
             path.unlink(missing_ok=True)
         sync(allowed)
@@ -254,7 +254,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
         rows.append({"name": path.stem, "kind": kind, "public": read_public(path).decode()})
     rows += [
         {"name": path.stem, "kind": "allowed", "public": read_public(path).decode()}
-        for path in _listed(directory)
+        for path in _list_allowed(directory)
     ]
     return rows
 
@@ -266,16 +266,16 @@ def read_public(path: Path) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return _checked(_content(path), path)
+        return _require_key(_read_start(path), path)
     except OSError as error:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _content(path: Path) -> bytes:
-    """Read the beginning of a file without blocking: it may be a pipe, or endless."""
+def _read_start(path: Path) -> bytes:
+    """Read the start of a file without blocking, since it may be a pipe, or endless."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        return without_bom(os.read(descriptor, _MOST_BYTES)).strip()
+        return without_bom(os.read(descriptor, _MAX_KEY_BYTES)).strip()
     finally:
         os.close(descriptor)
 
@@ -283,12 +283,12 @@ def _content(path: Path) -> bytes:
 def _holds_another(path: Path, key: bytes) -> bool:
     try:
         return read_public(path) != key
-    except KeysError:  # it is not there, or broken
+    except KeysError:  # it is missing or broken
         return False
 
 
-def holds(path: Path, key: bytes) -> bool:
-    """Whether a public key file holds this key; False for one that is missing or broken."""
+def holds_key(path: Path, key: bytes) -> bool:
+    """Return whether a public key file holds this key; False if it is missing or broken."""
     try:
         return read_public(path) == key
     except KeysError:
@@ -296,13 +296,13 @@ def holds(path: Path, key: bytes) -> bool:
 
 
 @contextmanager
-def writing(path: Path, mode: int) -> Iterator[None]:
-    """Lock the file's folder for writing; create it with this mode if need be."""
+def locked_folder(path: Path, mode: int) -> Iterator[None]:
+    """Lock the file's folder for writing; create it with this mode if it is missing."""
     _require_home(path)
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
-            path.parent.chmod(mode)  # a service, another user, reads what is for it
+            path.parent.chmod(mode)  # despite the umask: a service of another user reads it
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -313,8 +313,8 @@ def writing(path: Path, mode: int) -> Iterator[None]:
         raise KeysError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def _listed(directory: Path) -> list[Path]:
-    """List the files of the allow-list; raise if it cannot be read: that is no empty list."""
+def _list_allowed(directory: Path) -> list[Path]:
+    """List the files of the allow-list; raise `KeysError` if the folder cannot be read."""
     allowed = directory / "allowed"
     try:
         return sorted(path for path in allowed.iterdir() if path.suffix == ".pub")
@@ -325,18 +325,18 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def _read_secret(directory: Path, name: str) -> bytes:
-    handed = _credential(name)
-    if handed is not None:
-        # systemd grants the service's user access by an ACL, so its mode says nothing
-        return _read(handed)
+    credential = _credential_path(name)
+    if credential is not None:
+        # systemd grants the service's user access by an ACL, so the file's mode does not matter
+        return _read(credential)
     return _read_own_secret(directory, name)
 
 
-def _credential(name: str) -> Path | None:
-    """Return where systemd has put a secret key for this process; None if it has not."""
+def _credential_path(name: str) -> Path | None:
+    """Return the path of systemd's credential with a secret key; None without one."""
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     path = Path(folder) / f"{name}.key" if folder else None
-    # blank: our units' placeholder for a missing file
+    # our units load a blank placeholder if the file is missing
     return path if path is not None and path.exists() and path.read_bytes().strip() else None
 
 
@@ -345,7 +345,7 @@ def _read_own_secret(directory: Path, name: str) -> bytes:
     path = directory / f"{name}.key"
     try:
         mode = path.stat().st_mode
-        secret = _content(path)
+        secret = _read_start(path)
     except FileNotFoundError as error:
         raise KeysError(
             f"{path} is missing: make it with `pilotfish keys new {name} --keys {directory}`."
@@ -354,10 +354,10 @@ def _read_own_secret(directory: Path, name: str) -> bytes:
         raise KeysError(f"{path} cannot be read: {error.strerror}.") from error
     if mode & stat.S_IRWXO:
         raise KeysError(f"{path} is open to every user of this machine: run `chmod 600 {path}`.")
-    return _checked(secret, path)
+    return _require_key(secret, path)
 
 
-def _checked(key: bytes, path: Path) -> bytes:
+def _require_key(key: bytes, path: Path) -> bytes:
     try:
         if len(z85.decode(key)) == 32:
             return key

@@ -1,10 +1,10 @@
-"""Watch the memory that peers make this process hold, in a thread for all its sockets.
+"""Watch the memory that peers make this process hold, in one thread for all its sockets.
 
-ZeroMQ reads whatever a peer sends: it bounds the length of a frame, not the number of a message's
-frames, nor that of waiting messages (`wire.transport` says why). A thread that computes or sleeps
-cannot check that. So every `Receiver` is checked four times a second, and within 20 ms while the
-process grows, by comparing the kernel's count of received bytes with the bytes of the messages that
-were handed out. Freed memory is returned to the system.
+ZeroMQ reads whatever a peer sends. It bounds the length of a frame, but neither the number of
+frames of a message nor the number of queued messages (`wire.transport` says why). A thread that
+computes or sleeps cannot check these. So this thread checks every `Receiver` four times a second,
+and within 20 ms while the process grows: it compares the bytes that the kernel received with the
+bytes of the messages that ZeroMQ delivered. It also returns freed memory to the system.
 """
 
 import ctypes
@@ -21,32 +21,34 @@ from pilotfish.wire.link.tcp import Volume
 
 _log = logging.getLogger("pilotfish.wire")
 
-# Seconds between checks: while the process is stable, while it grows; and of peers in any case.
-_LOOK_S, _SOON_S, _ANYWAY_S = 0.02, 0.005, 0.25
-_GROWTH: Final = 4 << 20  # of the process, above which peers are checked at once
+# Seconds between two readings of the process's memory while it is stable and while it grows, and
+# between two checks of the peers while it is stable.
+_POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
+_GROWTH_BYTES: Final = 4 << 20  # growth of the process from which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_KEPT: Final = 16 << 20  # less free memory than this is not returned
-_TRIM_S = (0.1, 60.0)  # between two attempts: doubling while they free nothing
+_MIN_TRIM_BYTES: Final = 16 << 20  # smaller growth is not worth a trim
+_TRIM_S = (0.1, 60.0)  # between two trims: doubling while they free nothing
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
-_HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second of an idle peer's; encrypted
+_HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second from an idle peer; encrypted
 _FRAME_BYTES = {False: 9, True: 42}  # a frame's overhead on the wire; encrypted
-_PLAIN_SLACK_BYTES: Final = 1 << 12  # what is left of an idle peer's bytes; not encrypted
+_PLAIN_SLACK_BYTES: Final = 1 << 12  # bytes that an idle unencrypted peer may leave
 
 
 class MemorySample(NamedTuple):
-    """When it is looked, and whether the process grows: then it is looked again soon.
+    """A reading of the process's memory.
 
-    grown: bytes by which it grew since the last look.
+    urgent: the process grows, so the next check follows soon. grown_bytes: growth since the last
+    check.
     """
 
     now_s: float
     urgent: bool
-    grown: int = 0
+    grown_bytes: int = 0
 
 
 class Receiver(Protocol):
-    """A socket that receives from peers."""
+    """A socket that receives messages from peers."""
 
     def check_memory(self, sample: MemorySample) -> bool:
         """Cut peers that make the process hold too much; True if it must be called again soon."""
@@ -54,18 +56,20 @@ class Receiver(Protocol):
 
 @dataclass(slots=True)
 class ReceiveCounter:
-    """Counts what one connection sent.
+    """Counts the bytes that one connection received.
 
-    The receiver writes ``messages`` and ``handed``, the watch the rest. handed: bytes of these
-    messages on the wire, about; held: bytes received and not handed out, if more than the usual
-    overhead; fresh: bytes that ZeroMQ read since the last look; under_way: a message has begun;
-    since: bytes read from then on; charged: memory that ZeroMQ took for it beyond what its bytes
-    explain; beside: such memory of all connections in the same time (`wire.io_memory`).
+    The receiver writes ``messages`` and ``delivered_bytes``, the memory watch the rest.
+
+    delivered_bytes: approximate bytes on the wire of the messages delivered. held_bytes: bytes
+    received but not delivered, 0 within the usual overhead. new_bytes: bytes that ZeroMQ read since
+    the last check. incomplete: a message has begun. incomplete_bytes: bytes read since then.
+    overhead_bytes: memory charged to this connection for that message (`wire.io_memory`).
+    shared_overhead_bytes: memory charged to all connections meanwhile.
     """
 
     encrypted: bool
     messages: int = 0
-    delivered: int = 0
+    delivered_bytes: int = 0
     held_bytes: int = 0
     new_bytes: int = 0
     incomplete: bool = False
@@ -73,108 +77,114 @@ class ReceiveCounter:
     overhead_bytes: int = 0
     shared_overhead_bytes: int = 0
     _read: int = 0
-    _messages_then: int = 0  # when all messages were last seen handed out
-    _handed_then: int = 0
-    _received_then: int = 0
+    _drained_messages: int = 0  # counts when ZeroMQ's queue was last empty
+    _drained_delivered: int = 0
+    _drained_received: int = 0
     _received: int = 0
-    _unfinished: int = 0  # bytes that were no complete messages when all were handed out
-    _since_s: float = field(default_factory=time.monotonic)
+    _unfinished: int = 0  # bytes of an incomplete message at the last empty queue
+    _drained_s: float = field(default_factory=time.monotonic)
 
     def add(self, size: int, frames: int) -> None:
-        """Note that a message of this size was handed out."""
+        """Count a delivered message of this size."""
         self.messages += 1
-        self.delivered += size + frames * _FRAME_BYTES[self.encrypted]
+        self.delivered_bytes += size + frames * _FRAME_BYTES[self.encrypted]
 
-    def update(self, crossed: Volume, sample: MemorySample, *, drained: bool) -> int:
-        """Compute the held bytes; drained: all messages were handed out since the last check."""
-        handed = self.delivered
-        if drained and self.messages != self._messages_then:
-            self._messages_then, self._handed_then = self.messages, handed
-            self._received_then, self._since_s = crossed.received, sample.now_s
-            self._begin()
-        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (sample.now_s - self._since_s))
-        held = crossed.received - self._received_then - (handed - self._handed_then) - heartbeats
-        self._received = crossed.received
+    def update(self, volume: Volume, sample: MemorySample, *, drained: bool) -> int:
+        """Compute and return the held bytes; drained: the queue was empty since the last check."""
+        delivered = self.delivered_bytes
+        if drained and self.messages != self._drained_messages:
+            self._drained_messages, self._drained_delivered = self.messages, delivered
+            self._drained_received, self._drained_s = volume.received, sample.now_s
+            self._start_message()
+        heartbeats = int(_HEARTBEATS_BPS[self.encrypted] * (sample.now_s - self._drained_s))
+        held = (
+            volume.received
+            - self._drained_received
+            - (delivered - self._drained_delivered)
+            - heartbeats
+        )
+        self._received = volume.received
         if drained:
             self._unfinished = max(0, held)
         self.held_bytes = held if held > SLACK_BYTES else 0
         self.incomplete = held > _PLAIN_SLACK_BYTES
         if not self.incomplete:
-            self._begin()
+            self._start_message()
         self.new_bytes, self._read = (
-            max(0, crossed.read - self._read),
-            max(self._read, crossed.read),
+            max(0, volume.read - self._read),
+            max(self._read, volume.read),
         )
         self.incomplete_bytes += self.new_bytes
         return self.held_bytes
 
     @property
-    def left(self) -> int:
-        """Bytes of messages that were received by the last look and not handed out.
+    def left_bytes(self) -> int:
+        """Bytes of complete messages received by the last check and not delivered.
 
-        An ended connection leaves these: of an unfinished message nothing remains. Below 0: of what
-        came later some was handed out.
+        An ended connection leaves these in the queue; ZeroMQ drops an incomplete message. Below 0:
+        messages that arrived after that check were delivered.
         """
-        unfinished = self._unfinished if self.messages == self._messages_then else 0
-        handed = self.delivered - self._handed_then
-        return self._received - self._received_then - handed - unfinished
+        unfinished = self._unfinished if self.messages == self._drained_messages else 0
+        delivered = self.delivered_bytes - self._drained_delivered
+        return self._received - self._drained_received - delivered - unfinished
 
-    def _begin(self) -> None:
+    def _start_message(self) -> None:
         self.overhead_bytes = self.shared_overhead_bytes = self.incomplete_bytes = 0
 
 
 class MemoryWatch:
-    """The thread, which runs while there is something to watch.
+    """The watching thread, which runs while there are receivers.
 
-    It holds weak references only: a socket that is dropped without `leave` is closed all the same.
+    It holds only weak references, so a socket that is dropped without `remove` is closed all the
+    same.
     """
 
     def __init__(self) -> None:
-        self._free = Trimmer()
+        self._trimmer = MemoryTrimmer()
         self.reset()
 
     def reset(self) -> None:
-        """Watch nothing: a forked child has neither the thread nor a use for its parent's sockets.
+        """Forget all receivers, as a forked child must: the thread exists in the parent only.
 
-        The lock is new, too, for at the fork the thread may have held the old one.
+        The lock is replaced because the parent's thread may have held it at the fork.
         """
         self._watched: WeakSet[Receiver] = WeakSet()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def join(self, watched: Receiver) -> None:
-        """Start to check a receiver."""
-        with self._turn:
+    def add(self, watched: Receiver) -> None:
+        """Start checking a receiver."""
+        with self._lock:
             self._watched.add(watched)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
                 self._thread.start()
 
-    def leave(self, watched: Receiver) -> None:
-        """Stop to check a receiver; when this returns, no check of it is running."""
-        with self._turn:
+    def remove(self, watched: Receiver) -> None:
+        """Stop checking a receiver; when this returns, no check of it is running."""
+        with self._lock:
             self._watched.discard(watched)
 
     def _run(self) -> None:
-        then, next_s, urgent = _resident(), 0.0, False
+        baseline, next_s, urgent = _resident_bytes(), 0.0, False
         while True:
-            time.sleep(_SOON_S if urgent else _LOOK_S)
-            now_s, resident = time.monotonic(), _resident()
-            then = min(then, resident)
-            urgent = resident - then > _GROWTH
-            with self._turn:
+            time.sleep(_GROWING_POLL_S if urgent else _POLL_S)
+            now_s, resident = time.monotonic(), _resident_bytes()
+            baseline = min(baseline, resident)
+            urgent = resident - baseline > _GROWTH_BYTES
+            with self._lock:
                 if not self._watched:
                     self._thread = None
                     return
                 if urgent or now_s >= next_s:
-                    sample = MemorySample(now_s, urgent, resident - then)
-                    soon = [_checked(watched, sample) for watched in list(self._watched)]
-                    then, next_s = resident, now_s if any(soon) else now_s + _ANYWAY_S
-            self._free.trim_if_grown(resident, now_s)
+                    sample = MemorySample(now_s, urgent, resident - baseline)
+                    again = [_check(watched, sample) for watched in list(self._watched)]
+                    baseline, next_s = resident, now_s if any(again) else now_s + _CHECK_S
+            self._trimmer.trim_if_grown(resident, now_s)
 
 
-def _checked(watched: Receiver, sample: MemorySample) -> bool:
-    """Check one receiver; an error at one leaves the others checked."""
+def _check(watched: Receiver, sample: MemorySample) -> bool:
+    """Check one receiver; log its errors, so that the others are still checked."""
     try:
         return watched.check_memory(sample)
     except Exception:
@@ -182,38 +192,37 @@ def _checked(watched: Receiver, sample: MemorySample) -> bool:
         return False
 
 
-class Trimmer:
-    """Returns freed memory to the system, which the C library would keep."""
+class MemoryTrimmer:
+    """Returns freed memory to the system; the C library would keep it."""
 
     def __init__(self) -> None:
         self._least = self._after = 0
         self._pause_s, self._due_s = _TRIM_S[0], 0.0
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 
     def trim_if_grown(self, resident: int, now_s: float) -> None:
-        """Trim if the process has grown and may have memory to return."""
+        """Trim if the process has grown and a trim is due."""
         if self._trim is None:
             return
         self._least = min(self._least or resident, resident)
-        if resident - self._least < _KEPT:
+        if resident - self._least < _MIN_TRIM_BYTES:
             return
-        if resident - self._after > _KEPT:
+        if resident - self._after > _MIN_TRIM_BYTES:
             self._pause_s = _TRIM_S[0]
             self._due_s = min(self._due_s, now_s + self._pause_s)
         if now_s >= self._due_s:
             self._trim(0)
-            self._after = _resident()
-            useful = resident - self._after > _GROWTH
+            self._after = _resident_bytes()
+            useful = resident - self._after > _GROWTH_BYTES
             self._pause_s = _TRIM_S[0] if useful else min(2.0 * self._pause_s, _TRIM_S[1])
             self._due_s = now_s + self._pause_s
 
 
-def _resident() -> int:
-    """Return the process's resident bytes; 0 where the system does not say."""
+def _resident_bytes() -> int:
+    """Return the process's resident bytes; 0: unknown."""
     with suppress(OSError, IndexError, ValueError):
-        descriptor = os.open(
-            "/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC
-        )  # a quarter of Path's time
+        # in a quarter of `Path.read_text`'s time
+        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return int(os.read(descriptor, 64).split()[1]) * _PAGE_BYTES
         finally:

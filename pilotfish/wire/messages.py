@@ -1,13 +1,13 @@
-"""The headers of every message, typed and bounded; `docs/wire.md` is the specification.
+"""The headers of all messages, typed and bounded; `docs/wire.md` is the specification.
 
 A message is one ZeroMQ multipart message: a msgpack header, then raw little-endian array frames.
-A header is a msgpack array: the type's name, then the fields in the order in which they stand here
-(`Hello` and `Welcome` may have more, so that versions can tell each other apart). Unknown types,
-wrong numbers of fields and values outside their bounds are `MalformedError`. Arrays are never
-inside a header, and never copied.
+A header is a msgpack array: the type's name, then the fields in the order of declaration. Only
+`Hello` and `Welcome` may have more, so that newer versions can extend them. Unknown types, wrong
+numbers of fields and values outside their bounds raise `MalformedError`. Arrays are never inside a
+header, and never copied.
 
-Strings of the other end end up in logs, on terminals and in JSON. So names are printable ASCII or
-malformed, and words become one printable line here, where they come in.
+Strings from the other end reach logs, terminals and JSON. So a `Name` must be printable ASCII, and
+`decode_checked` makes each `Text` one printable line.
 """
 
 from functools import cache
@@ -30,16 +30,16 @@ from pilotfish.speculation.logits_options import (
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
-MAX_FRAMES: Final = 8  # arrays behind one header
+MAX_FRAMES: Final = 8  # array frames of a message
 MAX_WINDOW: Final = 128
-MAX_OPTIONS: Final = 32  # that a protocol may have of its own
-MAX_NOTES: Final = 16  # that a protocol may make of a round
-MAX_HIDDEN: Final = 65536  # d of a drafter's states
-MAX_PROBE: Final = 256 * 1024  # bytes that a ping may carry
-PART_BYTES: Final = 64 * 1024  # of a vocabulary, in one part, before it is compressed
-MAX_LOGPROBS: Final = 20  # of the likeliest tokens
+MAX_OPTIONS: Final = 32  # options of a protocol
+MAX_NOTES: Final = 16  # notes of a round
+MAX_HIDDEN: Final = 65536  # width of a drafter's hidden states
+MAX_PROBE: Final = 256 * 1024  # bytes of a ping
+PART_BYTES: Final = 64 * 1024  # bytes of a vocabulary's part before compression
+MAX_LOGPROBS: Final = 20  # likeliest tokens with log-probabilities, per position
 MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
-MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all its parts
+MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all parts of a vocabulary
 MAX_CHUNK: Final = 256 * 1024  # bytes of a transfer's chunk
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -50,7 +50,7 @@ SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 TransferId = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[ -~]*\Z")]
-# The other end's own words: `checked` makes one printable line of them.
+# Free text; `decode_checked` makes it one printable line.
 Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 
 
@@ -66,7 +66,7 @@ class Header(
 
 
 class Limits(Header, frozen=True):
-    """What one client may ask of the edge."""
+    """Limits for one client."""
 
     context: U31  # tokens of a session, prompt and answer together
     window: U31  # draft tokens of a round
@@ -78,24 +78,24 @@ class Limits(Header, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hello", gc=False):
-    """First message of a connection. More fields are allowed: newer devices may send some."""
+    """Opens a connection. More fields are allowed: newer devices may send some."""
 
     version: U31
     tokenizer: Text  # fingerprint
-    vocab_size: U31  # true
+    vocab_size: U31  # without padding
     padded_vocab_size: U31
     hidden_size: U31
     bridges: bool = False  # the device can draft for a target of another vocabulary
-    drafter: Name = ""  # the origin of its weights, by which the edge finds a decision head
-    # replies with more bytes in frames come in slices; 0: the device takes no slices
+    drafter: Name = ""  # origin of its weights; the edge selects a decision head by it
+    # replies with more bytes in frames cross in slices; 0: the device accepts no slices
     reply_bytes: U31 = 0
 
 
 class Chunk(Header, tag="chunk", frozen=True):
-    """Bytes of a large request: frame 0 holds those from ``offset`` on.
+    """Bytes of a large request from ``offset`` on, in frame 0.
 
-    The message is as `wire.transfer.pack` makes it. Without bytes: a question of how much of it the
-    edge has.
+    `wire.transfer.pack` makes the bytes of the message. A chunk without bytes asks how many of them
+    the edge has.
     """
 
     transfer: TransferId
@@ -104,15 +104,15 @@ class Chunk(Header, tag="chunk", frozen=True):
 
 
 class DecisionConditions(Header, frozen=True):
-    """By what an edge decides in a generation beside the options: the drafter, and the link.
+    """The drafter and the link, as inputs of an edge's decision head.
 
-    drafter: the origin of the drafter's weights; hidden_size: d of its states. The others are the
-    link as the device measured it before the request (wisv §III-A: CSI), None where it does not
-    know.
+    drafter: the origin of the drafter's weights. hidden_size: width d of its states. The other
+    fields are the link that the device measured before the request (wisv §III-A: CSI); None:
+    unknown.
     """
 
     drafter: Name
-    # of 3 and more: below that the length of states does not tell their format
+    # at least 3: the length of narrower states does not determine their format
     hidden_size: Annotated[int, msgspec.Meta(ge=3, le=MAX_HIDDEN)]
     rtt_s: float | None = None
     up_bps: float | None = None
@@ -121,7 +121,7 @@ class DecisionConditions(Header, frozen=True):
 
     @property
     def channel(self) -> Channel:
-        """The link; `MalformedError` if it makes no sense."""
+        """The link; raises `MalformedError` for impossible values."""
         try:
             return Channel(
                 rtt_s=self.rtt_s, up_bps=self.up_bps, down_bps=self.down_bps, loss=self.loss
@@ -131,14 +131,14 @@ class DecisionConditions(Header, frozen=True):
 
 
 class LogitsOptionsMsg(Header, frozen=True):
-    """How a generation's logits are changed before they are sampled from.
+    """Changes to a generation's logits before sampling.
 
-    since: tokens of the prompt; the answer's, which are counted, follow. grammar: its kind;
-    frame 1 of the `Begin` is its text in UTF-8. "" is no grammar, and no frame 1.
+    since: number of prompt tokens; the penalties count the answer's tokens, which follow. grammar:
+    the grammar's kind, with its text in UTF-8 as frame 1 of the `Begin`; "": no grammar, no frame.
     """
 
     since: U31
-    # token and bias; a token twice is malformed
+    # token and bias; a duplicate token is malformed
     logit_bias: Annotated[list[tuple[U31, float]], msgspec.Meta(max_length=MOST_BIASED)] = []
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
@@ -147,7 +147,7 @@ class LogitsOptionsMsg(Header, frozen=True):
 
     @classmethod
     def from_options(cls, shaping: LogitsOptions, since: int) -> "LogitsOptionsMsg | None":
-        """The message of it; None where nothing is changed."""
+        """Return the message for these options; None if they change nothing."""
         if shaping.is_identity:
             return None
         return cls(
@@ -161,35 +161,34 @@ class LogitsOptionsMsg(Header, frozen=True):
 
 
 class Begin(Header, tag="begin", frozen=True):
-    """Starts a generation: keep the first ``keep`` tokens, append frame 0 (ids), sample so.
+    """Starts a generation: keep the session's first ``keep`` tokens, append frame 0 (ids).
 
-    A session that the edge does not know starts empty, which only ``keep`` = 0 allows.
+    A session that the edge does not know starts empty, so it needs ``keep`` = 0.
     """
 
     session: SessionId
     generation: U31
     keep: U31
-    hash: Digest  # of the kept tokens
+    hash: Digest  # hash of the kept tokens
     protocol: Name
     seed: Seed
     temperature: float
     top_k: U31
     top_p: float
-    # the protocol's own, as far as they are not the default
+    # the protocol's options that differ from their defaults
     options: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
-    conditions: DecisionConditions | None = (
-        None  # for protocols that decide by them; others ignore it
-    )
+    # read by protocols that decide by the link
+    conditions: DecisionConditions | None = None
     min_p: float = 0.0
     shape: LogitsOptionsMsg | None = None
-    # how many of the likeliest tokens to tell with the log-probability of each; None: tell none
+    # number of likeliest tokens to send with each token's log-probability; None: send none
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # likewise of the tokens that the session then holds; the first reply tells them
+    # likewise for the tokens that the session then holds, sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def sampling(self) -> Sampling:
-        """How the target's distribution is cut; `MalformedError` if it makes no sense."""
+        """The sampling parameters; raises `MalformedError` for impossible values."""
         try:
             return Sampling(
                 temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
@@ -198,38 +197,40 @@ class Begin(Header, tag="begin", frozen=True):
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 
     def logits_options(self, grammar: "Buffer | None") -> LogitsOptions:
-        """How the target's logits are changed; `MalformedError` if it makes no sense.
+        """Return the changes to the logits; raises `MalformedError` for impossible values.
 
         grammar: frame 1, if there is one.
         """
-        if (told := self.shape) is None:
+        if (message := self.shape) is None:
             return NO_LOGITS_OPTIONS
-        bias = dict(told.logit_bias)
-        if len(bias) < len(told.logit_bias):
+        bias = dict(message.logit_bias)
+        if len(bias) < len(message.logit_bias):
             raise MalformedError("logit_bias names a token twice.")
         try:
             return LogitsOptions(
                 logit_bias=bias,
-                repetition_penalty=told.repetition_penalty,
-                frequency_penalty=told.frequency_penalty,
-                presence_penalty=told.presence_penalty,
-                grammar=None if grammar is None else Grammar(told.grammar, _words_of(grammar)),
+                repetition_penalty=message.repetition_penalty,
+                frequency_penalty=message.frequency_penalty,
+                presence_penalty=message.presence_penalty,
+                grammar=None
+                if grammar is None
+                else Grammar(message.grammar, _decode_grammar(grammar)),
             )
         except ValueError as error:
             raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 
 
 class Window(Header, tag="window", frozen=True):
-    """One round's draft: frame 0 is ids, the other frames are the protocol's."""
+    """A round's draft: frame 0 holds the ids, the protocol defines the other frames."""
 
     session: SessionId
     generation: U31
-    start: U31  # the position of the window's first token
-    hash: Digest  # of the tokens that the edge has committed
+    start: U31  # position of the window's first token
+    hash: Digest  # hash of the committed tokens
 
 
 class States(Header, tag="states", frozen=True):
-    """The answer to an `Inquiry`: frame 0 holds the drafter's hidden states, in its order."""
+    """Answers a `StatesRequest`: frame 0 holds the drafter's hidden states, in its order."""
 
     session: SessionId
     generation: U31
@@ -237,7 +238,7 @@ class States(Header, tag="states", frozen=True):
 
 
 class Pull(Header, tag="pull", frozen=True):
-    """`stream`, `ahead`: let the target generate ``count`` tokens."""
+    """Lets the target generate ``count`` tokens (`stream`, `ahead`)."""
 
     session: SessionId
     generation: U31
@@ -247,45 +248,46 @@ class Pull(Header, tag="pull", frozen=True):
 
 
 class Hint(Header, tag="hint", frozen=True):
-    """`ahead`: drafts that may come true. Frame 0 holds their ids [n], frame 1 their odds u8 [n].
+    """Drafts for the target's next passes (`ahead`).
 
-    Never answered, and never an error: one that fits nothing is dropped.
+    Frame 0: ids [n]; frame 1: acceptance probabilities u8 [n]. A hint is never answered and never
+    an error: the edge drops one that does not fit.
     """
 
     session: SessionId
     generation: U31
-    start: U31  # the position of the first of them
-    hash: Digest  # of the text before it, committed or hinted
+    start: U31  # position of the first draft
+    hash: Digest  # hash of the tokens before it, committed or hinted
 
 
 class Cancel(Header, tag="cancel", frozen=True):
-    """Stop whatever the generation is doing; it is not answered."""
+    """Stops the generation; not answered."""
 
     session: SessionId
     generation: U31
 
 
 class Close(Header, tag="close", frozen=True):
-    """Forget the session; it is not answered."""
+    """Ends the session; not answered."""
 
     session: SessionId
 
 
 class Ping(Header, tag="ping", frozen=True):
-    """Answered at once, also while the target is busy; frame 0, if there is one, comes back."""
+    """Requests a `Pong` at once, even while the target is busy, with frame 0 if there is one."""
 
     nonce: U63
 
 
 class Fetch(Header, tag="fetch", frozen=True):
-    """Asks for one part of the target's vocabulary, counted from 0."""
+    """Requests a part of the target's vocabulary, counted from 0."""
 
-    vocabulary: Name  # its digest, as the welcome told
+    vocabulary: Name  # digest of the vocabulary, from the `Welcome`
     part: U31
 
 
 class More(Header, tag="more", frozen=True):
-    """Asks for at most so many bytes of a reply that comes in slices, from ``offset`` on."""
+    """Requests at most ``bytes`` bytes of a sliced reply, from ``offset`` on."""
 
     transfer: TransferId
     offset: U31
@@ -296,7 +298,7 @@ class More(Header, tag="more", frozen=True):
 
 
 class PassTime(Header, frozen=True):
-    """How long a target pass over so many tokens of one session took when the edge started."""
+    """Duration of a target pass over ``tokens`` tokens of one session, measured at start."""
 
     tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     ns: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
@@ -315,50 +317,50 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     protocols: Annotated[list[Name], msgspec.Meta(max_length=64)]
     limits: Limits
     received_ns: U63
-    sent_ns: U63  # both of the edge's monotonic clock
+    sent_ns: U63  # both on the edge's monotonic clock
     passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
-    digest: Name = ""  # of the target's artifact; two precisions of a model differ in it
+    digest: Name = ""  # digest of the target's artifact, different for each precision
     tokenizer: Text = ""  # fingerprint
-    vocabulary: Name = ""  # SHA-256 (hex) of what `Fetch` gets; "" where there is nothing to get
+    vocabulary: Name = ""  # SHA-256 (hex) of the vocabulary; "": `Fetch` is not offered
     vocabulary_bytes: U31 = 0
-    # of a drafter beside the target; none if the edge has no such
+    # pass times of the edge's own drafter, if it has one
     drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
-    chunks: bool = False  # the edge takes large messages in chunks
+    chunks: bool = False  # the edge accepts large messages in chunks
 
 
 class Ack(Header, tag="ack", frozen=True):
-    """The answer to a device's `Chunk`: the edge has the bytes of the message before ``offset``."""
+    """Answers a `Chunk`: the edge has the message's bytes before ``offset``."""
 
     transfer: TransferId
     offset: U31
 
 
 class Slice(Header, tag="slice", frozen=True):
-    """Bytes of a large reply: frame 0 holds those from ``offset`` on.
+    """Bytes of a large reply from ``offset`` on, in frame 0.
 
-    The first ones come by themselves, the others for a `More`. ``total`` = 0: the edge does not
-    have this reply any more.
+    The edge sends the first slice in place of the reply, the others for a `More`. ``total`` = 0:
+    the edge no longer has this reply.
     """
 
     transfer: TransferId
     offset: U31
-    total: U31  # bytes of the message, which is as `wire.transfer.pack` makes it
+    total: U31  # bytes of the message as packed by `wire.transfer.pack`
 
 
 class Times(Header, frozen=True):
-    """When a request reached the edge, on its monotonic clock, and for how long it was there."""
+    """When a request arrived, on the edge's monotonic clock, and how long it stayed."""
 
     received_ns: U63
     held_ns: U63  # until the reply was sent
-    queue_ns: U63  # of these: waiting for a target pass
-    verify_ns: U63  # of these: target pass and rule
+    queue_ns: U63  # part of held_ns: waiting for a target pass
+    verify_ns: U63  # part of held_ns: target pass and verification
 
 
 class Verdict(Header, tag="verdict", frozen=True):
-    """The path to node ``accepted`` of the window and then ``token`` are committed.
+    """Commits the path to node ``accepted`` of the window, and then ``token``.
 
-    In a chain that is how many tokens were accepted. Without a token, the device samples it by the
-    frames, and it rides on the next window.
+    In a chain ``accepted`` is the number of accepted tokens. Without a token the device samples it
+    from the frames and sends it with the next window.
     """
 
     session: SessionId
@@ -367,14 +369,14 @@ class Verdict(Header, tag="verdict", frozen=True):
     accepted: U31
     token: U31 | None
     times: Times
-    # what the protocol's counters note of the round, in their order (`wire.protocols.options`)
+    # values of the protocol's counters for this round (`wire.protocols.options`)
     notes: Annotated[list[U31 | NotNegative], msgspec.Meta(max_length=MAX_NOTES)] = []
 
 
 class StatesRequest(Header, tag="inquiry", frozen=True):
-    """The edge cannot decide on a window yet: frame 0 names the tokens whose states it wants.
+    """Requests the drafter's hidden states before the edge can decide on a window.
 
-    They are numbered from 0 in the window, ascending, a byte each.
+    Frame 0: indices of the tokens in the window, from 0, ascending, one byte each.
     """
 
     session: SessionId
@@ -384,10 +386,10 @@ class StatesRequest(Header, tag="inquiry", frozen=True):
 
 
 class Tokens(Header, tag="tokens", frozen=True):
-    """`stream`, `ahead`: frame 0 holds the committed ids from position ``start`` on.
+    """Committed ids from position ``start`` on, in frame 0 (`stream`, `ahead`).
 
-    Under `ahead` it says how many drafts were in the pass that made them, whose, and how many of
-    them came true: these are the first of the ids.
+    Under `ahead`: ``source`` and number (``drafted``) of the drafts in the pass, and the number
+    accepted; these are the first ids.
     """
 
     session: SessionId
@@ -400,7 +402,7 @@ class Tokens(Header, tag="tokens", frozen=True):
 
 
 class Pong(Header, tag="pong", frozen=True):
-    """The answer to a `Ping`, with its frame if it had one."""
+    """Answers a `Ping`, with its frame if it had one."""
 
     nonce: U63
     received_ns: U63
@@ -408,9 +410,9 @@ class Pong(Header, tag="pong", frozen=True):
 
 
 class Part(Header, tag="part", frozen=True):
-    """One part of a vocabulary: frame 0 is zlib's stream of `PART_BYTES` bytes, the last of fewer.
+    """A part of a vocabulary: frame 0 is a zlib stream of `PART_BYTES` bytes (the last: fewer).
 
-    The parts together are `engines.vocabulary.Vocabulary.encode`.
+    The parts together are the bytes of `engines.vocabulary.Vocabulary.encode`.
     """
 
     vocabulary: Name
@@ -418,7 +420,7 @@ class Part(Header, tag="part", frozen=True):
 
 
 class Failure(Header, tag="failure", frozen=True):
-    """A typed error; the other fields say what it is about, where that is known."""
+    """A typed error; the optional fields name the request, where it is known."""
 
     code: Name
     message: Text
@@ -437,36 +439,36 @@ _encoder = msgspec.msgpack.Encoder()
 _requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
 _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
-# Anything that holds the bytes of a frame: what arrived is a view of ZeroMQ's own memory.
+# The bytes of a frame; a received frame is a view of ZeroMQ's memory.
 Buffer = bytes | memoryview
 M = TypeVar("M", bound=msgspec.Struct)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The header frame of a message."""
+    """Encode the header frame of a message."""
     return _encoder.encode(message)
 
 
 def decode_request(header: Buffer) -> Request:
-    """A device's header; `MalformedError` says what is wrong with it."""
+    """Decode a device's header; raises `MalformedError`."""
     return decode_checked(_requests, header)
 
 
 def is_hint(header: Buffer) -> bool:
-    """Whether a header is a hint's, right or wrong, by its first bytes alone."""
+    """Return whether a header is a hint's, valid or not, by its first bytes alone."""
     # a msgpack array of fewer than 16 elements, then a string of 4 bytes
     return bytes(header[1:6]) == b"\xa4hint"
 
 
 def decode_reply(header: Buffer) -> Reply:
-    """An edge's header; `MalformedError` says what is wrong with it."""
+    """Decode an edge's header; raises `MalformedError`."""
     return decode_checked(_replies, header)
 
 
 def decode_checked(
     decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES
 ) -> M:
-    """A header of the types that ``decoder`` knows; `MalformedError` says what is wrong with it."""
+    """Decode a header of one of the decoder's types; raises `MalformedError`."""
     if len(header) > most:
         raise MalformedError(f"The header has {len(header)} bytes; the limit is {most}.")
     try:
@@ -474,18 +476,18 @@ def decode_checked(
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         why = one_line(str(error))  # it may quote the header
         raise MalformedError(f"The header is not a known message: {why}.") from error
-    for name in _describe(type(message)):
+    for name in _text_fields(type(message)):
         msgspec.structs.force_setattr(message, name, one_line(getattr(message, name)))
     return message
 
 
 @cache
-def _describe(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a message that are words."""
+def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the names of a message's `Text` fields."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
 
 
-def _words_of(grammar: Buffer) -> str:
+def _decode_grammar(grammar: Buffer) -> str:
     if len(grammar) > MAX_GRAMMAR:
         raise TooLargeError(f"The grammar has {len(grammar)} bytes; {MAX_GRAMMAR} is the most.")
     try:
@@ -495,5 +497,5 @@ def _words_of(grammar: Buffer) -> str:
 
 
 def as_frame(array: NDArray[Any]) -> memoryview:
-    """The bytes of an array as a frame, without a copy where it is contiguous already."""
+    """Return the bytes of an array as a frame, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

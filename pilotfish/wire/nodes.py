@@ -1,13 +1,13 @@
 """The headers between an edge and the nodes of its target; `docs/wire.md` is the specification.
 
-A node holds a whole model (a worker of a federation) or one stage of a pipeline, with as many slots
-as the edge has. The edge greets it, attaches it, and sends it steps: passes over some slots. A
-worker answers each with the top K of every row; a stage hands the step on to the next stage with
-the states that it has made, and the last one answers. As between device and edge a message is a
+A node has a whole model (a worker of a federation) or one stage of a pipeline, with as many slots
+as the edge. The edge greets it, attaches it, and sends it steps: passes over some slots. A worker
+answers each step with the top K of every row. A stage sends the step on to the next stage, with the
+states that it computed, and the last stage answers. As between device and edge, a message is a
 msgpack header and raw little-endian frames.
 
-An attachment has a name, its *incarnation*, that cannot be guessed. A node that was restarted,
-or is attached anew, has forgotten what its slots held: steps of other incarnations are refused.
+Each attachment has a random name, its *incarnation*. A node that was restarted or attached again
+has empty slots, and refuses steps of other incarnations.
 """
 
 from typing import Annotated, Final
@@ -32,15 +32,15 @@ class Greet(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="gre
 
 
 class Attach(Header, tag="attach", frozen=True):
-    """From now on the node works for this edge, and its slots are empty.
+    """Attaches the node to this edge, with empty slots.
 
-    kept and values: K, and the format of a worker's answers (`wire.codecs.topk`). states: the
-    format of states between stages (`wire.codecs.hidden`). next: the stage to hand steps on to, and
-    its public key in Z85, empty without keys; an empty address: the edge itself.
+    top_k, values: K and the format of a worker's answers (`wire.codecs.topk`). states: the format
+    of states between stages (`wire.codecs.hidden`). next, next_key: address and public key (Z85,
+    empty without keys) of the next stage; an empty address: the edge itself.
     """
 
     incarnation: Incarnation
-    kept: U31 = 0
+    top_k: U31 = 0
     values: Name = ""
     states: Name = ""
     next: Text = ""
@@ -48,12 +48,12 @@ class Attach(Header, tag="attach", frozen=True):
 
 
 class Item(Header, frozen=True):
-    """What one slot does in a step.
+    """One slot's work in a step.
 
-    kept: of the tree that its last step ended in, these nodes stay, numbered from 0; None: there
-    was none, or none of it stays. Then the slot is cut to ``start`` tokens, and ``size`` tokens are
-    appended, of which the last ``nodes`` are a tree. rows: answers are wanted for the last ones.
-    temperature: that these are meant for; 0 is greedy.
+    kept_nodes: nodes, numbered from 0, to keep of the tree that the slot's last step ended in;
+    None: no node. Then the slot is cut to ``start`` tokens, and ``size`` tokens are appended, the
+    last ``nodes`` of them a tree. rows: number of last tokens to answer for. temperature: the
+    sampling temperature of these answers; 0 is greedy.
     """
 
     slot: U31
@@ -61,16 +61,16 @@ class Item(Header, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     rows: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW + 1)]
     nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW)] = 0
-    kept: Annotated[list[U31], msgspec.Meta(max_length=MAX_WINDOW)] | None = None
+    kept_nodes: Annotated[list[U31], msgspec.Meta(max_length=MAX_WINDOW)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 
 class Step(Header, tag="step", frozen=True):
     """A pass over some slots, each at most once.
 
-    Frame 0: to a worker the tokens of all items, u32; to a stage their states. Frame 1: of all
-    nodes of all trees the node before them in their tree, i16, −1 for the token before the tree.
-    compute_ns: of the stages that the step has been through.
+    Frame 0: the tokens of all items, u32, for a worker; their states for a stage. Frame 1: the
+    parents of all tree nodes, i16, numbered within their tree, −1 for the token before it.
+    compute_ns: compute time of each stage that has run the step.
     """
 
     incarnation: Incarnation
@@ -85,10 +85,11 @@ class Step(Header, tag="step", frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ready", gc=False):
-    """What the node holds. More fields are allowed.
+    """The node's model and slots. More fields are allowed.
 
-    stage and stages: which of how many; 0 of 0 for a whole model. first_layer and layers: of the
-    stage. whole: digest of the artifact that was cut.
+    stage, stages: number of the stage and of all stages; 0 and 0 for a whole model. first_layer,
+    layers: the stage's first layer and number of layers. whole: digest of the artifact that was
+    cut into stages.
     """
 
     version: U31
@@ -107,14 +108,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
     whole: Name = ""
 
 
-class Attached(Header, tag="attached", frozen=True):
-    """The node is the edge's; a stage reaches the next one."""
+class AttachReply(Header, tag="attached", frozen=True):
+    """Confirms the attachment: the node serves this edge, and a stage reaches the next one."""
 
     incarnation: Incarnation
 
 
 class Scored(Header, tag="scored", frozen=True):
-    """The answer to a step: frame 0 holds a worker's rows, or the last stage's hidden states."""
+    """Answers a step: frame 0 holds a worker's rows, or the last stage's hidden states."""
 
     incarnation: Incarnation
     number: U63
@@ -122,7 +123,7 @@ class Scored(Header, tag="scored", frozen=True):
 
 
 class Refused(Header, tag="refused", frozen=True):
-    """A typed error. The attachment it concerns is over; it may be attached anew."""
+    """Reports a typed error, which ends the attachment; the node may be attached again."""
 
     incarnation: Incarnation | None
     code: Name
@@ -130,17 +131,17 @@ class Refused(Header, tag="refused", frozen=True):
 
 
 Order = Greet | Attach | Step
-Report = Ready | Attached | Scored | Refused
+Report = Ready | AttachReply | Scored | Refused
 
 _orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order)
 _reports: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)
 
 
 def decode_order(header: Buffer) -> Order:
-    """A header that came to a node; `MalformedError` says what is wrong with it."""
+    """Decode a header sent to a node; raises `MalformedError`."""
     return decode_checked(_orders, header, HEADER_BYTES)
 
 
 def decode_report(header: Buffer) -> Report:
-    """A node's header; `MalformedError` says what is wrong with it."""
+    """Decode a header sent by a node; raises `MalformedError`."""
     return decode_checked(_reports, header, HEADER_BYTES)

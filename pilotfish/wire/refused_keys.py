@@ -1,7 +1,7 @@
-"""Log which keys an edge refuses, whose they were, and what lets them in.
+"""Log the keys that an edge refuses, their former names, and the command that admits them.
 
-A device whose key is not on the list tries again for ever, and strangers may try without end: each
-key is logged when it comes, and later on with the number of its attempts in between.
+A device whose key is not on the list retries for ever, and strangers may try without end. So each
+key is logged once, and again after ten minutes with the number of its attempts since.
 """
 
 import logging
@@ -13,63 +13,64 @@ from shlex import quote
 
 _log = logging.getLogger("pilotfish.wire")
 
-_AGAIN_S = 600.0  # between two lines about one key
-_BETWEEN_S = 1.0  # between any two
-_STRANGERS_S = 60.0  # between any two of strangers, in the end: doubling while there is another one
-_MOST = 1024  # strangers' keys that are remembered; beyond, the one silent longest is forgotten
+_REPEAT_S = 600.0  # between two lines about one key
+_MIN_PAUSE_S = 1.0  # between any two lines
+_MAX_PAUSE_S = 60.0  # the pause between strangers' lines doubles up to this
+_MAX_STRANGERS = 1024  # strangers' keys; beyond that the one silent longest is dropped
 
 
-class _Journal:
-    """Which keys of a kind were logged when, and how often they have come since.
+class _KeyLog:
+    """The time of each key's last line, and the number of its attempts since.
 
-    most_s: how rare its lines become.
+    max_pause_s: the longest pause between two lines.
     """
 
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
-        self._met: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
-        self._logged_s, self._between_s = -math.inf, _BETWEEN_S
+    def __init__(self, max_pause_s: float) -> None:
+        self._max_pause_s = max_pause_s
+        self._entries: OrderedDict[bytes, tuple[float, int]] = OrderedDict()
+        self._logged_s, self._pause_s = -math.inf, _MIN_PAUSE_S
 
     def __len__(self) -> int:
-        return len(self._met)
+        return len(self._entries)
 
     def note(self, key: bytes, name: str, peer: str, most: int) -> None:
-        """Log a key if it is time for that; of ``most`` keys the rest is forgotten."""
+        """Count an attempt and log it if a line is due; remember at most ``most`` keys."""
         now_s = time.monotonic()
-        logged_s, unlogged = self._met.pop(key, (-math.inf, 0))
+        logged_s, unlogged = self._entries.pop(key, (-math.inf, 0))
         since_s = now_s - self._logged_s
-        if now_s - logged_s >= _AGAIN_S and since_s >= self._between_s:
-            calm = since_s >= _AGAIN_S
-            self._between_s = _BETWEEN_S if calm else min(2 * self._between_s, self._most_s)
+        if now_s - logged_s >= _REPEAT_S and since_s >= self._pause_s:
+            calm = since_s >= _REPEAT_S
+            self._pause_s = _MIN_PAUSE_S if calm else min(2 * self._pause_s, self._max_pause_s)
             self._logged_s = logged_s = now_s
             _log.warning("%s", _sentence(key, name, peer, unlogged))
             unlogged = -1
-        self._met[key] = logged_s, unlogged + 1
-        if len(self._met) > most:
-            self._met.popitem(last=False)
+        self._entries[key] = logged_s, unlogged + 1
+        if len(self._entries) > most:
+            self._entries.popitem(last=False)
 
 
 class RefusedKeys:
-    """Counts refused handshakes. by_name: of keys that have been on the list, by their names.
+    """Counts and logs refused handshakes.
 
-    Strangers, who may come with endless keys, hide none of these in the log.
+    by_name: counts of keys that were once on the list, by name. These have a log of their own, so
+    that strangers with endless keys do not hide them.
     """
 
     def __init__(self) -> None:
         self.total = 0
         self.by_name: Counter[str] = Counter()
-        self._names: dict[bytes, str] = {}  # of all keys that have been on the list
-        self._known, self._strangers = _Journal(_BETWEEN_S), _Journal(_STRANGERS_S)
+        self._names: dict[bytes, str] = {}  # names of all keys ever on the list
+        self._known, self._strangers = _KeyLog(_MIN_PAUSE_S), _KeyLog(_MAX_PAUSE_S)
 
-    def learn(self, allowed: Collection[bytes]) -> None:
-        """Remember the names of a list of keys, if it has names."""
+    def add_names(self, allowed: Collection[bytes]) -> None:
+        """Remember the names of an allow-list, if it has names."""
         if isinstance(allowed, Mapping):
             self._names.update(allowed)
 
     def note(self, key: bytes, peer: str, *, listed: bool = False) -> None:
-        """Count a handshake with this key (in Z85; b"": it had none) from this address.
+        """Count a refused handshake with this key (Z85; b"": none) from this address.
 
-        listed: it is on the list, and shut out for a while; that is logged by whoever does it.
+        listed: the key is on the list but banned, which `Gate.ban` has logged.
         """
         self.total += 1
         name = self._names.get(key, "")
@@ -80,14 +81,14 @@ class RefusedKeys:
         if name:
             self._known.note(key, name, peer, len(self._names))
         else:
-            self._strangers.note(key, name, peer, _MOST)
+            self._strangers.note(key, name, peer, _MAX_STRANGERS)
 
 
 def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
-    whose = f", which was {name!r} on the list," if name else ""
+    listed_as = f", which was {name!r} on the list," if name else ""
     times = f", and {before} times before," if before else ""
     return (
-        f"refused key {key.decode()}{whose} from {peer}{times}: to let it in, run `pilotfish keys "
-        f"allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and the "
-        "edge's --keys, and reload the edge"
+        f"refused key {key.decode()}{listed_as} from {peer}{times}: to let it in, run `pilotfish "
+        f"keys allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and "
+        "the edge's --keys, and reload the edge"
     )

@@ -1,8 +1,8 @@
-"""Listening sockets that share a port, and which of them the kernel gives a connection (Linux).
+"""Share a port between listening sockets, and choose the socket of each connection (Linux).
 
-A program in the kernel's classic packet language (`SO_ATTACH_REUSEPORT_CBPF`, socket(7)) reads the
-source address of a connection's first packet. It is replaced as a whole, at any time. Only sockets
-of one user may share a port.
+A classic BPF program (`SO_ATTACH_REUSEPORT_CBPF`, socket(7)) reads the source address of a
+connection's first packet and returns the number of a socket. It can be replaced at any time. Only
+sockets of the same user can share a port.
 """
 
 import ctypes
@@ -17,34 +17,34 @@ from typing import Final
 from pilotfish.base.errors import ListenError
 
 _ATTACH: Final = 51  # SO_ATTACH_REUSEPORT_CBPF, which the socket module lacks
-MOST_ADDRESSES: Final = 200  # with routes of their own: a program fits in 20 kB, `optmem_max`
-# linux/filter.h: load a word or a byte, X = A, A ^= X, A >>= k, jumps, and the result
+MOST_ADDRESSES: Final = 200  # with routes of their own: the program must fit in `optmem_max`, 20 kB
+# Opcodes of linux/filter.h: load a word, load a byte, X = A, A ^= X, A >>= k; jumps, return.
 _LOAD, _LOAD_BYTE, _COPY, _XOR, _SHIFT = 0x20, 0x30, 0x07, 0xAC, 0x74
 _SKIP, _IF_EQUAL, _IF_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
-_HEADER: Final = 0xFFF00000  # of the packet's network layer
+_HEADER: Final = 0xFFF00000  # offset base: the packet's network layer (SKF_NET_OFF)
 _RANDOM: Final = 0xFFFFF038
-_V4_SOURCE, _V6_SOURCE = 12, 8  # in a header
+_V4_SOURCE, _V6_SOURCE = 12, 8  # offsets of the source address in a header
 
 _Step = tuple[int, int, int, int]  # operation, steps to skip if true and if false, operand
-Route = tuple[int] | tuple[int, int]  # a socket's number, or two of which chance takes one
+Route = tuple[int] | tuple[int, int]  # a socket's number, or two to choose from at random
 
 
 class SharedPort:
-    """The sockets on one port, numbered from 0 in the order in which they began to listen.
+    """The sockets of one port, numbered from 0 in the order in which they began to listen.
 
-    first: the descriptor of number 0. It stays its owner's, as the others' do.
+    first: the descriptor of number 0, which is not closed here.
     """
 
     def __init__(self, first: int) -> None:
         self._first = first
 
-    def another(self, backlog: int) -> int:
-        """Open a further socket that listens; returns its descriptor, which is the caller's.
+    def open_socket(self, backlog: int) -> int:
+        """Open another listening socket; return its descriptor, which the caller owns.
 
-        Raises `ListenError`, for instance where another user opened the first one.
+        Raises `ListenError`, for instance if another user opened the first socket.
         """
         try:
-            with _lent(self._first) as listening:
+            with _borrow_socket(self._first) as listening:
                 sharing = socket.socket(listening.family, socket.SOCK_STREAM)
                 with sharing:
                     if listening.family == socket.AF_INET6:
@@ -60,28 +60,28 @@ class SharedPort:
         except OSError as error:
             raise ListenError(f"A second socket cannot listen there: {error.strerror}.") from error
 
-    def steer(self, usual: Route, routes: Mapping[str, Route]) -> None:
-        """Give connections to ``usual``, but those of some addresses as ``routes`` says.
+    def steer(self, default: Route, routes: Mapping[str, Route]) -> None:
+        """Route connections by source address, all others to ``default``.
 
-        Of more than `MOST_ADDRESSES` the last ones count. Raises `ListenError`.
+        Only the last `MOST_ADDRESSES` routes are used. Raises `ListenError`.
         """
-        program = [*_source(), *_choice(usual, routes)]
-        held = ctypes.create_string_buffer(
+        program = [*_load_source(), *_match_routes(default, routes)]
+        code = ctypes.create_string_buffer(
             b"".join(struct.pack("=HBBI", *step) for step in program)
         )
-        described = struct.pack("@HP", len(program), ctypes.addressof(held))  # struct sock_fprog
+        sock_fprog = struct.pack("@HP", len(program), ctypes.addressof(code))  # struct sock_fprog
         try:
-            with _lent(self._first) as listening:
-                listening.setsockopt(socket.SOL_SOCKET, _ATTACH, described)
+            with _borrow_socket(self._first) as listening:
+                listening.setsockopt(socket.SOL_SOCKET, _ATTACH, sock_fprog)
         except OSError as error:
             raise ListenError(f"The kernel does not share a port: {error.strerror}.") from error
 
 
-def _source() -> Iterator[_Step]:
-    """Load a word that stands for the source address: as it is, or of IPv6 its four words' xor."""
+def _load_source() -> Iterator[_Step]:
+    """Load a word that identifies the source address: IPv4's own, the XOR of IPv6's four."""
     yield _LOAD_BYTE, 0, 0, _HEADER
     yield _SHIFT, 0, 0, 4
-    yield _IF_EQUAL, 11, 0, 4  # then to the last step
+    yield _IF_EQUAL, 11, 0, 4  # IPv4: jump to the last step
     yield _LOAD, 0, 0, _HEADER + _V6_SOURCE
     for word in (1, 2, 3):
         yield _COPY, 0, 0, 0
@@ -91,25 +91,25 @@ def _source() -> Iterator[_Step]:
     yield _LOAD, 0, 0, _HEADER + _V4_SOURCE
 
 
-def _choice(usual: Route, routes: Mapping[str, Route]) -> Iterator[_Step]:
-    """Return the number of the socket for the address that was loaded."""
+def _match_routes(default: Route, routes: Mapping[str, Route]) -> Iterator[_Step]:
+    """Return the socket's number for the loaded address."""
     for address, route in islice(routes.items(), max(0, len(routes) - MOST_ADDRESSES), None):
-        if (word := _word(address)) is not None:
-            steps = [*_number(route)]
+        if (word := _address_word(address)) is not None:
+            steps = [*_return_number(route)]
             yield _IF_EQUAL, 0, len(steps), word
             yield from steps
-    yield from _number(usual)
+    yield from _return_number(default)
 
 
-def _number(route: Route) -> Iterator[_Step]:
+def _return_number(route: Route) -> Iterator[_Step]:
     if len(route) > 1:
         yield _LOAD, 0, 0, _RANDOM
         yield _IF_BIT, 1, 0, 1
     yield from ((_RETURN, 0, 0, number) for number in route)
 
 
-def _word(address: str) -> int | None:
-    """Return what `_source` loads for an address; None for what is none."""
+def _address_word(address: str) -> int | None:
+    """Return the word that `_load_source` loads for an address; None if it is not an address."""
     try:
         read = ip_address(address.partition("%")[0])
     except ValueError:
@@ -122,8 +122,8 @@ def _word(address: str) -> int | None:
 
 
 @contextmanager
-def _lent(descriptor: int) -> Iterator[socket.socket]:
-    """Lend a socket that ZeroMQ closes."""
+def _borrow_socket(descriptor: int) -> Iterator[socket.socket]:
+    """Borrow a socket that ZeroMQ owns and closes."""
     lent = socket.socket(fileno=descriptor)
     try:
         yield lent

@@ -1,9 +1,9 @@
-"""The secret keys that a listening socket answers to, exchanged while it serves (key rollover).
+"""Replace the secret key of a listening socket while it serves (key rollover).
 
-ZeroMQ copies a socket's secret key when it binds. So each further key is bound on a listening
-socket of its own, at the same port. A client whose ``edge.pub`` belongs to another key than the
-kernel's choice fails its handshake and comes again after a tenth of a second; its address is then
-given to the other one. Behind one address (NAT) there may be clients of both: chance decides.
+ZeroMQ copies a socket's secret key when it binds, so each further key gets its own listening socket
+on the same port. The kernel chooses one of them. A client with the ``edge.pub`` of another key
+fails its handshake and reconnects after a tenth of a second; its address is then routed to the
+other key. If clients of both keys share an address (NAT), the kernel chooses at random.
 """
 
 import logging
@@ -16,67 +16,69 @@ from typing import Final
 import zmq
 
 from pilotfish.base.errors import ListenError
-from pilotfish.wire.access import Gate, domain
+from pilotfish.wire.access import Gate, key_domain
 from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
 _log = logging.getLogger("pilotfish.wire")
 
-_MOST_KEYS: Final = 8  # that one process has answered to
-_SETTLED_S: Final = 10.0  # after which a client has moved on to the present key; before, it is two
-_LOG_S: Final = 10.0  # between two entries in the log, however many strangers come
-_STEER_S: Final = 0.01  # between two programs for the kernel, however many strangers come
+_MOST_KEYS: Final = 8  # keys of one process, over time
+# A miss of a routed address after this time means that its client now has the present key; an
+# earlier miss, that clients of both keys share the address.
+_ROUTE_HOLD_S: Final = 10.0
+_LOG_S: Final = 10.0  # least pause between two log entries
+_STEER_S: Final = 0.01  # least pause between two programs for the kernel
 
 
 class KeyRollover:
-    """The present key and perhaps the one before it. `missed` is for any thread.
+    """The present key and, during a rotation, the former one.
 
-    backlog: connections that the kernel holds until they are accepted.
+    `note_undecipherable` is thread-safe. backlog: connections that may wait to be accepted.
     """
 
     def __init__(
         self, listening: "zmq.Socket[bytes]", gate: Gate, secret: bytes, backlog: int
     ) -> None:
         self._listening, self._gate, self._backlog = listening, gate, backlog
-        self._secrets = [secret]  # by the numbers of their sockets
-        self._present, self._former = 0, 0  # the same number: one key is answered to
+        self._secrets = [secret]  # index: number of the key's socket
+        self._present, self._former = 0, 0  # equal: there is one key
         self._port: SharedPort | None = None
-        self._routes: dict[str, Route] = {}  # by address; "": of all others
-        self._since_s: dict[str, float] = {}
-        self._missed_s = self._logged_s = -math.inf
-        self._turn = threading.Lock()  # for routes and keys
+        self._routes: dict[str, Route] = {}  # by address; "": all others
+        self._routed_s: dict[str, float] = {}
+        self._steered_s = self._logged_s = -math.inf
+        self._lock = threading.Lock()  # guards routes and keys
 
     @property
     def overlaps(self) -> bool:
-        """Whether two keys are answered to."""
+        """Whether the edge accepts two keys."""
         return self._former != self._present
 
-    def answer_to(self, first: int | None, secret: bytes, former: bytes | None) -> None:
-        """Answer new connections by these keys only; those that are open go on.
+    def set_secret_keys(self, descriptor: int | None, secret: bytes, former: bytes | None) -> None:
+        """Accept new connections with these keys only; open connections go on.
 
-        first: the descriptor of the socket that has listened from the start. `ListenError`: both
-        cannot be had here, and nothing has changed.
+        descriptor: the socket that listened first. Raises `ListenError`, and changes nothing, if
+        that needs a restart.
         """
-        wanted = [secret, former or secret]
-        if wanted == [self._secrets[self._present], self._secrets[self._former]]:
+        secrets = [secret, former or secret]
+        if secrets == [self._secrets[self._present], self._secrets[self._former]]:
             return
-        for each in wanted:
+        for each in secrets:
             if each not in self._secrets:
-                self._bind(first, each)
-        with self._turn:
-            self._present, self._former = map(self._secrets.index, wanted)
-            self._gate.present_domain = domain(self._present)
+                self._bind(descriptor, each)
+        with self._lock:
+            self._present, self._former = map(self._secrets.index, secrets)
+            self._gate.present_domain = key_domain(self._present)
             self._routes.clear()
-            self._since_s.clear()
+            self._routed_s.clear()
             self._steer()
 
-    def _bind(self, first: int | None, secret: bytes) -> None:
+    def _bind(self, first_descriptor: int | None, secret: bytes) -> None:
         number = len(self._secrets)
-        if first is None or number == _MOST_KEYS:
+        if first_descriptor is None or number == _MOST_KEYS:
             raise ListenError("Another edge.key needs a restart of this edge.")
-        self._port = self._port or SharedPort(first)
+        self._port = self._port or SharedPort(first_descriptor)
         endpoint = self._listening.getsockopt_string(zmq.LAST_ENDPOINT)
-        descriptor = self._port.another(self._backlog)
-        self._listening.curve_secretkey, self._listening.zap_domain = secret, domain(number)
+        descriptor = self._port.open_socket(self._backlog)
+        self._listening.curve_secretkey, self._listening.zap_domain = secret, key_domain(number)
         self._listening.setsockopt(zmq.USE_FD, descriptor)
         try:
             self._listening.bind(endpoint)
@@ -88,13 +90,13 @@ class KeyRollover:
         self._secrets.append(secret)
 
     def note_undecipherable(self, address: str) -> None:
-        """Note that a client failed by the key it met; address "": unknown, as it left at once."""
-        with self._turn:
+        """Note that a client's handshake failed for another key; address "": unknown."""
+        with self._lock:
             now_s = monotonic()
-            # one that came too early for another program comes again
-            if self.overlaps and now_s - self._missed_s >= _STEER_S:
+            # a client that is ignored because the last program is too new tries again
+            if self.overlaps and now_s - self._steered_s >= _STEER_S:
                 if self._reroute(address, now_s):
-                    self._missed_s = now_s
+                    self._steered_s = now_s
                     self._steer()
             elif not self.overlaps and now_s - self._logged_s >= _LOG_S:
                 self._logged_s = now_s
@@ -104,13 +106,13 @@ class KeyRollover:
                 )
 
     def _reroute(self, address: str, now_s: float) -> bool:
-        """Lead an address to another key, or to either; False if it is led there already."""
+        """Route an address to the other key, or to either; return whether the route changed."""
         present, former = (self._present,), (self._former,)
         before = self._routes.get(address)
         route = before or self._routes.get("", present)
         if route == present:
             route = former
-        elif route == former and now_s - self._since_s.get(address, -math.inf) > _SETTLED_S:
+        elif route == former and now_s - self._routed_s.get(address, -math.inf) > _ROUTE_HOLD_S:
             route = present
         else:
             route = self._present, self._former
@@ -118,11 +120,11 @@ class KeyRollover:
         return route != before
 
     def _route(self, address: str, route: Route, now_s: float) -> None:
-        self._routes.pop(address, None)  # the newest stands last
-        self._routes[address], self._since_s[address] = route, now_s
+        self._routes.pop(address, None)  # the newest comes last
+        self._routes[address], self._routed_s[address] = route, now_s
         if len(self._routes) > MOST_ADDRESSES:
             oldest = next(iter(self._routes))
-            del self._routes[oldest], self._since_s[oldest]
+            del self._routes[oldest], self._routed_s[oldest]
 
     def _steer(self) -> None:
         if self._port is not None:

@@ -1,10 +1,10 @@
-"""Replace the edge's key in its folder, with a time in which the edge answers to both.
+"""Rotate the edge's key in its folder; between the two steps the edge accepts both keys.
 
-    begin    edge.key and edge.pub are new; edge.old.key and edge.old.pub are what they were
-    finish   edge.old.key and edge.old.pub are removed
+    begin    move the pair to edge.old.key and edge.old.pub, write a new edge.key and edge.pub
+    finish   remove edge.old.key and edge.old.pub
 
-An edge that serves takes up each step when it reloads. Each can be repeated after a kill or a full
-disk: every file is written whole, and the former key is safe before the new one takes its place.
+A running edge applies each step when it reloads. Each step can be repeated after a kill or a full
+disk: every file is written whole, and the former key is saved before it is replaced.
 """
 
 import os
@@ -21,23 +21,23 @@ from pilotfish.wire.keys import (
     SECRET_MODE,
     edge_secret,
     former_secret,
-    holds,
-    writing,
+    holds_key,
+    locked_folder,
 )
 
-_SHARED_MODE = 0o640  # of secret keys that a service reads while it runs
+_SHARED_MODE = 0o640  # mode of secret keys that a service rereads while it runs
 
 
 def begin(directory: Path) -> Path:
-    """Make the edge's new pair beside the former one; return the new ``edge.pub``.
+    """Save the edge's pair and write a new one; return the new ``edge.pub``.
 
-    Raises `KeysError` if a rotation has begun, or the edge has no key yet.
+    Raises `KeysError` if a rotation is in progress, or the edge has no key yet.
     """
     public = directory / f"{EDGE}.pub"
-    with writing(directory / f"{EDGE}.key", 0o700):
+    with locked_folder(directory / f"{EDGE}.key", 0o700):
         secret, former = edge_secret(directory), former_secret(directory)
         if former is not None and former != secret:
-            if holds(public, zmq.curve_public(secret)):
+            if holds_key(public, zmq.curve_public(secret)):
                 raise KeysError(
                     f"{directory} is within a rotation already: `pilotfish keys rotate --finish` "
                     "ends it, once every device has the new edge.pub."
@@ -52,13 +52,13 @@ def begin(directory: Path) -> Path:
 
 
 def finish(directory: Path) -> list[Path]:
-    """Remove the former pair; return the files. Raises `KeysError` if there is none."""
+    """Remove the former pair; return its files. Raises `KeysError` without one."""
     files = [directory / f"{FORMER}.key", directory / f"{FORMER}.pub"]
-    with writing(files[0], 0o700):
+    with locked_folder(files[0], 0o700):
         if not any(map(os.path.lexists, files)):
             raise KeysError(f"{directory} is not within a rotation: there is no {FORMER}.key.")
         public = zmq.curve_public(edge_secret(directory))
-        if not holds(directory / f"{EDGE}.pub", public) or holds(files[1], public):
+        if not holds_key(directory / f"{EDGE}.pub", public) or holds_key(files[1], public):
             raise KeysError(
                 f"The rotation in {directory} was cut off: run `pilotfish keys rotate` again."
             )
@@ -68,10 +68,9 @@ def finish(directory: Path) -> list[Path]:
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a secret key; where root keeps a folder for a service's group, readable to that group.
+    """Write a secret key; a folder that root keeps for a service's group gets a readable one.
 
-    A credential of systemd's, by which the service has its key otherwise, does not change before
-    it is started again.
+    Otherwise the service has its key as a systemd credential, which changes only at a restart.
     """
     group = path.parent.stat().st_gid
     if os.geteuid() == 0 and group != 0:

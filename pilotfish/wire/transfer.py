@@ -1,7 +1,7 @@
-"""How a large message becomes bytes that cross in chunks, and a message again.
+"""Pack a large message into bytes that cross the link in chunks, and unpack it.
 
-A link that carries little breaks before a large message has crossed; in chunks, each acknowledged,
-it goes on where it stopped (`docs/wire.md`, Large messages). In: header and frames. Out: a msgpack
+A slow link may break before a large message has crossed. In chunks, each acknowledged, the transfer
+resumes where it stopped (`docs/wire.md`, Large messages). In: header and frames. Out: a msgpack
 array of bins, which `wire.messages.Chunk` carries in order.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 from pilotfish.base.errors import MalformedError
 from pilotfish.wire.messages import MAX_FRAMES, Buffer
 
-PACKING_BYTES: Final = 1 + 5 * (1 + MAX_FRAMES)  # what packing adds at most
+PACKING_BYTES: Final = 1 + 5 * (1 + MAX_FRAMES)  # the most bytes that packing adds
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(
@@ -22,12 +22,12 @@ _decoder = msgspec.msgpack.Decoder(
 
 
 def pack(header: bytes, frames: Sequence[Buffer]) -> bytes:
-    """A message as one sequence of bytes."""
+    """Pack a message into one sequence of bytes."""
     return _encoder.encode([header, *frames])
 
 
 def unpack(body: Buffer) -> tuple[Buffer, list[Buffer]]:
-    """The header and the frames of a message, as views of ``body``; or `MalformedError`."""
+    """Return header and frames as views of ``body``; raises `MalformedError`."""
     try:
         header, *frames = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:

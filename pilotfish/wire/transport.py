@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with what both ends need: CURVE, limits, heartbeats.
+"""The edge's listening ZeroMQ socket, and what both ends share: CURVE, limits, heartbeats.
 
 `Listener` is the edge's ROUTER, `wire.channel.EdgeChannel` the device's DEALER. Both count bytes as
 the lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
@@ -20,47 +20,47 @@ from pilotfish.base.errors import ListenError, MalformedError, TooLargeError
 from pilotfish.wire.access import DOMAIN, Gate
 from pilotfish.wire.address import literal_address, require_listenable
 from pilotfish.wire.connections import Bounds, Connections
-from pilotfish.wire.io_memory import Growth
+from pilotfish.wire.io_memory import OverheadMeter
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.link.liveness import HEARTBEAT_S
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 from pilotfish.wire.rollover import KeyRollover
 
-# Time for a handshake, else the connection is closed: four round trips, and over a satellite's or
-# a slow path, whose queues are full, one may take seconds. `wire.connections` bounds strangers.
+# Time-out of a handshake. It takes four round trips, each of which may take seconds over a
+# satellite or a slow path with full queues. `wire.connections` bounds the number of strangers.
 HANDSHAKE_MS = 30_000
-# Messages per peer; a client that does not read loses its own replies only. ZeroMQ learns in
-# batches of half a queue what it has sent, so only half of the queue is sure to be free.
+# Messages per peer: a client that does not read loses its own replies only. ZeroMQ frees the queue
+# in batches of half its length, so only half of it is sure to be free.
 _SEND_QUEUE = 128
-# No bound, or else libzmq 4.3.5 can end the process: it stops reading where a queue is full, and
+# No bound: with one, libzmq 4.3.5 can end the process. It stops reading when a queue is full, and
 # if the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
 _RECEIVE_QUEUE = 0
-_LOCAL_RECEIVE_QUEUE = 16  # without heartbeats it may be full
-_BACKLOG = 256  # connections that the kernel holds until they are accepted
+_LOCAL_RECEIVE_QUEUE = 16  # a bound is safe here, without heartbeats
+_BACKLOG = 256  # connections that wait in the kernel to be accepted
 _MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
-_PARTS_PER_TURN = 1000  # excess parts that are dropped in one call
-_MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key shut out for a while
+_PARTS_PER_TURN = 1000  # excess parts dropped in one call
+_MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key banned
 
-_NOT_OURS = (
+_UNKNOWN_ADDRESS = (
     "no interface of this machine has this name or address. Write an address that it has, or "
     "tcp://*:{port} (all IPv4 addresses) or tcp://[::]:{port} (all of both families)."
 )
-_UNBOUND = {
-    errno.ENODEV: _NOT_OURS,
-    errno.EADDRNOTAVAIL: _NOT_OURS,
+_BIND_ERRORS = {
+    errno.ENODEV: _UNKNOWN_ADDRESS,
+    errno.EADDRNOTAVAIL: _UNKNOWN_ADDRESS,
     errno.EADDRINUSE: "another process listens there. Stop it, or take another port.",
     errno.EACCES: "ports below 1024 are the system's. Take a higher one, or have systemd open it.",
 }
 
-# Plain numbers: arithmetic on pyzmq's enums costs microseconds a message.
+# Plain integers, because arithmetic on pyzmq's enums costs microseconds a message.
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 
 
 class Envelope(NamedTuple):
-    """A message as received. ``owner``: the client's key; without keys its address.
+    """A received message. ``owner``: the client's key; without keys its routing id.
 
-    queued_ns: asks the kernel for how long it lay here before it was taken, which takes some 3 µs: of
-    a message that is refused nobody asks.
+    queued_ns: returns how long the message waited here. It asks the kernel (3 µs), so it is not
+    called for a refused message.
     """
 
     client: bytes
@@ -71,22 +71,24 @@ class Envelope(NamedTuple):
     queued_ns: Callable[[], int] = int
 
 
-def set_up(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
-    """Set the options that the sockets of both ends share."""
+def configure_socket(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
+    """Set the socket options of both ends."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes
     socket.sndhwm = _SEND_QUEUE
-    if endpoint.startswith("ipc://"):  # the kernel does not count its bytes; no path that goes dead
+    if endpoint.startswith(
+        "ipc://"
+    ):  # the kernel does not count its bytes, and its path never fails
         socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
     else:
         socket.rcvhwm = _RECEIVE_QUEUE
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
-        socket.heartbeat_timeout = 0  # ZeroMQ never cuts: `wire.link.liveness` judges
-    socket.ipv6 = "[" in endpoint  # of names `wire.link.dual_stack` decides
+        socket.heartbeat_timeout = 0  # ZeroMQ never cuts; `wire.link.liveness` decides
+    socket.ipv6 = "[" in endpoint  # for names `DualStack` decides
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint cannot be reached from other machines."""
+    """Return whether an endpoint cannot be reached from other machines."""
     if endpoint.startswith(("ipc://", "inproc://")):
         return True
     try:
@@ -98,10 +100,10 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def is_own_host(header: str, names: Collection[str]) -> bool:
-    """Whether a request's ``Host`` is an address, this machine's loopback name, or one of these.
+    """Return whether a ``Host`` header is an address, ``localhost``, or one of these names.
 
-    A browser that a foreign page sends here names that page's host, whatever it resolves to (DNS
-    rebinding); without a ``Host`` it is no browser. names: in lower case.
+    A browser that a foreign page directs here sends that page's host, whatever it resolves to (DNS
+    rebinding). A request without ``Host`` is not a browser's. names: in lower case.
     """
     try:
         host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
@@ -114,8 +116,8 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
 class Listener:
     """The edge's socket: many devices, each known by its CURVE key.
 
-    descriptor: a listening socket that was inherited, used in place of ``endpoint``; when this
-    listener closes, connections still reach the process that opened it.
+    descriptor: an inherited listening socket, used in place of ``endpoint``. After this listener
+    closes, connections still reach the process that opened that socket.
     """
 
     def __init__(
@@ -134,28 +136,28 @@ class Listener:
                 f"Without keys the edge listens on loopback only, not on {endpoint}. "
                 "Make keys with `pilotfish keys new edge` and name their folder with --keys."
             )
-        growth = None if keys else Growth(context)
+        overhead = None if keys else OverheadMeter(context)
         self.gate = Gate(context, keys.allowed) if keys else None
         self.socket = context.socket(zmq.ROUTER)
-        # one frame may be as long as a whole message; the limit on the sum is answered, not cut off
-        set_up(self.socket, endpoint, bounds.message_bytes)
-        self.socket.router_mandatory = True  # report replies that cannot be delivered
+        # a single frame may be as long as a message; `check_size` bounds the sum
+        configure_socket(self.socket, endpoint, bounds.message_bytes)
+        self.socket.router_mandatory = True  # raise for replies that cannot be delivered
         self.socket.handshake_ivl = HANDSHAKE_MS
         self.socket.backlog = _BACKLOG
         if keys is not None:
             self.socket.zap_domain = DOMAIN
             self.socket.curve_server = True
             self.socket.curve_secretkey = keys.secret
-        self._arrivals = zmq.Poller()  # asked for its events, a socket takes longer to answer
+        self._arrivals = zmq.Poller()  # faster than reading the socket's events
         self._arrivals.register(self.socket, zmq.POLLIN)
         inherited = descriptor is not None
-        self.connections = Connections(self.socket, bounds, growth, inherited=inherited)
+        self.connections = Connections(self.socket, bounds, overhead, inherited=inherited)
         if self.gate is not None:
             self.gate.is_full = self.connections.backlog.is_full
-        # the client and owner of a message with too many parts, and how many were dropped
-        self._shredding: tuple[bytes, bytes] | None = None
-        self._dropped = 0
-        self._seen_ns = 0  # when the next message was first seen to be there; 0: not yet
+        # client and owner of a message with too many parts, and the number of parts dropped
+        self._fragmented: tuple[bytes, bytes] | None = None
+        self._dropped_parts = 0
+        self._arrived_ns = 0  # when the next message was first noticed; 0: not yet
         if descriptor is not None:
             os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
             self.socket.setsockopt(zmq.USE_FD, descriptor)
@@ -163,30 +165,30 @@ class Listener:
             _bind(self.socket, endpoint)
         except zmq.ZMQError as error:
             self.close()
-            why = _UNBOUND.get(error.errno or 0, f"{error}.").format(
+            why = _BIND_ERRORS.get(error.errno or 0, f"{error}.").format(
                 port=endpoint.rpartition(":")[2]
             )
             raise ListenError(f"The edge cannot listen on {endpoint}: {why}") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.connections.bound(self.endpoint)
+        self.connections.start(self.endpoint)
         self.rollover: KeyRollover | None = None
         if keys is not None and self.gate is not None:
             self.rollover = KeyRollover(self.socket, self.gate, keys.secret, _BACKLOG)
-            self.connections.on_miss = self.rollover.note_undecipherable
+            self.connections.on_undecipherable = self.rollover.note_undecipherable
 
-    def answer_to(self, secret: bytes, former: bytes | None) -> None:
-        """Answer new connections by these secret keys only, which must be known to be the edge's.
+    def set_secret_keys(self, secret: bytes, former: bytes | None) -> None:
+        """Accept new connections with these secret keys only; both must be keys of this edge.
 
-        Raises `ListenError` where both cannot be had without a restart; then nothing has changed.
+        Raises `ListenError`, and changes nothing, if that needs a restart.
         """
         if self.rollover is not None:
             self.connections.read_events()
-            self.rollover.answer_to(self.connections.descriptor, secret, former)
+            self.rollover.set_secret_keys(self.connections.descriptor, secret, former)
 
     def receive(self) -> Envelope | None:
-        """Return the next message that has arrived; None if there is none, or it was dropped."""
-        if self._shredding is not None:
-            self._drop_parts(self._shredding)
+        """Return the next message; None: there is none, or it was dropped."""
+        if self._fragmented is not None:
+            self._drop_parts(self._fragmented)
             return None
         try:
             first, *parts = receive_parts(self.socket)
@@ -196,56 +198,55 @@ class Listener:
         client, buffers = first.bytes, [part.buffer for part in parts]
         owner = str(first.get("User-Id")).encode() if self.gate else client
         size = sum(map(len, buffers))
-        served = self.connections.note_message(client, owner, first, size, len(parts))
+        accepted = self.connections.note_message(client, owner, first, size, len(parts))
         if len(parts) == _MOST_PARTS - 1 and parts[-1].more:
-            self._shredding, self._dropped = (client, owner), 0
-        if not served:
+            self._fragmented, self._dropped_parts = (client, owner), 0
+        if not accepted:
             return None
         header = buffers[0] if buffers else b""
-        return Envelope(client, owner, header, buffers[1:], size, self._queued_ns(client))
+        return Envelope(client, owner, header, buffers[1:], size, self._queue_timer(client))
 
-    def _queued_ns(self, client: bytes) -> Callable[[], int]:
-        """Return what computes for how long a message that is taken now has lain here."""
+    def _queue_timer(self, client: bytes) -> Callable[[], int]:
+        """Return a function that computes how long the message received now waited here."""
         now_ns = time.monotonic_ns()
-        seen_ns, self._seen_ns = self._seen_ns or now_ns, 0
-        return lambda: max(now_ns - seen_ns, int(self.connections.queued_s(client) * 1e9))
+        arrived_ns, self._arrived_ns = self._arrived_ns or now_ns, 0
+        return lambda: max(now_ns - arrived_ns, int(self.connections.queued_s(client) * 1e9))
 
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
-        """Drop some of the parts of a message that has far too many.
+        """Drop some parts of a message with far too many.
 
-        Until its end nothing else can be received, but verdicts are sent and passes made in
-        between. A client with very many parts loses its connection, and its key is shut out for a
-        while.
+        Nothing else can be received before its last part, but between the calls the edge sends
+        verdicts and runs passes. A client with very many parts is cut and its key banned.
         """
         for _ in range(_PARTS_PER_TURN):
             if not self.socket.recv(_NOBLOCK, copy=False).more:
-                self._shredding = None
+                self._fragmented = None
                 return
-        self._dropped += _PARTS_PER_TURN
-        if self._dropped == _MAX_DROPPED_PARTS:
+        self._dropped_parts += _PARTS_PER_TURN
+        if self._dropped_parts == _MAX_DROPPED_PARTS:
             client, owner = sender
             self.connections.cut_fragmented(client)
             if self.gate is not None:
                 self.gate.ban(owner)
 
     @property
-    def waiting(self) -> bool:
-        """Whether a message has arrived; cheaper than `receive` when there is none."""
+    def has_message(self) -> bool:
+        """Whether a message has arrived; cheaper than `receive` without one."""
         if self._arrivals.poll(0):
-            self._seen_ns = self._seen_ns or time.monotonic_ns()
+            self._arrived_ns = self._arrived_ns or time.monotonic_ns()
             return True
         self.connections.drained = True
         return False
 
-    def note_drained(self) -> None:
-        """Note whether all that had arrived was received; call it regularly, else that is late."""
+    def check_drained(self) -> None:
+        """Note an empty queue; call it regularly, so that the memory watch learns of it in time."""
         if not self._arrivals.poll(0):
             self.connections.drained = True
 
     def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
         """Send without waiting; return the message's bytes.
 
-        Raises `zmq.ZMQError` for a client that has gone or does not read.
+        Raises `zmq.ZMQError` for a client that has disconnected or does not read.
         """
         header = encode(message)
         size = len(header) + sum(map(len, frames))
@@ -256,11 +257,11 @@ class Listener:
         return size
 
     def stop_accepting(self) -> None:
-        """Refuse new connections and keep the present ones, which an unbind would end."""
+        """Refuse new connections and keep the open ones, which an unbind would end."""
         self.connections.closing = True
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the sockets; what was sent last has ``linger_s`` to leave."""
+        """Close the sockets; unsent messages have ``linger_s`` to leave."""
         self.connections.close()
         self.socket.close(int(linger_s * 1000))
         if self.gate is not None:
@@ -283,7 +284,7 @@ def _endpoint_of(descriptor: int) -> str:
 
 
 def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    """Listen there; a name without an IPv4 address means its IPv6 address."""
+    """Bind the socket; for a name without an IPv4 address, to its IPv6 address."""
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -296,7 +297,7 @@ def _bind(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
 def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
     """Send one message without waiting.
 
-    Long parts are passed as views: they must not change until ZeroMQ has sent them.
+    Long parts are passed as views, which must not change until ZeroMQ has sent them.
     """
     last = len(parts) - 1
     for at, part in enumerate(parts):
@@ -305,16 +306,16 @@ def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
             socket.send(part, _NOBLOCK | more, copy=len(part) < zmq.COPY_THRESHOLD)
         except zmq.Again:
             if at and more:
-                # the connection ended within this message, and ZeroMQ will drop all parts up to a
-                # last part: let that be this message's, not the next one's
+                # the connection ended within this message, and ZeroMQ drops all parts up to a last
+                # one: end this message, so that the next one is not dropped with it
                 socket.send(b"", _NOBLOCK)
             raise
 
 
 def receive_parts(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """Receive the waiting message, or only its first parts if there are too many.
+    """Receive the next message, or only its first parts if there are too many.
 
-    ZeroMQ bounds the length of a part, not their number, and hands out whole messages only.
+    ZeroMQ bounds the length of a part, not the number of parts.
     """
     parts = [socket.recv(_NOBLOCK, copy=False)]
     while parts[-1].more and len(parts) < _MOST_PARTS:

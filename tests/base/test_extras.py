@@ -54,5 +54,5 @@ def test_how_to_install_an_extra(
     found = metadata.PathDistribution(folder)
     monkeypatch.setattr(metadata, "distributions", lambda **_: [found])
     extras._origin.cache_clear()
-    assert extras.installing("cpu") == command
+    assert extras.install_command("cpu") == command
     extras._origin.cache_clear()

@@ -122,7 +122,6 @@ def test_it_feeds_as_often_as_is_needed(ear: Ear) -> None:
     assert ear.receive() == {"WATCHDOG": "1"}
 
 
-@pytest.mark.timing
 def test_a_supervisor_that_does_not_read_blocks_nothing(ear: Ear) -> None:
     supervisor = Supervisor(ear.address)
     began = time.monotonic()

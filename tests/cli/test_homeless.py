@@ -25,7 +25,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    cache._temporary.cache_clear()
+    cache._temporary_folder.cache_clear()
     return tmp_path
 
 

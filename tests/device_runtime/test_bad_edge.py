@@ -297,7 +297,7 @@ def test_an_account_of_drafts_that_cannot_be(
     liar, told: dict[str, int | str], protocol: str
 ) -> None:
     _, device = liar(streamed(some_ids(5), **told))
-    with pytest.raises(MalformedError, match="account"):
+    with pytest.raises(MalformedError, match="counts of drafts"):
         device.generate(PROMPT, protocol=protocol, max_tokens=5)
 
 

@@ -252,7 +252,7 @@ def test_an_edge_whose_drafter_gives_nothing_is_not_held() -> None:
     own = plan(protocol=AHEAD, hints="edge")
     for _ in range(100):
         seen.add(plan(protocol=STREAM), [])
-    assert seen.outcomes.factor(own) == pytest.approx(1.0, abs=0.02)
+    assert seen.forecast_errors.factor(own) == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("slower", [0.6, 1.0, 1.8])
@@ -266,7 +266,7 @@ def test_forecasts_follow_what_came_of_them(slower: float) -> None:
     assert cost(wanted, 100, seen).token_s == pytest.approx(slower * model_s, rel=0.12)
     before = cost(plan(protocol=STREAM), 100, seen)
     assert cost(plan(protocol=STREAM), 100, seen) == before
-    assert seen.outcomes.factor(plan(protocol=AHEAD, hints="edge")) == 1.0
+    assert seen.forecast_errors.factor(plan(protocol=AHEAD, hints="edge")) == 1.0
 
 
 @pytest.mark.parametrize("waited_s", [0.0, 1e-9, 1e9])
@@ -275,10 +275,10 @@ def test_one_answer_changes_a_forecast_by_a_part(waited_s: float) -> None:
     add_forecast_error(
         wanted, streamed([(0, 1, 1)] * 20, pass_s=waited_s, drafted_s=0.0), LINK, seen
     )
-    assert 0.8 < seen.outcomes.factor(wanted) <= 1.5
+    assert 0.8 < seen.forecast_errors.factor(wanted) <= 1.5
     add_forecast_error(wanted, streamed([(0, 1, 1)]), LINK, seen)  # which waited for the prompt
     add_forecast_error(plan(protocol=STREAM), streamed([(0, 1, 1)] * 20), LINK, seen)
-    assert 0.8 < seen.outcomes.factor(wanted) <= 1.5
+    assert 0.8 < seen.forecast_errors.factor(wanted) <= 1.5
 
 
 def test_the_device_rests_as_soon_as_it_drafts_in_vain() -> None:

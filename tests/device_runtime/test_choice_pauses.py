@@ -108,7 +108,7 @@ def test_a_pause_in_an_answer_of_ahead_is_no_outcome(count, at, pause_s):
         told[at].timings.downlink += pause_s
         seen.add(wanted, told)
         add_forecast_error(wanted, told, link, seen)
-        return seen.outcomes.factor(wanted), seen
+        return seen.forecast_errors.factor(wanted), seen
 
     quiet, _ = after(0.0)
     paused, _ = after(pause_s)

@@ -25,7 +25,7 @@ from pilotfish.device_runtime.link.retry import FAIL, CancelToken, RetryPolicy
 from pilotfish.wire import messages as m
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
-from pilotfish.wire.link.attempts import SURE, ConnectFailure
+from pilotfish.wire.link.attempts import CERTAIN_HANG_UPS, ConnectFailure
 from pilotfish.wire.link.diagnosis import AddressState
 from pilotfish.wire.transport import Listener
 from tests.conftest import VOCAB, Pair
@@ -150,7 +150,7 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
     seen = set()
     try:
         end_s = time.monotonic() + 60.0
-        while link.channel.attempts.handshakes_failed < SURE + 4:
+        while link.channel.attempts.handshakes_failed < CERTAIN_HANG_UPS + 4:
             assert time.monotonic() < end_s
             listener.connections.read_events()
             listener.gate.answer_requests()
@@ -271,7 +271,7 @@ def test_a_device_is_as_well_off_as_its_best_lane(edge) -> None:
         eventually(lambda: first.is_up() and second.is_up())
         assert family.status is not None
         assert family.status.state is Connectivity.CONNECTED
-        second._said = second.connection, Connectivity.DRAINING
+        second._refusal = second.connection, Connectivity.DRAINING
         assert second.status.state is Connectivity.DRAINING
         assert family.status.state is Connectivity.CONNECTED
     finally:
@@ -326,7 +326,10 @@ def test_a_state_lasts_until_another_one_is_known(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         endpoint = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         link = opened(endpoint, DeviceKeys.load(key_folders["alice"]))
-        link.channel.attempts.failure, link.channel.attempts.hang_ups = ConnectFailure.CLOSED, SURE
+        link.channel.attempts.failure, link.channel.attempts.hang_ups = (
+            ConnectFailure.CLOSED,
+            CERTAIN_HANG_UPS,
+        )
         link._diagnosis.state, link._diagnosis._due_s = AddressState.CURVE, time.monotonic() + 60.0
         assert link.status.state is Connectivity.WRONG_EDGE_KEY
         link.retry()
@@ -341,6 +344,6 @@ def test_an_edge_at_another_address_is_not_lost_before_it_was_there(pair: Pair, 
         device.generate("abc", max_tokens=2)
         device.redirect(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
         device.attend()
-        status = device._family.status
+        status = device._link_group.status
         assert status is not None
         assert status.state is Connectivity.CONNECTING

@@ -5,7 +5,7 @@ import pytest
 
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
-from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
+from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.support.tiny import tiny_artifact
@@ -22,7 +22,7 @@ def artifact(tmp_path_factory):
 
 
 def fresh(artifact):
-    return ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    return ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
 
 
 @pytest.mark.parametrize("expansion", [(1, 1, 1), (2, 2, 2), (4, 2, 1), (1, 3, 2)])

@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Round
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting.fair_lock import FairLock
+from pilotfish.device_runtime.drafting.shared_model import FairLock
 from tests.conftest import Pair
 
 PROMPT = [1, 3, 2, 7]

@@ -108,10 +108,10 @@ def test_whoever_changes_his_mind_often_is_not_refused(
     ):
         echoed(link, 256)
         for _ in range(9):
-            threading.Timer(0.1, link._interrupt.cancel).start()
+            threading.Timer(0.1, link._cancel_token.cancel).start()
             with pytest.raises(InterruptedGenerationError):
                 echoed(link, 400_128)
-            link._interrupt.reset()
+            link._cancel_token.reset()
         began_s = time.monotonic()
         echoed(link, 100_096)  # 0.8 s, behind what was on its way: 0.3 s each
         assert time.monotonic() - began_s < 8.0
@@ -122,7 +122,7 @@ def test_older_edges_and_devices_get_whole_messages(
 ) -> None:
     with linked(locked_edge.endpoint, key_folders["alice"]) as link:
         monkeypatch.setattr(EdgeLink, "takes_chunks", False)
-        monkeypatch.setattr(EdgeLink, "_hello_now", lambda self: HELLO)
+        monkeypatch.setattr(EdgeLink, "_current_hello", lambda self: HELLO)
         answer = echoed(link, 200_192)
         assert not answer.resent
         assert answer.downlink_bytes < 200_300
@@ -141,7 +141,9 @@ def holed(pair: Pair, key_folders: dict[str, Path]) -> Iterator[Callable[..., Ed
 
             def open_(policy: str, **mtus: int) -> EdgeLink:
                 path.set(rtt_s=0.02, **mtus)
-                link._patience = link._absence._patience = RetryPolicy.from_policy(policy, 20.0)  # type: ignore[arg-type]  # a literal in the tests
+                link._retry_policy = link._absence._retry_policy = RetryPolicy.from_policy(
+                    policy, 20.0
+                )  # type: ignore[arg-type]  # a literal in the tests
                 return link
 
             yield open_

@@ -100,14 +100,14 @@ def hold_the_interpreter() -> None:
 def test_an_undisturbed_ping_tells_the_rtt(link: EdgeLink) -> None:
     for work in (None, once(nothing)):
         # some of several: where this machine is busy with other things, one may be of no use
-        told_s = max(ping(link, nothing, meanwhile=work) for _ in range(5))
+        told_s = max(ping(link, nothing, on_idle=work) for _ in range(5))
         assert told_s == pytest.approx(RTT_S, rel=0.2)
 
 
 def test_what_this_end_does_meanwhile_is_no_rtt(link: EdgeLink) -> None:
     busy = partial(time.sleep, BUSY_S)
     assert ping(link, busy) == 0.0
-    assert ping(link, nothing, meanwhile=once(busy)) == 0.0
+    assert ping(link, nothing, on_idle=once(busy)) == 0.0
     assert ping(link, hold_the_interpreter) == 0.0
 
 
@@ -155,12 +155,12 @@ def test_what_lies_at_the_edge_is_no_rtt() -> None:
         lay_s = []
         for busy_s in (0.0, 0.0, BUSY_S):
             while not channel.connected:
-                channel.take(0.1)
-            assert not listener.waiting
+                channel.receive_raw(0.1)
+            assert not listener.has_message
             channel.send(m.Ping(nonce=1))
             time.sleep(busy_s)
             while (envelope := listener.receive()) is None:
-                assert not listener.waiting or not busy_s
+                assert not listener.has_message or not busy_s
             lay_s.append(envelope.queued_ns() * 1e-9)
         assert max(lay_s[:2]) < BUSY_S / 4
         assert lay_s[2] == pytest.approx(BUSY_S, abs=0.05)

@@ -14,7 +14,8 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish import Device, wire
+from pilotfish import Device
+from pilotfish.base.version import SOFTWARE
 from pilotfish.device_runtime.energy import Watch, rails
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import (
@@ -292,7 +293,7 @@ def test_the_process_is_told(metrics):
     assert found["process_resident_memory_bytes"] > 1e6
     assert found["process_open_fds"] > 0
     [build] = [name for name in found if name.startswith("pilotfish_build_info{")]
-    assert wire.SOFTWARE in build
+    assert SOFTWARE in build
     assert 'provider="none"' in build
 
 

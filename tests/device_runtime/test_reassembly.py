@@ -94,12 +94,12 @@ def test_a_reply_that_the_edge_has_not_any_more(replies: Reassembly) -> None:
     replies.take(part(0, BODY[:1000]))
     replies.take(ReceivedReply(tokens(4), [], 10))
     replies.take(part(1000, b"", total=0))
-    assert replies.gone
+    assert replies.is_lost
     assert not replies.is_incomplete
     late = replies.next()
     assert late is not None
     replies.abandon()
-    assert not replies.gone
+    assert not replies.is_lost
 
 
 @pytest.mark.parametrize(

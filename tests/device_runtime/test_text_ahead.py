@@ -9,6 +9,7 @@ import numpy as np
 
 from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.drafting import TextDrafter
+from pilotfish.device_runtime.drafting.text_drafter import Recollection
 from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.plan import plan
@@ -35,7 +36,7 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
     memory, edge = TextMemory(), Sent()
     for _ in range(3):  # 9 to 12 followed, and then the text ended
         memory.texts("words", 64).add(np.arange(1, 13, dtype=np.uint32))
-    drafter = TextDrafter(memory)
+    drafter = TextDrafter(Recollection(memory))
     drafter.set_bridge(TrivialBridge(64), "words")
     drafter._recall.start("words", 64)
     drafter._recall.update(PROMPT[:4])
@@ -51,8 +52,8 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
         last=100,
         ends=(),
     )
-    runner._pace_s = 10.0  # of a pass of the target's: hints are far between
+    runner._pass_s = 10.0  # of a pass of the target's: hints are far between
     while runner.step():
         pass
-    assert runner._lead.drafts.tolist() == [9, 10, 11, 12]
-    assert runner._lead.unsent == 0
+    assert runner._ahead.drafts.tolist() == [9, 10, 11, 12]
+    assert runner._ahead.unsent == 0

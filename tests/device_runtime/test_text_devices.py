@@ -254,7 +254,7 @@ def refused(reason: str, *arguments: Any, **options: Any) -> None:
 
 
 def test_what_does_not_fit_is_one_sentence(pair: Pair, edge: EdgeServer, tmp_path: Path) -> None:
-    alone = "repeats what was said, and can say nothing by itself"
+    alone = "only repeats earlier text"
     refused(alone, "text")
     refused(alone, "text", edge.endpoint, on_link_loss="local")
     refused("Texts are kept for a drafter that uses them", pair.draft, edge.endpoint, texts="off")

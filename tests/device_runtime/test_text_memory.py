@@ -248,7 +248,7 @@ def test_a_full_disk_costs_no_text_that_is_there_already(tmp_path):
     )
     assert found.stdout == "550\n"  # in memory all go on
     (warning,) = found.stderr.splitlines()
-    assert warning.startswith("texts are kept in memory alone from now on: ")
+    assert warning.startswith("texts are kept in memory only from now on: ")
     assert reopened(tmp_path) == [[at] * 10 for at in range(1000 // 48)]
     (path,) = tmp_path.iterdir()
     assert path.stat().st_size == 1000 // 48 * 48

@@ -230,7 +230,7 @@ def test_texts_of_owners_come_back_while_the_folder_has_its_secret(
         lane = Recollection(TextMemory(tmp_path))
         assert quoted(lane, "alice", [9, 2, 3]) == -1
         lane.release()
-        assert caplog.messages[-1].endswith("quoted to nobody")
+        assert caplog.messages[-1].endswith("can no longer be used")
 
 
 @pytest.mark.parametrize("name", ["owners", "owners/secret"])
@@ -363,7 +363,7 @@ def test_a_lane_holds_nothing_of_another_owners_prompt(long_pair: Pair, draft: s
             assert device.shared(made, "bob") == 0
             if draft == "model":  # what the drafter has read is dropped before it reads anew
                 device._conversation.session.start(made, plan(**wish), owner="bob")
-                assert device._drafter._held == 0
+                assert device._drafter._cache_length == 0
             device.generate(made, owner=DEFAULT_OWNER, **wish)
         device.close()
         for owner in ("alice", "bob"):

@@ -65,8 +65,10 @@ def locks(device: Device) -> dict[str, Any]:
     link = device._link
     assert link is not None
     return {
-        "link": link._turn, "gauge": link.estimator._lock, "learned": device._partner.statistics._lock
-    }  # fmt: skip
+        "link": link._channel_lock,
+        "gauge": link.estimator._lock,
+        "learned": device._pair.statistics._lock,
+    }
 
 
 @pytest.mark.parametrize("name", ["link", "gauge", "learned"])

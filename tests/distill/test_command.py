@@ -15,7 +15,7 @@ from tests.support.commands import refusal
     [
         (["--out", "{target}"], 64, "--out is the folder of --target: name another."),
         (["--out", "run", "--run-folder", "./run"], 64, "--out is the folder of --run-folder"),
-        (["--out", "thesis"], 65, "thesis holds something that no export wrote"),
+        (["--out", "thesis"], 65, "thesis holds something that is no export"),
         (["--out", "out", "--top", "0", "--hard", "0"], 64, "leave nothing to learn from"),
         (["--out", "out", "--edge", "tcp://127.0.0.1:1"], 64, "Name the target"),
     ],

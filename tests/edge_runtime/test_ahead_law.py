@@ -27,7 +27,7 @@ from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Output
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m
@@ -373,11 +373,11 @@ def never_the_token_after(law, position, drafts, logits, hidden):
 
 
 MUTANTS = {
-    "accepts one draft unchecked": ("_stream_rule", accepts_one_unchecked),
-    "noise of the next position": ("_stream_rule", noise_off_by_one),
-    "logits of the position before": ("_stream_rule", rows_off_by_one),
-    "the last draft instead of the token": ("_stream_rule", never_the_token_after),
-    "goes on behind an end token": ("_until", lambda ends, ids: ids),
+    "accepts one draft unchecked": ("_verify_stream", accepts_one_unchecked),
+    "noise of the next position": ("_verify_stream", noise_off_by_one),
+    "logits of the position before": ("_verify_stream", rows_off_by_one),
+    "the last draft instead of the token": ("_verify_stream", never_the_token_after),
+    "goes on behind an end token": ("_cut_at_end", lambda ends, ids: ids),
 }
 
 

@@ -49,7 +49,7 @@ def test_settings_that_contradict_each_other_are_refused(
 def test_none_means_no_decision_heads_at_all() -> None:
     assert replace(LOCAL, heads=("none",)).head_names == ()
     assert replace(LOCAL, heads=("a", "b")).head_names == ("a", "b")
-    assert LOCAL.head_names is None
+    assert LOCAL.head_names == ()
     assert replace(LOCAL, federate=LISTED).head_names == ()
 
 

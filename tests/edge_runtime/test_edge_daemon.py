@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from pilotfish import Device
 from pilotfish.base.errors import AccessDeniedError, KeysError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
@@ -231,7 +231,7 @@ def test_settings_change_and_what_is_broken_changes_nothing(
             reload(daemon)
             assert sessions() == 4
         for named in ("sessions.per.cheese", "is not valid TOML"):
-            daemon.await_line(f"reloaded but for this: .*{named}")
+            daemon.await_line(f"reloaded except for this: .*{named}")
         config.write_text(settings + "sessions-per-client = 5\n")
         reload(daemon)
         assert sessions() == 5
@@ -322,7 +322,7 @@ def test_a_drain_answers_what_was_received(long_pair: Pair, systemd: Systemd) ->
         systemd.await_("STATUS", "draining")
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -> None:
     flags = ("--target", long_pair.target, "--threads", 1, "--context", 4096, "--drain", 60)
     with (
@@ -330,20 +330,21 @@ def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -
         RawClient(daemon.endpoint) as client,
         RawClient(daemon.endpoint) as other,
     ):
-        other.say(PING)
-        other.receive()
+        for each in (client, other):
+            each.say(PING)
+            each.receive()
         session = RawSession()
         client.send(*session.begin([1] * 3000))
         client.send(*session.window([1]))
-        time.sleep(0.1)
+        time.sleep(0.3)
         daemon.signal(signal.SIGTERM)
         time.sleep(0.3)
         other.send(*RawSession().begin(PROMPT))
         other.fails("draining")
         port = int(daemon.endpoint.rpartition(":")[2])
-        late = socket.create_connection(("127.0.0.1", port), timeout=30)
-        with late, suppress(ConnectionResetError):
-            while late.recv(100):
+        late = ("127.0.0.1", port)
+        with suppress(ConnectionError), socket.create_connection(late, timeout=30) as connection:
+            while connection.recv(100):
                 pass
         began_s = time.monotonic()
         daemon.signal(signal.SIGTERM)
@@ -406,7 +407,7 @@ def test_no_library_no_figures(pair: Pair) -> None:
     )  # fmt: skip
     assert done.returncode == 64
     (line,) = done.stderr.splitlines()
-    assert installing("serve") in line
+    assert install_command("serve") in line
 
 
 # Keys

@@ -32,6 +32,6 @@ def test_a_head_is_refused_for_a_target_without_hidden_states(tmp_path: Path) ->
                 EdgeResources.load(manifest, [path], None)
         else:
             assert EdgeResources.load(manifest, [path], None).heads == ["tiny"]
-        offered = EdgeResources.load(manifest, None, None).protocols("0" * 16, 6)
+        offered = EdgeResources.load(manifest, [], None).protocols("0" * 16, 6)
         assert "greedy" in offered
         assert "tree" not in offered

@@ -212,7 +212,7 @@ def test_what_fails_refuses_its_own_generation_alone(
 
     for owner, name, failing in (
         (edge.service.compiler._grammars, "constraint", panics),
-        (edge.service._starter._logits_processors, "of", fails),
+        (edge.service._starter._logits_processors, "create", fails),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, failing)

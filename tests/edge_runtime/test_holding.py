@@ -27,11 +27,11 @@ class Node:
 
     def do(self, item: Item, tokens: list[int]) -> None:
         slot, held = item.slot, self.held[item.slot]
-        if item.kept is not None:
+        if item.kept_nodes is not None:
             begin = self.trees[slot]
             nodes = held[begin:]
-            assert item.kept == sorted(set(item.kept))
-            held[begin:] = [nodes[node] for node in item.kept]
+            assert item.kept_nodes == sorted(set(item.kept_nodes))
+            held[begin:] = [nodes[node] for node in item.kept_nodes]
         assert item.start <= len(held)
         assert item.size == len(tokens) >= item.nodes
         assert item.rows <= item.size

@@ -26,8 +26,8 @@ AT_ONCE = 100_000
 @pytest.fixture
 def edge(long_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketlessEdge]:
     """With a small budget, which does not grow while a test runs."""
-    monkeypatch.setattr(admission, "_REPLIES_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(admission, "_REPLIES_BPS", 0.0)
+    monkeypatch.setattr(admission, "_REPLY_BURST", AT_ONCE)
+    monkeypatch.setattr(admission, "_REPLY_BYTES_PER_S", 0.0)
     with SocketlessEdge(long_pair.target) as opened:
         opened.start()
         yield opened

@@ -134,7 +134,7 @@ def test_who_still_has_the_former_key_is_known(
         systemd.await_("STATUS", "serving")
         rotation.finish(folder)
         assert reload_as_systemd(systemd, daemon.pid).returncode == 0
-        daemon.await_line("by the former edge.pub last: bob")
+        daemon.await_line("connected with the former edge.pub: bob")
         with RawClient(daemon.endpoint, new) as client:
             client.say(m.Ping(nonce=1))
             assert isinstance(client.receive(), m.Pong)
@@ -152,7 +152,7 @@ class Answers:
     def __init__(self) -> None:
         self.to: list[tuple[bytes, bytes | None]] = []
 
-    def answer_to(self, secret: bytes, former: bytes | None) -> None:
+    def set_secret_keys(self, secret: bytes, former: bytes | None) -> None:
         self.to.append((secret, former))
 
 

@@ -22,7 +22,7 @@ def taken(admission: Admission, now_s: float, *, spared: bool, most: int = 1000)
     """How many messages of one client are admitted at this time."""
     for count in range(most):
         try:
-            admission.admit(b"one", now_s, spared=spared)
+            admission.admit(b"one", now_s, optional=spared)
         except RateLimitedError:
             return count
     return most

@@ -82,7 +82,7 @@ def test_whoever_asks_after_the_end_misses_the_reply(uploads: Uploads) -> None:
     assert put(uploads, body, 0, 0).message == body
     uploads.mark_served(b"me", ID, keep=False)
     assert put(uploads, body, 0, 0) == (9, None)
-    assert uploads.held == 0
+    assert uploads.total_bytes == 0
 
 
 def test_nobody_goes_on_with_the_message_of_another(uploads: Uploads) -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused(
     put(uploads, bytes(20), 0, 5)
     with pytest.raises(error):
         uploads.receive_chunk(b"me", chunk(offset, total), bytes(size))
-    assert uploads.held == 5
+    assert uploads.total_bytes == 5
 
 
 def test_a_chunk_that_is_too_long_is_refused(clock: Clock) -> None:
@@ -126,7 +126,7 @@ def test_thousands_of_transfers_take_no_more_memory(uploads: Uploads, clock: Clo
             uploads.receive_chunk(b"me", chunk(0, 50_000, number.to_bytes(8, "big")), bytes(40_000))
         except BusyError:
             busy += 1
-        assert uploads.held <= MOST + 100
+        assert uploads.total_bytes <= MOST + 100
         assert len(uploads) <= 8
     assert busy > 4000  # what is in use is not dropped for what comes
 
@@ -140,7 +140,7 @@ def test_each_lane_of_a_service_has_room(uploads: Uploads) -> None:
                 b"me", chunk(at, 1500, lane.to_bytes(8, "big")), body[at : at + 750]
             )
     assert len(uploads) == 64
-    assert uploads.held == 64 * 1500
+    assert uploads.total_bytes == 64 * 1500
 
 
 def test_a_few_keys_do_not_keep_all_others_out(uploads: Uploads, clock: Clock) -> None:
@@ -158,7 +158,7 @@ def test_a_few_keys_do_not_keep_all_others_out(uploads: Uploads, clock: Clock) -
             with suppress(BusyError):
                 number = secrets.token_bytes(8)
                 uploads.receive_chunk(holder, chunk(0, 13_000, number), bytes(12_000))
-    assert uploads.held <= 4 * (MOST + 100)
+    assert uploads.total_bytes <= 4 * (MOST + 100)
 
 
 def test_so_few_bytes_in_so_many_transfers_keep_nobody_out(clock: Clock) -> None:
@@ -183,16 +183,16 @@ def test_all_clients_together_are_bounded_and_idle_ones_give_way(
         begin(9)
     clock.now_s += 6.0
     begin(9)
-    assert uploads.held <= 4 * (MOST + 100)
+    assert uploads.total_bytes <= 4 * (MOST + 100)
     clock.now_s += 61.0
     uploads.expire()
-    assert (len(uploads), uploads.held) == (0, 0)
+    assert (len(uploads), uploads.total_bytes) == (0, 0)
 
 
 def test_a_served_message_gives_way_first(uploads: Uploads) -> None:
     put(uploads, bytes(60_000), 0, 60_000)
     uploads.receive_chunk(b"me", chunk(0, 90_000, b"another1"), bytes(90_000))
-    assert uploads.held == 90_000
+    assert uploads.total_bytes == 90_000
 
 
 # Replies

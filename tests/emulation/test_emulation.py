@@ -212,6 +212,7 @@ def test_a_larger_buffer_takes_a_message_at_once():
 # -- traces ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_each_second_of_a_trace_delivers_what_the_file_says(tmp_path):
     per_second = [40, 300, 0, 120]  # kept from the seconds' edges, so that each can be exact
     times = [

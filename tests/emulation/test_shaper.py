@@ -15,10 +15,10 @@ from pilotfish.emulation.shaper import (
     FIN,
     MAX_HELD_BYTES,
     SEGMENT_BYTES,
-    WAITING_BYTES,
+    MAX_WAITING_BYTES,
     Flow,
     LinkShaper,
-    shapes,
+    split_conditions,
 )
 from pilotfish.emulation.traces import Trace
 from tests.support.examples import examples
@@ -26,7 +26,7 @@ from tests.support.examples import examples
 
 def shaper(trace=None, now=0.0, **conditions):
     """The upward direction of such a link."""
-    up, _ = shapes(Conditions(**conditions))
+    up, _ = split_conditions(Conditions(**conditions))
     return LinkShaper(up._replace(trace=trace), now)
 
 
@@ -131,7 +131,7 @@ def test_jitter_stays_in_its_bounds_and_keeps_the_order():
 
 def test_a_lost_segment_is_held_a_round_trip_when_three_follow_it():
     line, flow = shaper(rtt_s=0.05, up_bps=12e6), Flow()
-    line._rules = line._rules._replace(loss=0.5, random=Losing(1))  # the second
+    line._shape = line._shape._replace(loss=0.5, random=Losing(1))  # the second
     line.put(flow, bytes(6 * SEGMENT_BYTES), 0.0)
     at = [round(at * 1e3, 6) for at, _ in arrivals(line, flow)]
     # left at 1, 2, … ms; the third after the second leaves at 5: noticed 3 ms later, then an RTT
@@ -142,7 +142,7 @@ def test_a_lost_segment_is_held_a_round_trip_when_three_follow_it():
 @pytest.mark.parametrize("followers", [0, 1, 2])
 def test_a_lost_segment_with_nothing_behind_it_waits_for_the_time_out(followers):
     line, flow = shaper(rtt_s=0.05, up_bps=12e6), Flow()
-    line._rules = line._rules._replace(loss=0.5, random=Losing(0))
+    line._shape = line._shape._replace(loss=0.5, random=Losing(0))
     line.put(flow, bytes((1 + followers) * SEGMENT_BYTES), 0.0)
     at = [round(at * 1e3, 6) for at, _ in arrivals(line, flow)]
     assert at == [26 + 50 + 200] * (1 + followers)
@@ -150,7 +150,7 @@ def test_a_lost_segment_with_nothing_behind_it_waits_for_the_time_out(followers)
 
 def test_a_stall_holds_up_one_connection_only():
     line, stalled, other = shaper(rtt_s=0.05), Flow(), Flow()
-    line._rules = line._rules._replace(loss=0.5, random=Losing(0))
+    line._shape = line._shape._replace(loss=0.5, random=Losing(0))
     line.put(stalled, b"a", 0.0)
     line.put(other, b"b", 0.0)
     assert stalled.due_s() == pytest.approx(0.275)
@@ -194,7 +194,7 @@ def test_a_new_rate_holds_for_what_still_waits():
     line, flow = shaper(up_bps=12e3, rtt_s=0.02), Flow()  # a second a segment
     line.put(flow, bytes(3 * SEGMENT_BYTES), 0.0)
     line.advance(1.5)
-    up, _ = shapes(Conditions(up_bps=12e6, rtt_s=0.1))
+    up, _ = split_conditions(Conditions(up_bps=12e6, rtt_s=0.1))
     line.change(up, 1.5)
     line.advance(2.0)
     assert [round(segment.due_s, 6) for segment in flow.in_transit] == [1.01, 1.551, 1.552]
@@ -206,7 +206,7 @@ def test_what_waits_and_what_is_under_way_are_bounded():
     while not line.full:
         line.put(flow, b"x", 0.0)
         puts += 1
-    assert puts <= WAITING_BYTES / 100  # an object of some 100 bytes each
+    assert puts <= MAX_WAITING_BYTES / 100  # an object of some 100 bytes each
     free, far = shaper(rtt_s=10.0), Flow()
     puts = 0
     while not far.full:
@@ -219,10 +219,10 @@ def test_what_waits_and_what_is_under_way_are_bounded():
 @pytest.mark.parametrize(
     ("link", "expected"),
     [
-        ({}, WAITING_BYTES),
+        ({}, MAX_WAITING_BYTES),
         ({"up_bps": 1e6}, 31_250),
         ({"up_bps": 64e3}, 2 * SEGMENT_BYTES),
-        ({"up_bps": 1e9}, WAITING_BYTES),
+        ({"up_bps": 1e9}, MAX_WAITING_BYTES),
         ({"up_bps": 64e3, "buffer_bytes": 20_000}, 20_000),
     ],
 )

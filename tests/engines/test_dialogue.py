@@ -122,7 +122,7 @@ def test_without_control_tokens_the_ids_are_those_of_the_rendered_text(
         text = rendering.render(chat)
         assert dialogue.ids(chat) == tokenizer.encode(text, special=True)
         # as it is read where some message has one
-        assert dialogue._read(text, {}, None) == tokenizer.encode(text, special=True)
+        assert dialogue._encode_rendering(text, {}, None) == tokenizer.encode(text, special=True)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)

@@ -144,5 +144,5 @@ def test_files_that_were_replaced_are_told(tmp_path):
 
 
 def test_answers_of_a_run_have_bounded_room(decoder):
-    decoder.prefill(0, FULL[: genai_backend.RUN + 40], rows=0, chunk=CONTEXT)
-    assert len(decoder._backend.rows("logits", 1).base) <= genai_backend.RUN
+    decoder.prefill(0, FULL[: genai_backend.MOST_RUN_TOKENS + 40], rows=0, chunk=CONTEXT)
+    assert len(decoder._backend.rows("logits", 1).base) <= genai_backend.MOST_RUN_TOKENS

@@ -350,7 +350,7 @@ def test_an_endless_trial_ends_with_its_parent_or_by_itself() -> None:
         "import os, sys, threading, time\n"
         "from pilotfish.engines.grammar_trial import TRIAL\n"
         "from pilotfish.speculation.logits_options import Grammar\n"
-        "TRIAL.warm()\n"
+        "TRIAL.start()\n"
         "print(TRIAL._process.pid, flush=True)\n"
         "threading.Timer(0.1, os.kill, (os.getpid(), 9)).start()\n"
         f"TRIAL.attempt(Grammar(*{tuple(endless)!r}))\n"
@@ -373,7 +373,7 @@ def test_dead_ends_of_drafts_compile_nothing_anew(small: Grammars) -> None:
 
     def parser() -> Any:
         made.append(
-            compile_grammar(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._read())
+            compile_grammar(Grammar("lark", 'start: A | "ab" "c"\nA: /[ab]x/'), small._load())
         )
         return made[-1], 0.0
 
@@ -396,11 +396,11 @@ def test_drafts_that_lead_a_parser_astray_compile_nothing_costly_anew(small: Gra
     made = []
 
     def parser() -> Any:
-        made.append(on_deep_stack(partial(compile_grammar, grammar, small._read())))
+        made.append(on_deep_stack(partial(compile_grammar, grammar, small._load())))
         return made[-1]
 
     constraint = GrammarConstraint(parser, END + 1, [END])
-    constraint.spare()
+    constraint.add_spare()
     none, c = np.empty(0, np.uint32), TOKENS.index("c")
     for outcome in (nullcontext(), pytest.raises(GrammarError, match="astray")):
         rows = np.zeros((2, END + 1), np.float32)

@@ -6,7 +6,7 @@ import pytest
 from pilotfish.engines.engine_errors import ArtifactError, CapacityError, ProviderError
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.llamacpp import native
-from pilotfish.engines.llamacpp.llama_decoder import LEAVES, LlamaDecoder
+from pilotfish.engines.llamacpp.llama_decoder import MOST_LEAVES, LlamaDecoder
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.model import export_model
@@ -91,13 +91,13 @@ def test_both_engines_compute_the_same(tmp_path, family):
 def test_cells_grow_with_what_is_held_and_keep_it(tmp_path):
     artifact = gguf_artifact(tmp_path, max_position_embeddings=1024)
     decoder = open_model(artifact, slots=3, threads=1)
-    assert decoder._cells.capacity == native.CELLS
+    assert decoder._cells.capacity == native.FIRST_CELLS
     parents, _ = expand((2, 2))
     decoder.prefill(0, TEXT[:200], rows=0)
     decoder.prefill(1, TEXT[:90], rows=0)
     decoder.forward([Pass(1, TEXT[:6], 0, parents)])  # a tree that is moved with the rest
     decoder.prefill(2, TEXT, rows=0)
-    assert decoder._cells.capacity >= 2 * native.CELLS
+    assert decoder._cells.capacity >= 2 * native.FIRST_CELLS
     fresh = open_model(artifact, slots=1, context=640, threads=1)
     decoder.keep_path(1, [1, 4])
     for slot, text in ((0, TEXT[:200]), (1, [*TEXT[:90], *TEXT[[1, 4]]]), (2, TEXT)):
@@ -162,7 +162,7 @@ def test_senseless_passes_are_refused(decoder, wrong):
 
 def test_too_many_leaves_are_refused_and_the_slot_goes_on(decoder):
     decoder.prefill(0, TEXT[:5], rows=0)
-    most = min(LEAVES, native.MOST_SEQUENCES // SLOTS)
+    most = min(MOST_LEAVES, native.MOST_SEQUENCES // SLOTS)
     with pytest.raises(CapacityError, match=f"{most + 1} leaves"):
         decoder.forward([Pass(0, TEXT[: most + 1], parents=np.full(most + 1, -1))])
     wide = decoder.forward([Pass(0, TEXT[:most], parents=np.full(most, -1))])[0].logits

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pilotfish.engines import relaxation, schemas
-from pilotfish.engines.chat_formats import FAMILIES, Tools
+from pilotfish.engines.chat_formats import CHAT_FORMATS, Tools
 from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.grammar_trial import TRIAL
@@ -225,7 +225,7 @@ def tools_of(schemas: dict[str, Any], **more: Any) -> Tools:
 
 
 def turn(tools: Tools) -> Outline:
-    family = next(family for family in FAMILIES if family.name == "hermes")
+    family = next(family for family in CHAT_FORMATS if family.name == "hermes")
     return Outline.for_chat_format(family, family.thought[1], tools=tools)
 
 
@@ -320,7 +320,7 @@ def slowly(cpu_s: float) -> Callable[[Grammar], None]:
     """Return what tries a grammar, and takes so much of a processor."""
 
     def attempt(grammar: Grammar) -> None:
-        TRIAL._spend(cpu_s)
+        TRIAL._add_cost(cpu_s)
 
     return attempt
 
@@ -346,7 +346,7 @@ def test_what_others_try_meanwhile_is_no_cost_of_a_schema(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def attempt(_: Grammar) -> None:
-        other = threading.Thread(target=TRIAL._spend, args=(100.0,))
+        other = threading.Thread(target=TRIAL._add_cost, args=(100.0,))
         other.start()
         other.join()
 
@@ -379,7 +379,7 @@ def test_what_is_left_out_is_logged_once(
     for name in ("logged", "logged", "again"):
         relax_tool(name, text)
     assert [record.message for record in caplog.records] == [
-        f"tool '{name}': not enforced of its schema: "
+        f"tool '{name}': these parts of its schema are not enforced: "
         '"uniqueItems" (at /uniqueItems), "required" (at /required)'
         for name in ("logged", "again")
     ]

@@ -72,9 +72,9 @@ def test_states_must_be_those_of_the_passes(cut: Both) -> None:
     first, second, _ = (Stage(each) for each in open_stages(cut.folder))
     states = np.zeros((3, first.width), np.float32)
     for wrong in (None, states[:2], states[:, :-1], states[0], states[None]):
-        with pytest.raises(ValueError, match="states of the shape"):
+        with pytest.raises(ValueError, match="states of shape"):
             second.forward([Pass(0, TEXT[:3])], wrong)
-    with pytest.raises(ValueError, match="states of the shape None"):
+    with pytest.raises(ValueError, match="states of shape None"):
         first.forward([Pass(0, TEXT[:3])], states)
     assert (first.length(0), second.length(0)) == (0, 0)
 

@@ -119,7 +119,7 @@ def test_a_kept_chain_is_its_beginning(decoder):
 
 def test_trees_are_refused_unless_they_are_chains(decoder):
     feed(decoder, TEXT[:10])
-    with pytest.raises(TreeError, match="tiny keeps states that follow one chain"):
+    with pytest.raises(TreeError, match="tiny has recurrent states, which follow one chain"):
         decoder.forward([Pass(0, TEXT[10:13], parents=np.array([-1, 0, 0]))])
     chain = Pass(0, TEXT[10:13], parents=np.array([-1, 0, 1]))
     got = decoder.forward([chain])[0].logits.copy()
@@ -277,8 +277,8 @@ def test_layers_of_one_part_and_of_both_keep_what_they_have(tmp_path):
 
 
 def test_layers_of_one_part_need_a_state_beside_them(tmp_path):
-    pattern = (Layer(kind="none"), Layer(fed=False))
-    with pytest.raises(ExportError, match="none with a state"):
+    pattern = (Layer(kind="none"), Layer(has_mlp=False))
+    with pytest.raises(ExportError, match="no layer with a state"):
         tiny_artifact(tmp_path / "a", architecture="mamba2", pattern=pattern, dialect="opset17")
 
 

@@ -68,7 +68,7 @@ def test_no_pass_is_outside_the_profiles(opened, data, slots, context):
                 parents = np.arange(size) // 2 - 1 if tree else None
                 items.append(Pass(slot, TOKENS[:1].repeat(size), min(wanted, size), parents))
         for item, out in zip(items, decoder.forward(items) if items else (), strict=True):
-            assert len(out.logits) == item.wanted
+            assert len(out.logits) == item.row_count
             assert np.isfinite(out.logits).all()
         for slot, (_, _, _, forget) in passes.items():
             if forget:
@@ -171,8 +171,8 @@ def test_half_precision_on_8_6_needs_the_flag_and_gets_it(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
-        ("cudaMemcpy3DAsync", "forgets keys and values"),  # cells are not fetched
-        ("cudaMemcpyAsync", "no numbers"),  # answers do not come back
+        ("cudaMemcpy3DAsync", "loses keys and values"),  # cells are not fetched
+        ("cudaMemcpyAsync", "are not finite"),  # answers do not come back
     ],
 )
 def test_a_gpu_that_does_not_do_what_it_says_is_found_out(

@@ -29,7 +29,7 @@ ENDLESS = Grammar("lark", "start: X0\n" + "".join(
 @pytest.fixture
 def tried() -> Iterator[Trial]:
     one = Trial()
-    one.warm()
+    one.start()
     yield one
     one.end()
 
@@ -52,7 +52,7 @@ def test_one_that_stands_still_while_it_starts() -> None:
     one = Trial()
     try:
         with one._lock:
-            one._started()
+            one._running_process()
         stopped(one)
         begun_s = time.process_time()
         one.attempt(FINE)
@@ -64,7 +64,7 @@ def test_one_that_stands_still_while_it_starts() -> None:
 
 def test_one_that_stands_still_ends_with_its_parent() -> None:
     code = (
-        "import os, signal\nfrom pilotfish.engines.grammar_trial import TRIAL\nTRIAL.warm()\n"
+        "import os, signal\nfrom pilotfish.engines.grammar_trial import TRIAL\nTRIAL.start()\n"
         "os.kill(TRIAL._process.pid, signal.SIGSTOP)\n"
         "print(TRIAL._process.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
@@ -97,7 +97,7 @@ def test_one_that_is_ended_in_the_middle(tried: Trial) -> None:
 
 def test_a_machine_that_is_too_busy(tried: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is tried: nothing is kept of it."""
-    monkeypatch.setattr(trial, "_STILL_S", 0.0)  # no process computes as fast as that
+    monkeypatch.setattr(trial, "_STALLED_S", 0.0)  # no process computes as fast as that
     monkeypatch.setattr(trial, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(trial, "TRIAL", tried)
     with pytest.raises(GrammarBusyError, match="try again"):
@@ -155,7 +155,7 @@ def test_what_a_grammar_does_itself_is_kept(small: Grammars) -> None:
 
 
 def test_what_the_machine_does_is_not(small: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_STILL_S", 0.0)
+    monkeypatch.setattr(trial, "_STALLED_S", 0.0)
     monkeypatch.setattr(trial, "_PATIENCE_S", 0.0)
     with pytest.raises(GrammarBusyError):
         small.constraint(FINE)

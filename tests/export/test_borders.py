@@ -47,8 +47,8 @@ def test_the_residual_stream_is_found_without_names() -> None:
     flow = Dependencies(sketch())
     assert flow.borders(2) == ["x1"]
     assert flow.head_border() == "rows"
-    assert flow.part(["x1"], []).inputs == {"input_ids", "position_ids", *caches_of(0)}
-    assert flow.part(["rows"], ["x1"]).inputs == {"position_ids", "logit_rows", *caches_of(1)}
+    assert flow.subgraph(["x1"], []).inputs == {"input_ids", "position_ids", *caches_of(0)}
+    assert flow.subgraph(["rows"], ["x1"]).inputs == {"position_ids", "logit_rows", *caches_of(1)}
 
 
 def caches_of(layer: int) -> set[str]:

@@ -13,13 +13,12 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export import cost
+from pilotfish.export.cost import TEXT
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import Layer
-from pilotfish.export.parts import plain_rope
 from pilotfish.export.reference import Reference, largest_part
-from pilotfish.export.sample_text import TEXT
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
-from tests.support.tiny import FAMILIES, SHARING, RandomSource, tiny_config
+from tests.support.tiny import FAMILIES, SHARING, RandomSource, plain_rope, tiny_config
 
 CONFIG = LLAMA | {"hidden_size": 64, "max_position_embeddings": 600}
 
@@ -126,7 +125,7 @@ def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
         monkeypatch.setattr("pilotfish.export.reference.CPU", "NoExecutionProvider")
     made = export_model(path, tmp_path / "a", precision="int8", check=True)
     assert made.manifest.cost is None
-    reasons = {"disk": "of disk", "memory": "of memory", "runtime": "built without"}
+    reasons = {"disk": "of free disk", "memory": "of memory", "runtime": "built without"}
     assert reasons[short] in caplog.text
     made.verify()
     assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}

@@ -60,9 +60,9 @@ def test_the_logits_are_the_whole_heads(
     assert np.array_equal(got.hidden, wanted.hidden)
     # a product of fewer columns may add up in another order
     np.testing.assert_allclose(got.logits, wanted.logits[:, KEPT], rtol=1e-5, atol=1e-5)
-    assert cut.kept is not None
-    assert np.array_equal(cut.kept, KEPT)
-    assert whole.kept is None
+    assert cut.head_tokens is not None
+    assert np.array_equal(cut.head_tokens, KEPT)
+    assert whole.head_tokens is None
 
 
 @pytest.mark.parametrize("family", ["gemma2", "cohere", "opt-post-norm", "gemma3n", "mamba2"])
@@ -79,7 +79,7 @@ def test_blocks_of_a_file_are_kept_and_the_file_is_smaller(tmp_path: Path, preci
     source = str(write_gguf(tmp_path / "tiny.gguf", LLAMA, kind=GGMLQuantizationType.Q8_0))
     whole = export_model(source, tmp_path / "whole", precision=precision)
     kept = np.arange(0, whole.manifest.vocab_size, 4)
-    cut = export_model(source, tmp_path / "cut", precision=precision, kept=kept, check=True)
+    cut = export_model(source, tmp_path / "cut", precision=precision, head_tokens=kept, check=True)
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, kept], rtol=1e-5, atol=1e-5)
     assert cut.manifest.cost is not None  # against float32 with the same head
@@ -92,7 +92,7 @@ def test_blocks_of_a_file_are_kept_and_the_file_is_smaller(tmp_path: Path, preci
 def test_the_first_layers_of_a_model_can_have_a_cut_head(tmp_path: Path) -> None:
     source = RandomSource(tiny_config(layers=3), 1)
     whole = export_model(source, tmp_path / "whole", first_layers=2)
-    cut = export_model(source, tmp_path / "cut", first_layers=2, kept=KEPT)
+    cut = export_model(source, tmp_path / "cut", first_layers=2, head_tokens=KEPT)
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, KEPT], rtol=1e-5, atol=1e-5)
 
@@ -123,7 +123,7 @@ def test_a_list_of_tokens_that_is_wrong_is_refused(
 
 def test_an_altered_list_is_noticed_at_once(tmp_path: Path) -> None:
     path = _with_head_tokens(tmp_path / "a", np.array([1, 2, 3], "<u4").tobytes())
-    kept = Artifact.open(path).kept
+    kept = Artifact.open(path).head_tokens
     assert kept is not None
     assert kept.tolist() == [1, 2, 3]
     (path / "head_tokens.bin").write_bytes(np.array([1, 2, 4], "<u4").tobytes())
@@ -177,9 +177,9 @@ def test_a_whole_head_is_written_as_before(tmp_path: Path) -> None:
 def test_it_drafts_and_does_nothing_else(tmp_path: Path) -> None:
     cut = tiny_artifact(tmp_path / "cut", kept=KEPT.tolist(), dialect="opset24")
     assert open_model(cut, drafts=True).vocab_size == 128
-    with pytest.raises(ArtifactError, match="can say only 19 of its tokens"):
+    with pytest.raises(ArtifactError, match="computes logits for only 19 of its tokens"):
         open_model(cut)
-    with pytest.raises(ArtifactError, match="can say only 19 of its tokens"):
+    with pytest.raises(ArtifactError, match="computes logits for only 19 of its tokens"):
         split_artifact(cut.path, tmp_path / "stages", stages=2)
 
 
@@ -193,7 +193,7 @@ def test_tokens_that_make_no_head_are_refused(tmp_path: Path, kept: Any) -> None
 @pytest.mark.parametrize("dialect", ["llamacpp", "genai"])
 def test_copies_keep_their_head(tmp_path: Path, dialect: str) -> None:
     with pytest.raises(ExportError, match="--keep-tokens"):
-        export_model(str(tmp_path), tmp_path / "out", dialect=dialect, kept=KEPT)
+        export_model(str(tmp_path), tmp_path / "out", dialect=dialect, head_tokens=KEPT)
 
 
 # Which tokens

@@ -18,9 +18,9 @@ from pilotfish.engines.manifest import Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.dialects import DIALECTS
-from pilotfish.export.experts import write_experts
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import Form, ModelConfig
+from pilotfish.export.network import write_experts
 from pilotfish.export.parts import Experts
 from pilotfish.export.quantize import BLOCK, quantize
 from tests.support.runnable import needs
@@ -60,7 +60,7 @@ def run(
         net = kind(graph, config, RandomSource(config, 0), precision)
         graph.input("x", "float32", ["T", config.hidden])
         # Not the input itself: a runtime may write over what another operator made.
-        mixed = write_experts(net, config.experts, MODULE, net.scaled("x", 2.0))
+        mixed = write_experts(net, config.experts, MODULE, net.scale("x", 2.0))
         graph.op("Identity", mixed, name="y")
         graph.output("y", "float32", ["T", config.hidden])
         graph.save(folder / "experts.onnx", opset=kind.opset)
@@ -152,7 +152,7 @@ def test_rounded_experts_differ_by_the_rounding_of_activations_alone(
     x = tokens(9, config)
 
     def rounded(weight: Floats) -> Floats:
-        codes = quantize("weight", weight, bits, shifted=False)
+        codes = quantize("weight", weight, bits, offsets_allowed=False)
         steps = (codes.codes.astype(np.float32) - codes.zero_point).reshape(len(weight), -1, BLOCK)
         return (steps * codes.scales[..., None]).reshape(weight.shape)
 

@@ -13,9 +13,10 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
-from pilotfish.export.sources.huggingface_config import Description, read_config
+from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.tensor_names import stored_name
 from pilotfish.export.weights import shapes
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import VOCAB, write_directory
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -73,7 +74,7 @@ def test_layers_have_their_own_sizes_and_sources() -> None:
         AttentionHeads(4, 1, 32),
     ]
     kinds = [config.layer(i) for i in range(6)]
-    assert [kind.reads for kind in kinds] == [None] * 4 + [2, 3]
+    assert [kind.kv_source for kind in kinds] == [None] * 4 + [2, 3]
     assert [kind.intermediate for kind in kinds] == [None] * 4 + [128] * 2
     assert [kind.tied_values for kind in kinds] == [False, True] * 2 + [False] * 2
     assert [kind.window for kind in kinds] == [8, None] * 3

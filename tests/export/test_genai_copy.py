@@ -71,7 +71,7 @@ def test_a_window_of_other_layers_than_the_graphs_bounds_the_context(tmp_path, c
     assert keep(folder).manifest.dimensions.context == 24
     change(folder, {"sliding_window": {"window_size": 20, "layers": [0]}})
     assert keep(folder).manifest.dimensions.context == 20
-    assert "the graph does not keep to" in caplog.text
+    assert "the graph does not implement" in caplog.text
     change(folder, {"sliding_window": {"window_size": -1, "layers": []}})
     assert keep(folder).manifest.dimensions.context == 256
 
@@ -216,7 +216,7 @@ def _other_attention(graph):
 
 GRAPHS = [
     (_more_inputs, "pixels is in one"),
-    (_outside, "outside of the folder"),
+    (_outside, "outside the folder"),
     (_pruned, "no answer to each"),
     (_other_attention, "layers without GroupQueryAttention"),
     (_retype("logits", TensorProto.BFLOAT16), "logits is type 16"),
@@ -259,7 +259,7 @@ def test_without_the_dialect_the_error_names_it(folder):
 def test_tokenizers_that_do_not_fit_are_refused(folder):
     big = genai_folder(folder.parent / "big", vocab=200)
     (folder / "tokenizer.json").write_bytes((big / "tokenizer.json").read_bytes())
-    with pytest.raises(ExportError, match="knows 200 tokens, its graph only 128"):
+    with pytest.raises(ExportError, match="has 200 tokens, its graph only 128"):
         keep(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ExportError, match="tokenizer"):
@@ -274,7 +274,7 @@ def test_tokenizers_that_do_not_fit_are_refused(folder):
     [{"precision": "int4"}, {"first_layers": 1}, {"context": 64}, {"ignore_keys": ["a"]}],
 )
 def test_what_would_change_the_graph_is_refused(folder, options):
-    with pytest.raises(ExportError, match="keeps a folder as it is"):
+    with pytest.raises(ExportError, match="copies a folder unchanged"):
         keep(folder, **options)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import open_model
@@ -96,9 +96,9 @@ def test_an_architecture_that_our_exporter_does_not_know_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "architecture", "said"),
     [
-        ({"ssm.conv_kernel": 4}, "jamba", "jamba keeps a state"),
-        ({"shortconv.l_cache": 3}, "lfm2", "lfm2 keeps a state"),
-        ({"wkv.head_size": 64}, "rwkv7", "rwkv7 keeps a state"),
+        ({"ssm.conv_kernel": 4}, "jamba", "jamba has recurrent states"),
+        ({"shortconv.l_cache": 3}, "lfm2", "lfm2 has recurrent states"),
+        ({"wkv.head_size": 64}, "rwkv7", "rwkv7 has recurrent states"),
         ({"attention.causal": False}, "bert", "token by token"),
         ({"decoder_start_token_id": 0}, "t5", "token by token"),
         ({"block_count": 0}, "gemma2", "gemma2.block_count"),
@@ -115,10 +115,10 @@ def test_models_of_no_use_are_refused(tmp_path, changes, architecture, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"block_count": 3}, "block_count is 3, and the file has tensors of 4"),
-        ({"block_count": 4096}, "block_count is 4096, and the file has tensors of 4"),
-        ({"expert_count": 4}, "expert_count is 4, and no tensor is of experts"),
-        ({"expert_used_count": 9}, "expert_used_count is 9, of 0 experts"),
+        ({"block_count": 3}, "block_count is 3, but the file has tensors of 4"),
+        ({"block_count": 4096}, "block_count is 4096, but the file has tensors of 4"),
+        ({"expert_count": 4}, "expert_count is 4, but no tensor holds experts"),
+        ({"expert_used_count": 9}, "expert_used_count is 9 of 0 experts"),
         ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
         ({"attention.layer_norm_rms_epsilon": -1.0}, "epsilon is -1.0"),
         ({"attention.layer_norm_epsilon": float("inf")}, "epsilon is"),
@@ -141,7 +141,7 @@ def test_a_tokenizer_that_is_not_known_is_refused_with_its_name(tmp_path):
 )
 def test_what_would_change_the_file_is_refused(tmp_path, options):
     file = gguf_file(tmp_path / "tiny.gguf")
-    with pytest.raises(ExportError, match="as it is"):
+    with pytest.raises(ExportError, match="unchanged"):
         export_model(str(file), tmp_path / "kept", dialect="llamacpp", **options)
     for other in (str(tmp_path), "some/model"):
         with pytest.raises(ExportError, match="no GGUF file"):
@@ -150,7 +150,7 @@ def test_what_would_change_the_file_is_refused(tmp_path, options):
 
 def test_without_llama_cpp_the_error_says_what_to_install(tmp_path, without_llama_cpp):
     artifact = gguf_artifact(tmp_path)
-    with pytest.raises(ProviderError, match=re.escape(installing("llamacpp"))):
+    with pytest.raises(ProviderError, match=re.escape(install_command("llamacpp"))):
         open_model(artifact)
     with pytest.raises(ProviderError, match="not on tensorrt"):
         open_model(artifact, provider="tensorrt")

@@ -59,7 +59,7 @@ def test_the_tokens_of_a_text_are_kept_first(
     assert "little text" in told.err
     cut = Artifact.open(out)
     cut.verify()
-    kept = cut.kept
+    kept = cut.head_tokens
     assert kept is not None
     own = Tokenizer(cut)
     assert {*own.encode("zzzz xyz"), *cut.manifest.eos_ids} <= {*kept.tolist()}
@@ -97,9 +97,9 @@ def test_of_another_vocabulary_what_it_lacks_is_kept_last(
     assert export(source, out, "--keep-tokens", 20, "--for", target.path) == 0
     assert "of all are tokens of the target, too" in capsys.readouterr().err
     cut = Artifact.open(out)
-    assert cut.kept is not None
+    assert cut.head_tokens is not None
     own = Tokenizer(cut)
-    assert {own.encode(letter)[-1] for letter in "abcdefgh"} <= {*cut.kept.tolist()}
+    assert {own.encode(letter)[-1] for letter in "abcdefgh"} <= {*cut.head_tokens.tolist()}
 
 
 def test_beside_a_target_that_has_all_tokens_none_is_useless(
@@ -151,7 +151,7 @@ def test_wrong_usage_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("content", "count", "reason"),
     [
-        (b"abc", 100_000, "--keep-tokens takes fewer, not 100000"),
+        (b"abc", 100_000, "--keep-tokens must be less, not 100000"),
         (b"", 40, "holds no text"),
         (b"\xff\xfe\0\0", 40, "is not UTF-8 text"),
         (None, 40, "cannot be read"),
@@ -181,4 +181,4 @@ def test_a_target_with_a_cut_head_is_none(
     assert export(source, tmp_path / "cut", "--keep-tokens", 40, "--for", text) == 0
     options = ("--keep-tokens", 30, "--for", tmp_path / "cut")
     assert export(source, tmp_path / "out", *options) == 66
-    assert "can say only 40 of its tokens" in capsys.readouterr().err
+    assert "computes logits for only 40 of its tokens" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
     [
         ("scales", lambda it: it[:, :-8], "do not fit each other"),
         ("qzeros", lambda it: it[:-1], "do not fit each other"),
-        ("qzeros", lambda it: it * 0 - 1, "for 0 or for 16"),
+        ("qzeros", lambda it: it * 0 - 1, "as 0 and others as 16"),
         ("g_idx", lambda it: it * 0, "do not fit each other"),
         ("g_idx", lambda it: it + 7, "do not fit each other"),
         ("qweight", lambda it: it.astype(np.float32), "of type F32"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.engines.tokenizer import BYTE_OF_CHARACTER, Tokenizer
+from pilotfish.engines.token_bytes import BYTE_OF_CHARACTER
+from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS
 from tests.support.tokenizer_strings import make_strings

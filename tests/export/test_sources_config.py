@@ -14,7 +14,7 @@ from pilotfish.export.architectures.architecture import ALL, ATTENTION, MLP, QKV
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import Form, Layer, ModelConfig
 from pilotfish.export.parts import Rope
-from pilotfish.export.sources.huggingface_config import read_config
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import (
     LLAMA,
 )
@@ -167,7 +167,7 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
             "short_factor must be a list of 4",
         ),
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "between layers"),
-        (LLAMA | {"partial_rotary_factor": 0.5}, "part of the head"),
+        (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor below 1"),
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
         (LLAMA | {"hidden_size": "32"}, "hidden_size is '32'"),
         (LLAMA | {"num_attention_heads": 0}, "num_attention_heads is 0"),

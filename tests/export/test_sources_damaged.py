@@ -76,7 +76,7 @@ def silent(label: str, done: int, total: int | None) -> None:
         ),
         (
             lambda path: (path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 9})),
-            "knows 260 tokens",
+            "has 260 tokens",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_what_is_there_twice_is_refused(tmp_path: Path, name: str, other: str) -
     """Readers differ in which of the two they take."""
     path = write_gguf(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace(other.encode(), name.encode()))
-    with pytest.raises(ExportError, match=f"{name} is there twice"):
+    with pytest.raises(ExportError, match=f"{name} occurs twice"):
         GgufSource(path, silent)
 
 

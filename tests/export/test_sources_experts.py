@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.parts import Experts
 from pilotfish.export.sources.huggingface import DirectorySource, open_directory
-from pilotfish.export.sources.huggingface_config import read_config
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_directory
 
 Floats = NDArray[np.float32]
@@ -202,7 +202,7 @@ def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> No
 @pytest.mark.parametrize(
     ("config", "change", "words"),
     [
-        (MIXTRAL, {"num_experts_per_tok": 4}, "num_experts_per_tok is 4, and there are 3 experts"),
+        (MIXTRAL, {"num_experts_per_tok": 4}, "num_experts_per_tok is 4, but there are 3 experts"),
         (MIXTRAL, {"num_local_experts": 4}, r"moe\.gate\.weight has .*num_local_experts 4 asks"),
         (MIXTRAL, {"num_experts": 4}, "two names of one key, and differ"),
         (MIXTRAL, {"intermediate_size": 32}, r"experts\.0\.w1.*intermediate_size 32"),
@@ -213,7 +213,7 @@ def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> No
         (QWEN, {"decoder_sparse_step": 2}, r"layers\.0\.mlp\.gate_proj"),
         (QWEN, {"mlp_only_layers": ["all"]}, "must be a list of layers"),
         (QWEN, {"use_sliding_window": True}, "only False is supported"),
-        (QWEN, {"n_group": 2}, "n_group: not known here"),
+        (QWEN, {"n_group": 2}, "n_group: unknown"),
         (QWEN, {"quantization_config": {"quant_method": "mxfp4"}}, "is quantised"),
         (GPT_OSS, {"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         (QWEN, {"model_type": "deepseek_v3"}, "this mixture-of-experts model is not supported"),

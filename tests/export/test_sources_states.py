@@ -17,8 +17,8 @@ from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Recurrence, StateSpace
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import describe_directory
-from pilotfish.export.sources.huggingface_config import read_config
 from pilotfish.export.weights import shapes
+from tests.support.configs import read_config
 from tests.support.small_checkpoints import LLAMA, VOCAB, tokenizer_json
 
 SIZES = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
@@ -52,7 +52,7 @@ def test_state_spaces_are_read() -> None:
     config = read(GRANITE)
     assert config.recurrence == Recurrence(4, 8, 2, 16, 8, StateSpace())
     assert [layer.kind for layer in config.pattern] == ["space", "space", "attention"]
-    assert all(layer.experts and layer.fed and layer.rope is None for layer in config.pattern)
+    assert all(layer.experts and layer.has_mlp and layer.rope is None for layer in config.pattern)
     assert config.experts.shared == 64
     dense = read(GRANITE, num_local_experts=0, num_experts_per_tok=0)
     assert (dense.experts, dense.intermediate) == (None, 64)
@@ -60,7 +60,7 @@ def test_state_spaces_are_read() -> None:
 
 def test_layers_of_one_part_are_read_in_either_spelling() -> None:
     spelt = read(NEMOTRON)
-    kinds = [(layer.kind, layer.fed) for layer in spelt.pattern]
+    kinds = [(layer.kind, layer.has_mlp) for layer in spelt.pattern]
     assert kinds == [("space", False), ("none", True), ("attention", False), ("none", True)]
     assert (spelt.recurrent, spelt.cached) == ([0], [2])
     listed = {key: value for key, value in NEMOTRON.items() if key != "hybrid_override_pattern"}
@@ -80,16 +80,16 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("values", "changes", "told"),
     [
-        (GRANITE, {"time_step_limit": [2.0, 1.0]}, "steps of 2.0 to 1.0 are none"),
+        (GRANITE, {"time_step_limit": [2.0, 1.0]}, "steps from 2.0 to 1.0 are impossible"),
         (GRANITE, {"time_step_limit": None}, "must be two numbers"),
         (GRANITE, {"mamba_d_head": 16}, "mamba_n_heads 8 × mamba_d_head 16"),
         (GRANITE, {"mamba_n_groups": 3}, "no multiple of mamba_n_groups 3"),
         (GRANITE, {"mamba_d_conv": 1}, "mamba_d_conv is 1: 2 to 16"),
-        (GRANITE, {"hidden_act": "gelu"}, "'silu' they are"),
+        (GRANITE, {"hidden_act": "gelu"}, "only with 'silu'"),
         (NEMOTRON, {"hybrid_override_pattern": "MEM*"}, "mixtures of experts are not supported"),
         (NEMOTRON, {"layers_block_type": ["mlp"]}, "differ: remove one"),
-        (NEMOTRON, {"hybrid_override_pattern": ""}, "names the layers"),
-        (NEMOTRON, {"mamba_hidden_act": "gelu"}, "'silu' they are"),
+        (NEMOTRON, {"hybrid_override_pattern": ""}, "which lists the layers"),
+        (NEMOTRON, {"mamba_hidden_act": "gelu"}, "only with 'silu'"),
     ],
 )
 def test_what_contradicts_itself_is_refused(

@@ -201,7 +201,7 @@ def test_a_begin_that_only_the_tokenizer_names(tmp_path: Path) -> None:
         (END, None, None),
         (END, CHATML, r"puts <\|im_end\|> after an answer, which is no end token \(<\|end\|>\)"),
         (None, CHATML, r"no file names an end token \(the chat template puts <\|im_end\|> after"),
-        (None, None, "no file names an end token, so that answers end at"),
+        (None, None, "no file names an end token, so answers end only at"),
     ],
 )
 def test_answers_that_would_not_end_are_warned_of(

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pilotfish.engines.tokenizer import Tokenizer as ModelTokenizer
-from pilotfish.export.chat_check import vocabulary_of
+from pilotfish.export.chat_check import build_vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
@@ -39,7 +39,7 @@ from tests.support.small_checkpoints import (
 def test_an_empty_token_writes_nothing(tmp_path: Path, name: str) -> None:
     written = f"{{{{ {name} is defined }}}}[{{{{ {name} }}}}]{PLAIN}"
     source = source_of(tmp_path, {name: ""}, chat_template__jinja=written)
-    template = vocabulary_of(source).template
+    template = build_vocabulary(source).template
     assert template is not None
     assert template.render(ONE) == "True[]hi"
 
@@ -175,7 +175,7 @@ def test_readers_that_differ_in_spaces_are_told_of(
         read_tokenizer(tmp_path)
     said = [record.getMessage() for record in caplog.records]
     assert bool(said) == told
-    assert all("behind a control token" in sentence for sentence in said)
+    assert all("between a control token" in sentence for sentence in said)
 
 
 @pytest.mark.parametrize("outer", [None, 258])

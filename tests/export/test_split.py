@@ -164,11 +164,11 @@ def test_layers_are_shared_out(
         ({"stages": 0}, "1 to 4 stages, not 0"),
         ({"stages": 5}, "1 to 4 stages, not 5"),
         ({"stages": -1}, "1 to 4 stages"),
-        ({"layers": []}, "do not make the 4"),
-        ({"layers": [2, 1]}, "2,1 layers do not make the 4"),
+        ({"layers": []}, "do not add up to the model's 4"),
+        ({"layers": [2, 1]}, "2,1 layers do not add up to the model's 4"),
         ({"layers": [4, 0]}, "1 or more"),
         ({"layers": [5, -1]}, "1 or more"),
-        ({"layers": [2, 2], "stages": 3}, "for 2 stages, but there are to be 3"),
+        ({"layers": [2, 2], "stages": 3}, "for 2 stages, but 3 are requested"),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(
@@ -235,7 +235,7 @@ def test_a_graph_that_is_not_ours_is_not_cut(tmp_path: Path) -> None:
             if entry.key == "location":
                 entry.value = "../secret"
     damaged(model, "model.onnx", graph.SerializeToString())
-    with pytest.raises(ExportError, match="not its own"):
+    with pytest.raises(ExportError, match="not in the artifact"):
         split_artifact(model.path, tmp_path / "cut", stages=2)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

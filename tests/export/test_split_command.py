@@ -47,7 +47,7 @@ def test_the_command_prints_the_folders(tmp_path: Path, capsys: pytest.CaptureFi
         (["--layers", "1,x"], 2, "8,8,7,7"),
         (["--layers", ""], 2, "8,8,7,7"),
         (["--stages", 5], 65, "1 to 4 stages"),
-        (["--layers", "1,2"], 65, "do not make the 4"),
+        (["--layers", "1,2"], 65, "do not add up to the model's 4"),
         (["--stages", 3, "--layers", "2,2"], 65, "for 2 stages"),
         (["--stages", 2, "--out", "/proc/none"], 74, "/proc"),
     ],

@@ -6,10 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from pilotfish.export.architectures import ARCHITECTURES
-from pilotfish.export.supported import markdown, supported
+from pilotfish.export.dialects import DIALECTS
+from pilotfish.export.supported import TRANSFORMERS, TREES, SupportedModel, supported
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -30,3 +32,25 @@ def test_the_command_lists_every_class() -> None:
     assert by_type["lfm2"]["drafts"] == "chains"
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "gemma3_text" in shown
+
+
+def markdown(models: Sequence[SupportedModel]) -> str:
+    """Format the table of docs/models.md."""
+    lines = [
+        "| `model_type` | models | dialects | token trees | stages | GGUF |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model in models:
+        marks = (model.drafts == TREES, model.stages, model.gguf)
+        cells = (
+            f"`{model.model_type}`",
+            model.models,
+            ", ".join(model.dialects),
+            *("✓" if mark else "–" for mark in marks),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    precisions = "; ".join(
+        f"{name}: {', '.join(dialect.precisions)}" for name, dialect in DIALECTS.items()
+    )
+    told = f"All give hidden states. Tested against transformers {TRANSFORMERS}."
+    return "\n".join([*lines, "", f"Precisions: {precisions}. {told}"])

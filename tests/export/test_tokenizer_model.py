@@ -163,8 +163,8 @@ def test_text_behind_a_symbol_goes_on() -> None:
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
     data = trained("bpe")
     cases: list[tuple[bytes, dict[str, Any], str]] = [
-        (trained("char"), {}, "neither of BPE nor of Unigram"),
-        (trained("bpe", treat_whitespace_as_suffix=True), {}, "spaces behind words"),
+        (trained("char"), {}, "neither BPE nor Unigram"),
+        (trained("bpe", treat_whitespace_as_suffix=True), {}, "spaces after words"),
         (b"IQ== 0\nIg== 1\n", {}, "tiktoken's form"),
         (b"\xff\xff", {}, "no SentencePiece model"),
         (b"", {}, "no SentencePiece model"),

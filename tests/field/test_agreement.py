@@ -24,7 +24,7 @@ TOKENS = 60
 
 def opened(artifact, target):
     """A drafter with its bridge to a target of this vocabulary."""
-    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
     pair = Pair(Vocabulary.from_artifact(artifact), target)
     drafter.set_bridge(pair.bridge())
     return drafter, pair

@@ -466,7 +466,7 @@ def test_a_target_whose_head_was_cut(pair, tmp_path, capsys):
     cut = tiny_artifact(tmp_path / "cut", kept=[1, 2, 127])
     assert run(pair.draft, "--target", cut.path) == 66
     told = capsys.readouterr().err
-    assert "can say only 3 of its tokens" in told
+    assert "computes logits for only 3 of its tokens" in told
     assert "serving" not in told
 
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.cli import main
 from pilotfish.field.drawing import PALETTE
 from pilotfish.field.papers import PAPERS
@@ -100,7 +100,7 @@ def test_plots_are_drawn_and_named(name: str, tmp_path: Path, capsys):
 def test_plots_without_matplotlib_name_the_extra(tmp_path: Path):
     done = field_paper("dssd", "--json", "-", "--out", tmp_path, before=NO_MATPLOTLIB)
     assert done.returncode == 64
-    assert installing("field") in done.stderr
+    assert install_command("field") in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

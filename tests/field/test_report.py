@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.cli import main
 from pilotfish.field.report.measured import read_run, with_unique_names
 from pilotfish.field.report.pictures import draw
@@ -221,4 +221,4 @@ def test_without_matplotlib_a_line_says_what_to_install(walk, tmp_path):
     )
     assert done.returncode == 64
     (line,) = done.stderr.strip().splitlines()
-    assert installing("field") in line
+    assert install_command("field") in line

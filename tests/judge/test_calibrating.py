@@ -65,13 +65,13 @@ def test_positions_together_are_what_the_rule_does_at_each(
     lengths = (7, 1, 12)
     every = [c for n, length in enumerate(lengths) for c in comparisons(10 * seed + n, length)]
     seen = observed(seed, relaxation.tau, lengths)
-    accepted = [one.accepted(relaxation) for one in every]
+    accepted = [one.accepted_mass(relaxation) for one in every]
     expected = [one.deviation(some) for one, some in zip(every, accepted, strict=True)]
     np.testing.assert_allclose(seen.deviation(relaxation), expected, atol=1e-12)
     outcome = seen.outcome(relaxation, 4)
     assert outcome.relaxed == pytest.approx(np.mean([some.sum() for some in accepted]))
     assert outcome.relaxed - outcome.strict == pytest.approx(outcome.deviation)
-    key = [float(one.drafter[one.critical(relaxation)].sum()) for one in every]
+    key = [float(one.drafter[one.key_tokens(relaxation)].sum()) for one in every]
     assert outcome.key == pytest.approx(np.mean(key))
     assert (outcome.prompts, outcome.positions) == (3, 20)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.judge.instances import InstanceOptions, instances
 from pilotfish.judge.thresholds import POINTS, auc, curve, recommend_threshold
@@ -64,7 +64,7 @@ def test_the_recommended_threshold_is_the_largest_within_the_risk() -> None:
 
 def test_training_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(EngineError, match=re.escape(installing("judge"))):
+    with pytest.raises(EngineError, match=re.escape(install_command("judge"))):
         train(
             "x",
             MINED,

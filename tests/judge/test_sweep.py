@@ -164,7 +164,7 @@ def test_selective_asks_once_where_there_are_mismatches() -> None:
 def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: Any) -> None:
     at = data.draw(st.lists(st.integers(0, drafted - 1), min_size=1, unique=True).map(sorted))
     states = np.ones((drafted, SIZES.hidden), np.float32)
-    draft = JudgedDraft(np.zeros(drafted, np.uint32), states=states.__getitem__)
+    draft = JudgedDraft(np.zeros(drafted, np.uint32), states=states)
     none = np.empty(0, np.uint32)
     # one round whose m mismatches were all decided on
     one = [tally(True, CourseRound(drafted, drafted, len(at), len(at), len(at)))]

@@ -196,7 +196,7 @@ def test_int8_holds_mxfp4_exactly(in_blocks: Reference) -> None:
     source = open_directory(str(in_blocks.path), lambda *_: None)
     for part in ("gate_proj", "down_proj"):
         weight = source.tensor(f"model.layers.1.mlp.experts.2.{part}.weight")
-        rounded = quantize(part, weight, 8, shifted=False)
+        rounded = quantize(part, weight, 8, offsets_allowed=False)
         steps = rounded.codes.astype(np.float32) - rounded.zero_point
         again = (steps.reshape(len(weight), -1, 32) * rounded.scales[..., None]).reshape(
             weight.shape

@@ -98,7 +98,7 @@ def another_head(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "change", "named"),
     [
-        ({}, both_rotary, "rope_parameters and rope_scaling both"),
+        ({}, both_rotary, "rope_parameters and rope_scaling are both"),
         ({"tie_word_embeddings": True}, another_head, "another lm_head.weight"),
         ({}, not_causal, "is_causal is False"),
     ],
@@ -183,7 +183,7 @@ def test_defaults_are_those_of_the_class(
 def test_every_key_that_transformers_writes_passes(family: str) -> None:
     import transformers
 
-    from pilotfish.export.sources.huggingface_config import read_config
+    from tests.support.configs import read_config
 
     config = getattr(transformers, f"{family}Config")()
     if family == "Mistral":

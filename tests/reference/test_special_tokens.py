@@ -13,11 +13,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from pilotfish.engines.engine_errors import TemplateError
-from pilotfish.export.chat_check import vocabulary_of
+from pilotfish.export.chat_check import build_vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_templates
-from pilotfish.export.tokenizers.roles import CLASSES, MISNAMED, OF_MODEL, tokenizer_class
+from pilotfish.export.tokenizers.roles import CLASSES, MISNAMED, CLASS_OF_MODEL_TYPE, tokenizer_class
 from tests.support.small_checkpoints import LLAMA, tokenizer_json, write_directory
 
 pytestmark = pytest.mark.reference
@@ -181,7 +181,7 @@ def compare(folder: Path) -> int:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(folder)
-    ours = vocabulary_of(DirectorySource(folder, lambda *step: None))
+    ours = build_vocabulary(DirectorySource(folder, lambda *step: None))
     known = Tokenizer.from_str(ours.tokenizer_json).get_vocab()
     named = {
         name: one for name, one in theirs.special_tokens_map.items() if not one or one in known
@@ -262,7 +262,7 @@ def test_classes_have_the_tokens_that_transformers_gives_them() -> None:
             if key.endswith("_token") and isinstance(parameter.default, str)
         }
         assert tokens == stated, name
-    for model_type, name in OF_MODEL.items():
+    for model_type, name in CLASS_OF_MODEL_TYPE.items():
         theirs = auto.TOKENIZER_MAPPING_NAMES.get(model_type)
         assert (theirs or name) == (name or "TokenizersBackend"), model_type
     assert MISNAMED <= auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS

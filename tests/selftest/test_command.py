@@ -14,10 +14,14 @@ import pytest
 
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, UNCUT
+from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, WITHOUT_STAGES
 from pilotfish.selftest.protocols import LOSSLESS
 from pilotfish.selftest.providers import FP32, VARIANTS
 from tests.support.commands import command
+
+# A module for all processes of the command, and the kinds of models that it leaves.
+FEW = ("tests.support.few_kinds", (TARGET, "lfm2"))
+WHOLE = pytest.param("", tuple(KINDS), marks=pytest.mark.slow)
 
 
 def selftest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,9 +44,12 @@ def statuses(found: dict[str, Any], **wanted: str) -> dict[str, str]:
     }
 
 
-def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "kinds"), [FEW, WHOLE], ids=["few kinds", "all kinds"])
+def test_the_cpu_passes_and_what_is_not_there_is_named(
+    tmp_path: Path, module: str, kinds: tuple[str, ...]
+) -> None:
     out = tmp_path / "figures.json"
-    done = selftest(tmp_path, "--json", "--out", str(out))
+    done = selftest(tmp_path, "--json", "--out", str(out), PILOTFISH_PROTOCOLS=module)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert json.loads(out.read_text()) == found
@@ -50,7 +57,8 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert found["providers"].keys() == PROVIDERS.keys()
     for name, presence in found["providers"].items():
         assert presence["there"] or presence["reason"], name
-    for model in KINDS:
+    assert {each["model"] for each in found["findings"]} == {*kinds}
+    for model in kinds:
         for variant in VARIANTS["cpu"]:
             of = {"provider": "cpu", "model": model, "dialect": variant.dialect}
             told = statuses(found, **of)
@@ -62,7 +70,7 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
                 assert told.pop("tree") == "not there", of
             assert set(told.values()) == {"passed"}, of
             first = variant.dialect == "opset24"
-            assert ("stages" in told) == (first and model not in UNCUT), of
+            assert ("stages" in told) == (first and model not in WITHOUT_STAGES), of
             assert (told.keys() >= LOSSLESS.keys()) == (first and model in BOTH_ENDS), of
     own = [each for each in found["findings"] if each["provider"] == "cpu"]
     apart = [each["difference"] for each in own if "difference" in each]
@@ -75,21 +83,24 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert "cpu: llama" in done.stderr  # what takes long is told
 
 
-@pytest.mark.timing
-def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "kinds"), [FEW, WHOLE], ids=["few kinds", "all kinds"])
+def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
+    tmp_path: Path, module: str, kinds: tuple[str, ...]
+) -> None:
     """All of it through the processes of the command; the edge alone has a fault."""
     done = selftest(
         *(tmp_path, "--provider", "tensorrt", "--out", str(tmp_path / "figures.json")),
-        PILOTFISH_PROTOCOLS="tests.support.doubled_gpu",
+        PILOTFISH_PROTOCOLS=f"tests.support.doubled_gpu,{module}",
     )
+    stateful = {*STATEFUL} & {*kinds}
     assert done.returncode == 1, done.stderr
     found = json.loads((tmp_path / "figures.json").read_text())
     told = Counter((each["check"], each["status"]) for each in found["findings"])
     for check in ("opening", *CHECKS):  # 10.16 knows both dialects
-        assert told.pop((check, "passed")) == len(KINDS) - len(STATEFUL) + 2
-    assert told.pop(("opening", "left out")) == len(STATEFUL)
+        assert told.pop((check, "passed")) == len(kinds) - len(stateful) + 2
+    assert told.pop(("opening", "left out")) == len(stateful)
     assert told.pop(("stages", "left out")) == 1
-    ends = len(set(BOTH_ENDS) - set(STATEFUL))
+    ends = len({*BOTH_ENDS} & {*kinds} - stateful)
     assert told == dict.fromkeys([(name, "differs") for name in LOSSLESS], ends)
     machine = found["providers"]["tensorrt"]["machine"]
     assert machine["tensorrt"] == "10.16.2"
@@ -97,7 +108,7 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(tmp_path:
     assert machine["cuda"] == "12.6"
     assert "SOMETHING DIFFERS" in done.stdout
     assert "instead of" in done.stdout
-    assert "lfm2 keeps states" in " ".join(done.stdout.split())
+    assert "lfm2 has recurrent states" in " ".join(done.stdout.split())
     assert "building its engine" in done.stderr
 
 

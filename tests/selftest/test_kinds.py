@@ -17,8 +17,7 @@ from pilotfish.engines.states import StateCache, StateStep
 from pilotfish.export.model import export_model
 from pilotfish.selftest.check_artifacts import CheckArtifacts
 from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import KINDS, LINEAR, SHARPNESS, STATEFUL, Spoil, write_model
-from pilotfish.selftest.storing import Floats
+from pilotfish.selftest.models import KINDS, LINEAR, SHARPNESS, STATEFUL, Floats, Spoil, write_model
 from pilotfish.selftest.worker import STAGES
 from tests.selftest.test_faults import MIXTURES, differing, findings, job, shelf
 from tests.support import tensorrt_double
@@ -95,12 +94,12 @@ def trees_are_read_as_chains(patch: Patch) -> None:
 
 
 def states_stay_when_tokens_are_taken_back(patch: Patch) -> None:
-    real = states._Path.resume
+    real = states._SlotStates.resume
 
-    def resume(path: states._Path, length: int) -> int:
+    def resume(path: states._SlotStates, length: int) -> int:
         return real(path, max(length, path._high) if length else 0) and length
 
-    patch.setattr(states._Path, "resume", resume)
+    patch.setattr(states._SlotStates, "resume", resume)
 
 
 def all_of_a_chain_is_kept(patch: Patch) -> None:
@@ -112,18 +111,18 @@ def two_slots_share_their_states(patch: Patch) -> None:
 
     def make(cache: StateCache, *arguments: object) -> None:
         real(cache, *arguments)  # type: ignore[arg-type]  # as it was called
-        cache._paths[3:] = cache._paths[2:3] * len(cache._paths[3:])  # the reference has one slot
+        cache._slots[3:] = cache._slots[2:3] * len(cache._slots[3:])  # the reference has one slot
 
     patch.setattr(StateCache, "__init__", make)
 
 
 def trails_end_at_128(patch: Patch) -> None:
-    real = states._Path._write
+    real = states._SlotStates._write
 
-    def write(path: states._Path, start: int, inputs: Floats) -> None:
+    def write(path: states._SlotStates, start: int, inputs: Floats) -> None:
         real(path, start, inputs if start < 128 else np.zeros_like(inputs))
 
-    patch.setattr(states._Path, "_write", write)
+    patch.setattr(states._SlotStates, "_write", write)
 
 
 FAULTS: list[tuple[Callable[[Patch], None], set[str]]] = [
@@ -155,7 +154,7 @@ def test_trees_of_states_are_not_there_and_say_why(shelf: CheckArtifacts, model:
     assert STAGES not in found
     tree = found.pop("tree")
     assert tree["status"] == "not there"
-    assert "keeps states that follow one chain" in tree["reason"]
+    assert "has recurrent states, which follow one chain" in tree["reason"]
     assert {each["status"] for each in found.values()} == {"passed"}
 
 

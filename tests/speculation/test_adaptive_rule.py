@@ -32,6 +32,7 @@ from pilotfish.speculation.truncation import truncate
 from tests.support.enumeration import (
     Ended,
     Model,
+    distribution_of,
     draw,
     kinds,
     law_of,
@@ -92,7 +93,7 @@ def position_law(p, row, relaxation):
     """Of one position, summed up by hand from what is accepted: f64 [V]."""
     seen = DistributionComparison(p, row)
     accepted = np.zeros(len(p))
-    accepted[row.support] = seen.accepted(relaxation)
+    accepted[row.support] = seen.accepted_mass(relaxation)
     return accepted + (1.0 - accepted.sum()) * residual(p / p.sum(dtype=np.float64), row)
 
 
@@ -121,10 +122,10 @@ def test_the_expected_sum_of_deviations_bounds_the_texts_total_variation(pair, r
 def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
     p, q = pair[0](()), pair[1](())
     seen = DistributionComparison(p, q)
-    accepted = seen.accepted(relaxation)
-    assert (accepted >= seen.strict()).all()
+    accepted = seen.accepted_mass(relaxation)
+    assert (accepted >= seen.strict_mass()).all()
     assert (accepted <= seen.drafter).all()
-    strict = float(beta(p / p.sum(dtype=np.float64), q.dense(len(p))))
+    strict = float(beta(p / p.sum(dtype=np.float64), distribution_of(q, len(p))))
     assert accepted.sum() == pytest.approx(strict + seen.deviation(accepted), abs=EXACT)
     assert 0.0 <= seen.deviation(accepted) <= 1.0 - strict + EXACT
 
@@ -134,7 +135,7 @@ def test_acceptance_rises_by_the_deviation_and_never_falls(pair, relaxation):
 def test_more_tau_accepts_no_less_of_any_token(pair, taus):
     p, q = pair[0](()), pair[1](())
     seen = DistributionComparison(p, q)
-    accepted = [seen.softened(tau) for tau in sorted(taus)]
+    accepted = [seen.softened_mass(tau) for tau in sorted(taus)]
     for less, more in pairwise(accepted):
         assert (more >= less - EXACT).all()
 
@@ -148,7 +149,7 @@ def test_more_is_key_where_a_clause_is_stricter(pair, relaxation):
         replace(relaxation, lambda2=relaxation.lambda2 / 2),
         replace(relaxation, lambda3=min(1.0, relaxation.lambda3 + 0.3)),
     ):
-        assert (seen.critical(stricter) >= seen.critical(relaxation)).all()
+        assert (seen.key_tokens(stricter) >= seen.key_tokens(relaxation)).all()
 
 
 @given(pairs(), relaxations)
@@ -225,10 +226,10 @@ def test_each_clause_makes_tokens_key():
     assert seen.norm_match == 1.0  # all three are among the target's four
     np.testing.assert_allclose(seen.gap, [0.3, 0.0, 0.45])
     loose = {"tau": 0.5, "lambda1": 1.0, "lambda2": 0.4, "lambda3": 0.5}
-    assert seen.critical(Relaxation(**loose)).tolist() == [False, False, True]
-    assert seen.critical(Relaxation(**{**loose, "lambda2": 0.2})).tolist() == [True, False, True]
-    assert seen.critical(Relaxation(**{**loose, "lambda1": 0.9})).all()
-    assert not seen.critical(Relaxation(**{**loose, "lambda2": 0.5, "lambda3": 1.0})).any()
+    assert seen.key_tokens(Relaxation(**loose)).tolist() == [False, False, True]
+    assert seen.key_tokens(Relaxation(**{**loose, "lambda2": 0.2})).tolist() == [True, False, True]
+    assert seen.key_tokens(Relaxation(**{**loose, "lambda1": 0.9})).all()
+    assert not seen.key_tokens(Relaxation(**{**loose, "lambda2": 0.5, "lambda3": 1.0})).any()
 
 
 def test_the_overlap_is_of_the_ten_likeliest_with_their_ties():

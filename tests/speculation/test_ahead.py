@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pilotfish.speculation.ahead import MOST_AHEAD, draft_length, price, survival, token_costs
+from pilotfish.speculation.ahead import MOST_AHEAD, draft_cost, draft_length, survival, token_costs
 from tests.support.examples import examples
 
 WIDTH = 15  # drafts that the edge takes into a pass at most
@@ -63,7 +63,7 @@ def test_the_model_is_the_simulation(cell: tuple[float, ...]) -> None:
         rtt_s=rtt_ms * 1e-3,
         draft_s=draft_ms * 1e-3,
         pass_s=passes(a_ms, b_ms),
-        lead=24,
+        most_ahead=24,
     )
     token_ms, *counts = SIMULATED[cell]
     assert found.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
@@ -73,7 +73,7 @@ def test_the_model_is_the_simulation(cell: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("rtt_ms", PAIR_SIMULATED)
 def test_the_model_takes_how_a_pair_agrees_not_how_often(rtt_ms: int) -> None:
     found = token_costs(
-        np.array(PAIR), rtt_s=rtt_ms * 1e-3, draft_s=0.006, pass_s=passes(40, 0.3), lead=24
+        np.array(PAIR), rtt_s=rtt_ms * 1e-3, draft_s=0.006, pass_s=passes(40, 0.3), most_ahead=24
     )
     token_ms, *counts = PAIR_SIMULATED[rtt_ms]
     assert found.token_s * 1e3 == pytest.approx(token_ms, rel=0.02)
@@ -99,7 +99,12 @@ def test_at_its_price_no_draft_makes_a_token_dearer(
     pass_s = [token_s * (1 + steepness * taken) for taken in range(WIDTH + 1)]
     run = survival(alphas)
     found = token_costs(
-        run, rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, lead=ahead, price=price(pass_s)
+        run,
+        rtt_s=rtt_s,
+        draft_s=draft_s,
+        pass_s=pass_s,
+        most_ahead=ahead,
+        draft_cost=draft_cost(pass_s),
     )
     assert found.token_s <= token_s * (1 + ROUNDING)
     assert 1 / (WIDTH + 1) - ROUNDING <= found.passes <= 1 + ROUNDING
@@ -129,7 +134,7 @@ def test_without_agreement_it_is_the_target_alone(
     rtt_s: float, draft_s: float, token_s: float
 ) -> None:
     pass_s = [token_s * (1 + 0.01 * taken) for taken in range(WIDTH + 1)]
-    found = token_costs(np.ones(1), rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, price=0.01)
+    found = token_costs(np.ones(1), rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s, draft_cost=0.01)
     assert found.token_s == pytest.approx(token_s)
     assert (found.passes, found.positions) == (1.0, 1.0)
 
@@ -147,8 +152,10 @@ def test_a_device_drafts_as_far_as_the_odds_reach() -> None:
 
 
 def test_a_full_pass_has_its_price() -> None:
-    assert price([0.1, 0.11, 0.12]) == pytest.approx(0.1)
+    assert draft_cost([0.1, 0.11, 0.12]) == pytest.approx(0.1)
     # at that price a draft of these odds is left out, and it is `stream`
     steep = [0.1 + 0.08 * taken for taken in range(WIDTH + 1)]
-    found = token_costs(geometric(0.7), rtt_s=0.0, draft_s=0.001, pass_s=steep, price=price(steep))
+    found = token_costs(
+        geometric(0.7), rtt_s=0.0, draft_s=0.001, pass_s=steep, draft_cost=draft_cost(steep)
+    )
     assert (found.positions, found.token_s) == (1.0, pytest.approx(0.1))

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.speculation.coupling import count_agreed
-from pilotfish.speculation.mismatches import accept_forgiven, mismatches
+from pilotfish.speculation.agreement import accept_forgiven, count_agreed, mismatches
 
 VOCAB = 3
 LONGEST = 4

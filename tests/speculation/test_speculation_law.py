@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.speculation.acceptance import predicted_acceptance
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.candidates import choose, residual
-from pilotfish.speculation.confidence import predicted_acceptance
-from pilotfish.speculation.coupling import count_agreed
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.split import systematic
@@ -22,6 +22,7 @@ from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, SparseRow
 from tests.support.enumeration import (
     KINDS,
     Model,
+    distribution_of,
     dither,
     kinds,
     law_of,
@@ -248,7 +249,9 @@ def test_rows_of_one_frame_are_told_apart():
     joined = SparseRows.join(parts)
     assert len(joined) == 4
     for index, part in enumerate(parts):
-        np.testing.assert_array_equal(joined.row(index).dense(5), part.row(0).dense(5))
+        np.testing.assert_array_equal(
+            distribution_of(joined.row(index), 5), distribution_of(part.row(0), 5)
+        )
     assert len(SparseRows.join([])) == 0
 
 

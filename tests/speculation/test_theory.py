@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.speculation.candidates import choose
-from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.theory import (
+    Values,
     alpha,
     beta,
-    beta_bound,
     betas,
-    betas_bound,
     residuals,
     sigma,
     theta,
@@ -24,10 +23,41 @@ from pilotfish.speculation.theory import (
     tv,
 )
 from pilotfish.speculation.truncation import truncate
-from tests.support.enumeration import Model, draw, play_round, ways
+from tests.support.enumeration import Model, distribution_of, draw, play_round, ways
 from tests.support.examples import examples
 
 ROUNDING = 1e-12
+
+
+def beta_bound(q: Floats, q_hat: Row) -> float:
+    """Bound how much acceptance changes when q̂ is drafted from instead of q: |β̂ − β|.
+
+    σ as in Theorem 3.2 (tslt (20)), plus the TV of the quantisation: between q̂ and q renormalised
+    on the tokens of q̂. TV(q̂, q) itself, a tighter bound, is no more than this sum.
+    """
+    kept = q[q_hat.support]
+    mass = kept.sum(dtype=np.float64)
+    if mass <= 0.0:
+        return 1.0
+    return sigma(q, q_hat.support) + float(tv(kept / mass, q_hat.probabilities()))
+
+
+def betas_bound(p: Floats, q: Floats, k: int, distance: float) -> Values:
+    """Of each β⁽ʲ⁾, how much it changes at most when q moves by TV = ``distance``; f64 [k].
+
+    Theorem 4.14, tslt (35), where ``distance`` = σ: |β̂⁽ʲ⁾ − β⁽ʲ⁾| is at most
+    (1 + Σ_{i<j} Π_{i<s≤j} 2/Z⁽ˢ⁾)·σ. Here Z⁽ˢ⁾ = TV(p⁽ˢ⁻¹⁾, q), the mass of the residual that p⁽ˢ⁾
+    was normalised by; with TV(p⁽ˢ⁾, q), as (56) prints, it would not hold. An
+    acceptance cannot change by more than 1, which the bound soon exceeds.
+    """
+    moved = 0.0  # of TV(p̂⁽ʲ⁾, p⁽ʲ⁾), (33): each step doubles it and divides it by Z
+    bounds = []
+    for rest in residuals(p, q, k):
+        bounds.append(moved + distance)
+        z = float(tv(rest, q))
+        if moved + distance > 0.0:
+            moved = 2.0 * (moved + distance) / z if z > 0.0 else math.inf
+    return np.array(bounds)
 
 
 @st.composite
@@ -88,9 +118,9 @@ def test_theorem_3_2_truncation_changes_beta_by_at_most_sigma(pair, data):
         kept = np.flatnonzero(q)
     q_hat = Row(q[kept], kept.astype(np.uint32))
     cut_off = sigma(q, kept)
-    assert tv(q_hat.dense(len(q)), q) == pytest.approx(cut_off, abs=ROUNDING)
+    assert tv(distribution_of(q_hat, len(q)), q) == pytest.approx(cut_off, abs=ROUNDING)
     assert beta_bound(q, q_hat) == pytest.approx(cut_off, abs=ROUNDING)  # nothing is quantised
-    assert abs(beta(p, q_hat.dense(len(q))) - beta(p, q)) <= cut_off + ROUNDING
+    assert abs(beta(p, distribution_of(q_hat, len(q))) - beta(p, q)) <= cut_off + ROUNDING
 
 
 @given(
@@ -107,10 +137,10 @@ def test_what_is_shipped_changes_beta_by_at_most_the_bound(seed, temperature, to
     p, q = (probabilities(m.logits(()).astype(float)[None], shaped)[0] for m in (target, drafter))
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     q_hat = truncate(drafter.logits(()), sampling).row(0)
-    change = abs(beta(p, q_hat.dense(8)) - beta(p, q))
+    change = abs(beta(p, distribution_of(q_hat, 8)) - beta(p, q))
     bound = beta_bound(q, q_hat)
-    assert change <= tv(q_hat.dense(8), q) + ROUNDING
-    assert tv(q_hat.dense(8), q) <= bound + ROUNDING
+    assert change <= tv(distribution_of(q_hat, 8), q) + ROUNDING
+    assert tv(distribution_of(q_hat, 8), q) <= bound + ROUNDING
     # half octaves: no share is off by more than a factor of √2 after renormalising
     assert bound - sigma(q, q_hat.ids) <= (math.sqrt(2) - 1) / 2
 
@@ -118,7 +148,7 @@ def test_what_is_shipped_changes_beta_by_at_most_the_bound(seed, temperature, to
 def test_the_bound_of_theorem_3_2_is_reached():
     q, p = np.array([0.6, 0.4]), np.array([0.0, 1.0])
     q_hat = Row(np.array([1.0]), np.array([0], np.uint32))
-    assert beta(p, q) - beta(p, q_hat.dense(2)) == pytest.approx(beta_bound(q, q_hat))
+    assert beta(p, q) - beta(p, distribution_of(q_hat, 2)) == pytest.approx(beta_bound(q, q_hat))
 
 
 def test_a_row_that_shares_no_token_bounds_nothing():
@@ -166,7 +196,7 @@ def test_theorem_4_14_bounds_every_candidate(pair, data, k):
     kept = np.array(sorted(data.draw(st.sets(st.integers(0, len(q) - 1), min_size=1))))
     if not q[kept].sum():
         kept = np.flatnonzero(q)
-    q_hat = Row(q[kept], kept).dense(len(q))
+    q_hat = distribution_of(Row(q[kept], kept), len(q))
     bounds = betas_bound(p, q, k, sigma(q, kept))
     change = np.abs(betas(p, q_hat, k) - betas(p, q, k))
     for at in range(k):
@@ -191,7 +221,7 @@ def test_with_the_printed_index_theorem_4_14_does_not_hold():
     """(56) has Z⁽ˢ⁾ = TV(p⁽ˢ⁾, q). p and q are so close that a small cut turns the residual."""
     p, q = np.array([18, 1, 17]) / 36, np.array([19, 1, 19]) / 39
     kept = np.array([0, 2])
-    q_hat = Row(q[kept], kept).dense(3)
+    q_hat = distribution_of(Row(q[kept], kept), 3)
     cut_off = sigma(q, kept)
     change = abs(betas(p, q_hat, 2) - betas(p, q, 2))[1]
     first, second = residuals(p, q, 2)

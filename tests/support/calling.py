@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools
+from pilotfish.engines.chat_formats import CHAT_FORMATS, ChatFormat, Tools
 from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.grammar import Grammars
 from pilotfish.engines.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ from tests.support.writing import PIECES
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 CONTROLS = ["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|tool_call|>", "<|im_start|>"]
-CALLING = [family for family in FAMILIES if family.calls is not None]
+CALLING = [family for family in CHAT_FORMATS if family.calls is not None]
 
 # What tells a family in its templates; the real ones are in tests/data.
 TOLD = {

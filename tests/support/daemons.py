@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.support.forking import popen
+
 START_S = 90.0
 WAIT_S = 90.0  # for what is to be told or counted: on a busy machine that may take a while
 # Slows passes over prompts of given lengths: a slow or hanging target.
@@ -109,13 +111,9 @@ class Daemon:
             environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
             environment["RUNTIME_DIRECTORY"] = str(systemd.folder)
         prefix = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}"]
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, *command],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            pass_fds=[] if listening is None else [listening.fileno()],
-        )
+        whole = [*prefix, sys.executable, *command]
+        files = [] if listening is None else [listening.fileno()]
+        self.process = popen(whole, environment, files)
         self.lines: list[str] = []
         self.endpoint = ""
         threading.Thread(target=self._read, daemon=True).start()

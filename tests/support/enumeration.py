@@ -202,9 +202,11 @@ def pick_interval(laws: Sequence[Floats], bits: int, chance: Chance) -> tuple[fl
 class Model:
     """A synthetic model: logits f32 [V] after each prefix, fixed functions of it and the seed.
 
-    kind: of the logits; see `KINDS`. Target and drafter differ by ``side``, 0 and 1.
+    kind: of the logits; see `KINDS`. Target and drafter differ by ``side``, 0 and 1. memory: the
+    tokens before the next one that `tests.support.rounds` passes on.
     """
 
+    memory = 2
     vocab: int
     seed: int
     side: int
@@ -273,3 +275,10 @@ def p_value(counts: NDArray[np.integer], expected: NDArray[np.float64]) -> float
     df = len(wanted) - 1
     z = ((statistic / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))
     return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def distribution_of(row: Row, vocab: int) -> NDArray[np.float64]:
+    """Return the whole distribution of a row, f64 [V]."""
+    full = np.zeros(vocab)
+    full[row.support] = row.probabilities()
+    return full

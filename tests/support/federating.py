@@ -303,13 +303,13 @@ class WorkerThread:
         self._tie, theirs = socket.socketpair()
         self._theirs = theirs
         loop = NodeLoop(
-            self.listener,
-            self.service,
-            self.work,
-            Signals(),
-            Supervisor(),
-            NodeConfig(target=target),
-            theirs.fileno(),
+            listener=self.listener,
+            service=self.service,
+            work=self.work,
+            signals=Signals(),
+            supervisor=Supervisor(),
+            config=NodeConfig(target=target),
+            lifeline=theirs.fileno(),
         )
         self._thread = threading.Thread(target=loop.run, daemon=True)
 

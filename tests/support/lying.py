@@ -21,7 +21,7 @@ from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from pilotfish.wire.messages import encode
-from pilotfish.wire.nodes import HEADER_BYTES, Attached, Greet, Ready, Refused, Scored
+from pilotfish.wire.nodes import HEADER_BYTES, AttachReply, Greet, Ready, Refused, Scored
 from tests.conftest import VOCAB
 from tests.support.averaging import Averaged, tokens_of
 from tests.support.federating import Cast, Frames, Opened, Said, WorkerThread, opened, write_list
@@ -176,7 +176,7 @@ SILENCE: dict[str, Spoil] = {
     "a refusal of somebody else": replaced(
         lambda said, _: (Refused(incarnation=OTHER, code="x", message="no"), [])
     ),
-    "attached instead": replaced(lambda said, _: (Attached(incarnation=OTHER), [])),
+    "attached instead": replaced(lambda said, _: (AttachReply(incarnation=OTHER), [])),
 }
 BROKEN: dict[str, Spoil] = {
     "more than an answer may have": scored(lambda frame: [bytes(20 * 2**20)]),

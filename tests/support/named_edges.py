@@ -61,7 +61,7 @@ def _reach(name: str, port: int) -> float | None:
     began_s = time.monotonic()
     try:
         while time.monotonic() - began_s < _LIMIT_S:
-            channel.take(0.05)
+            channel.receive_raw(0.05)
             if channel.connected:
                 return time.monotonic() - began_s
         return None
@@ -75,7 +75,7 @@ def _moved(hosts: Path) -> float | None:
     began_s, moved = time.monotonic(), False
     try:
         while not channel.connected and time.monotonic() - began_s < 2 * _LIMIT_S:
-            channel.take(0.05)
+            channel.receive_raw(0.05)
             if not moved and time.monotonic() - began_s > 0.5:
                 moved = bool(hosts.write_text(f"{_HOSTS}{_V6} moves.test\n"))
         return time.monotonic() - began_s if channel.connected else None

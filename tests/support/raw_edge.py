@@ -19,7 +19,7 @@ from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import encode
 from pilotfish.wire.nodes import (
     Attach,
-    Attached,
+    AttachReply,
     Item,
     Refused,
     Report,
@@ -87,9 +87,9 @@ class Tenant:
     def attach(self) -> None:
         self.number = 0
         self.incarnation = secrets.token_bytes(16)
-        attach = Attach(incarnation=self.incarnation, kept=KEPT, values="fp32")
+        attach = Attach(incarnation=self.incarnation, top_k=KEPT, values="fp32")
         said, _ = self.edge.order(attach)
-        assert said == Attached(incarnation=self.incarnation)
+        assert said == AttachReply(incarnation=self.incarnation)
 
     def step(self, items: Sequence[Item], *frames: bytes) -> tuple[Any, list[bytes]]:
         self.number += 1

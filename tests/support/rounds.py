@@ -1,6 +1,7 @@
 """Play whole rounds of a protocol in one process: both halves and the bytes between, no models.
 
-The logits are fixed functions of the last two tokens (`tests.support.enumeration.Model`).
+The logits are fixed functions of the last two tokens (`tests.support.enumeration.Model`), or those
+of real models (`tests.support.in_process`).
 """
 
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ from functools import cache
 import numpy as np
 
 from pilotfish.engines.grammar import Grammars
+from pilotfish.speculation.acceptance import predicted_acceptance
 from pilotfish.speculation.adaptive import Relaxation
-from pilotfish.speculation.confidence import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import NO_LOGITS_OPTIONS, LogitsOptions, node_paths
 from pilotfish.speculation.tree import Tree
@@ -45,6 +46,7 @@ class Setting:
     kind: str = "random"
     shaping: LogitsOptions = NO_LOGITS_OPTIONS
     grammars: Grammars | None = None  # of the vocabulary, where the shaping has a grammar
+    prompt: tuple[int, ...] = PROMPT
 
     @property
     def models(self):
@@ -53,17 +55,17 @@ class Setting:
 
 @cache
 def logits(model, tokens):
-    """Compute logits f32 [V], which depend on the last two tokens."""
-    return model.logits(tokens[-2:])
+    """Compute logits f32 [V], which depend on as many of the last tokens as the model remembers."""
+    return model.logits(tokens[-model.memory :])
 
 
 def generate(setting, seed, *, exchange=None, length=LENGTH):
     """Generate the first tokens after the prompt, by as many rounds as needed."""
     exchange = exchange or EXACT[setting.exchange]
-    committed, at_edge = PROMPT, len(PROMPT)
-    while len(committed) < len(PROMPT) + length:
+    committed, at_edge = setting.prompt, len(setting.prompt)
+    while len(committed) < len(setting.prompt) + length:
         committed, at_edge = play_round(setting, exchange, seed, committed, at_edge)
-    return committed[len(PROMPT) : len(PROMPT) + length]
+    return committed[len(setting.prompt) : len(setting.prompt) + length]
 
 
 def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
@@ -96,7 +98,7 @@ def shaper_of(setting, law):
     """Make what shapes one end's logits, as both ends do."""
     grammar = law.logits_options.grammar
     constraint = setting.grammars.constraint(grammar) if grammar is not None else None
-    return law.logits_processor(len(PROMPT), constraint)
+    return law.logits_processor(len(setting.prompt), constraint)
 
 
 def draft_window(setting, exchange, law, committed, after=None):

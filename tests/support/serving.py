@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 import openai
+
+from tests.support.forking import popen
 
 START_S = 60.0
 END_S = 30.0
@@ -30,13 +31,7 @@ class Serving:
         command += ["--edge", edge] if edge else []
         if "--listen" not in flags:
             command += ["--listen", "127.0.0.1:0"]
-        self.process = subprocess.Popen(
-            [*command, *map(str, flags)],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
+        self.process = popen([*command, *map(str, flags)], {**os.environ, **environment})
         self.lines: list[str] = []
         self._news: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

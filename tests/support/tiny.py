@@ -31,7 +31,6 @@ from pilotfish.export.parts import (
     StateSpace,
     Streams,
     TokenInputs,
-    plain_rope,
 )
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
@@ -70,7 +69,15 @@ OPT = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
+
+
 # The first of 16 pairs turn, as in a head of 32 that turns whole; 1 in 4.
+def plain_rope(theta: float, dim: int, *, interleaved: bool = False) -> Rope:
+    """Make a rotary embedding of `dim` channels without scaling."""
+    exponents = np.arange(0, dim, 2, dtype=np.float64) / dim
+    return Rope(tuple((theta**-exponents).tolist()), interleaved=interleaved)
+
+
 PROPORTIONAL = Rope((*plain_rope(1e6, 32).frequencies[:4], *[0.0] * 12))
 GEMMA4 = {
     "model_type": "gemma4_text",
@@ -157,7 +164,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # beside a feed-forward part.
     "gemma4": {
         **GEMMA4,
-        "experts": Experts(count=4, chosen=2, width=32, normed=True, beside=True),
+        "experts": Experts(count=4, chosen=2, width=32, normed=True, parallel_mlp=True),
         "pattern": (
             msgspec.structs.replace(WINDOWED, experts=True),
             Layer(PROPORTIONAL, experts=True, head_dim=32, kv_heads=1, tied_values=True),
@@ -176,8 +183,8 @@ SHARING: dict[str, dict[str, Any]] = {
         "pattern": (
             WINDOWED,
             Layer(PROPORTIONAL, head_dim=32),
-            Layer(plain_rope(1e4, 16), 24, intermediate=192, reads=0),
-            Layer(PROPORTIONAL, head_dim=32, intermediate=192, reads=1),
+            Layer(plain_rope(1e4, 16), 24, intermediate=192, kv_source=0),
+            Layer(PROPORTIONAL, head_dim=32, intermediate=192, kv_source=1),
         ),
     },
     "gemma3n": {
@@ -190,8 +197,8 @@ SHARING: dict[str, dict[str, Any]] = {
         "pattern": (
             msgspec.structs.replace(WINDOWED, sparsity=0.9),
             Layer(plain_rope(1e6, 16)),
-            Layer(plain_rope(1e4, 16), 24, reads=0),
-            Layer(plain_rope(1e6, 16), reads=1),
+            Layer(plain_rope(1e4, 16), 24, kv_source=0),
+            Layer(plain_rope(1e6, 16), kv_source=1),
         ),
     },
 }
@@ -215,7 +222,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
         "model_type": "mamba",
         "layers": 3,
         "form": Form(biases=("mamba.dt_proj", "mamba.conv1d")),
-        "pattern": (Layer(kind="selective", fed=False),),
+        "pattern": (Layer(kind="selective", has_mlp=False),),
         "recurrence": Recurrence(4, 96, 1, 8, 1, StateSpace(norm=None, rank=4, epsilon=0.1)),
     },
     # State spaces, one of them beside attention, and layers of one part.
@@ -225,9 +232,9 @@ STATEFUL: dict[str, dict[str, Any]] = {
         "form": Form(gated=False, biases=("mamba.conv1d",)),
         "activation": "relu2",
         "pattern": (
-            Layer(kind="space", fed=False),
+            Layer(kind="space", has_mlp=False),
             Layer(kind="none"),
-            Layer(plain_rope(1e4, 16), fed=False),
+            Layer(plain_rope(1e4, 16), has_mlp=False),
             Layer(plain_rope(1e4, 16), kind="both"),
             Layer(kind="space"),
         ),
@@ -236,7 +243,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
             StateSpace(shortest=0.2, longest=2.0, scales=(1.1, 0.9, 0.8, 1.2, 0.7)),
         ),
         "factors": Factors(
-            attention_in=0.9, attention_out=1.2, space_in=1.1, space_out=0.8, gate=0.7, fed=1.2
+            attention_in=0.9, attention_out=1.2, space_in=1.1, space_out=0.8, gate=0.7, mlp_out=1.2
         ),
     },
 }
@@ -348,7 +355,7 @@ def tiny_artifact(
         templates=templates,
     )
     said = None if kept is None else np.array(kept, np.int64)
-    return export_model(source, Path(path), precision=precision, dialect=dialect, kept=said)
+    return export_model(source, Path(path), precision=precision, dialect=dialect, head_tokens=said)
 
 
 def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = EOS) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, Tokenizer
+from pilotfish.engines.token_bytes import CHARACTER_OF_BYTE
+from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.tokenizers.gguf import GgufVocabulary

@@ -32,6 +32,7 @@ from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.codecs.sparse import decode_sparse
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_choice_wisv import fresh, rounds
+from tests.support.enumeration import distribution_of
 from tests.support.hostile import PROMPT
 from tests.support.measuring import answers as recorded
 from tests.support.measuring import measure
@@ -187,7 +188,7 @@ def test_the_deviation_is_that_of_the_logits(
         expected = 0.0
         for at in range(min(len(ids), sent.verdict.accepted + 1)):
             found, relaxed = position(
-                p[round_.start + at - 1], q.row(at).dense(VOCAB), tau, lambdas
+                p[round_.start + at - 1], distribution_of(q.row(at), VOCAB), tau, lambdas
             )
             expected, spared = expected + found, spared + relaxed
         assert sent.verdict.notes[0] == pytest.approx(expected, abs=1e-4)

@@ -15,9 +15,9 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.export.model import export_model
-from pilotfish.export.sources.huggingface_config import read_config
 from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import SMALL
+from tests.support.configs import read_config
 from tests.support.enumeration import p_value
 from tests.support.tiny import RandomSource
 from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law

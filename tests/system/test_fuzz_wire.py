@@ -206,7 +206,7 @@ def service(pair: Pair, head: str) -> Iterator[SocketlessEdge]:
         yield edge
 
 
-@pytest.mark.parametrize("messages", [30_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("messages", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_many_thousands_of_messages(
     pair: Pair, service: SocketlessEdge, caplog: pytest.LogCaptureFixture, messages: int
 ) -> None:

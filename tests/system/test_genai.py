@@ -10,7 +10,8 @@ from pilotfish.speculation.distributions import Sampling
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.enumeration import p_value
 from tests.support.genai_folders import genai_artifact
-from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law
+from tests.support.in_process import Reader, expect_the_same
+from tests.system.test_lossless import EOS, LENGTH, PROMPT, THRESHOLD, VOCAB, law
 
 CONTEXT = 128
 ANSWERS = 300
@@ -44,6 +45,15 @@ def pair(request, models):
         yield device, models["target", "ours"], request.param
 
 
+def test_answers_are_those_of_the_protocol_alone(pair, models):
+    """By our own engine's logits."""
+    device, reference, _ = pair
+    both = [Reader(reference), Reader(models["draft", "ours"])]
+    options = {"protocol": "tslt", "temperature": 1.0, "window": 2}
+    expect_the_same(device, both, PROMPT, EOS, **options)
+
+
+@pytest.mark.slow
 def test_answers_follow_the_targets_law(pair):
     """The law is that of our own engine's logits."""
     device, reference, _ = pair

@@ -1,4 +1,8 @@
-"""What comes out of a real edge process follows the target's law: χ² over thousands of answers."""
+"""What a real edge process answers is, token for token, what the protocol gives in one process.
+
+So it follows the target's law, which tests/speculation and tests/wire enumerate; the slow tests
+look at it once more, by χ² over thousands of answers.
+"""
 
 from itertools import product
 
@@ -9,6 +13,7 @@ from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from tests.support.enumeration import p_value
+from tests.support.in_process import Reader, expect_the_same
 from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
@@ -73,13 +78,10 @@ def frequencies(device, outcomes, **options):
 
 
 SHAPED = {"temperature": 1.3, "top_k": 4, "top_p": 0.9}
-# The rules are enumerated in tests/speculation and tests/wire: here three ways through both ends.
 CASES = [
     ("tslt", {**SHAPED, "window": 2, "draft_top_p": 0.6, "draft_temperature": 0.7}),
     ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}),
     ("dssd", {"temperature": 1.0, "window": "auto"}),
-]
-MORE_CASES = [
     ("dsd", {"temperature": 1.0, "window": 2}),
     ("dsd", {**SHAPED, "window": 1}),
     ("tslt", {"temperature": 1.0, "window": 3, "draft_top_k": 3}),
@@ -93,15 +95,27 @@ MORE_CASES = [
     ("ahead", {"temperature": 1.0}),
     ("ahead", {**SHAPED, "draft_top_k": 2}),
 ]
+IDS = [f"{name}-{'-'.join(map(str, options.values()))}" for name, options in CASES]
+
+
+@pytest.fixture(scope="module")
+def models(pair):
+    _, folder = pair
+    return tuple(Reader(folder / end) for end in ("target", "draft"))
+
+
+@pytest.mark.parametrize(("protocol", "options"), CASES, ids=IDS)
+def test_answers_are_those_of_the_protocol_alone(pair, models, protocol, options):
+    device, _ = pair
+    expect_the_same(device, models, PROMPT, EOS, protocol=protocol, **options)
+
+
 # fixed before the first run: a true null is rejected once in 10⁴ cases
 THRESHOLD = 1e-4
 
 
-@pytest.mark.parametrize(
-    ("protocol", "options"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)],
-    ids=[f"{name}-{'-'.join(map(str, o.values()))}" for name, o in [*CASES, *MORE_CASES]],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "options"), CASES, ids=IDS)
 def test_answers_follow_the_targets_law(pair, protocol, options):
     device, folder = pair
     shape = {k: v for k, v in options.items() if k in ("temperature", "top_k", "top_p")}

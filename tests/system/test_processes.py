@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,15 @@ from tests.support.commands import (
     start,
 )
 from tests.support.daemons import free_port
+from tests.support.thinned import thinned
 
 PROMPT = [3, 1, 4, 1, 5]
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How processes begin and end is what this file is about."""
+    monkeypatch.setenv("PILOTFISH_TEST_FORK", "0")
 
 
 # In the middle of the work
@@ -154,8 +162,11 @@ def test_an_edge_that_is_still_loading_is_not_absent(default_target: Path, key_f
         process.communicate()
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.06, 0.12, 0.3])  # among imports and a library's calls
-@pytest.mark.parametrize("locked", [False, True])
+# Among imports and a library's calls.
+@pytest.mark.parametrize(
+    ("locked", "after_s"),
+    thinned([*product((False, True), (0.0, 0.06, 0.12, 0.3))], [(False, 0.06), (True, 0.3)]),
+)
 def test_interrupted_edge_that_is_still_loading(
     default_target: Path, key_folders, locked: bool, after_s: float
 ) -> None:
@@ -236,15 +247,16 @@ def test_a_demo_that_is_cut_short(blow: signal.Signals, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("default_target")
-def test_the_demos_drafter_is_accepted_nearly_always(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", thinned([12, 48], [12]))
+def test_the_demos_drafter_is_accepted_nearly_always(tmp_path: Path, count: int) -> None:
     told = tmp_path / "figures.json"
     subprocess.run(
-        command("demo", "--max-tokens", "48", "--json", told), check=True, capture_output=True
+        command("demo", "--max-tokens", count, "--json", told), check=True, capture_output=True
     )
     rows = json.loads(told.read_text())["protocols"]
     assert list(rows) == ["greedy", "dsd", "coupled", "stream", "stream, T=1", "local"]
     drafting = [rows.pop(name) for name in ("greedy", "dsd", "coupled")]
     assert min(row["acceptance"] for row in drafting) > 0.85  # rounded once more: 0.6 to 0.75
-    assert min(row["tokens_per_round"] for row in drafting) > 3.5
+    assert min(row["tokens_per_round"] for row in drafting) > (3.5 if count > 12 else 3.0)
     assert all(row["speedup"] > 0 for row in drafting)
     assert not any("speedup" in row for row in rows.values())

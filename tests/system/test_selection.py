@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import ROOT, SLOW_ROOMS, changed_rooms, rooms_of
+from tests.support.selection import SLOW_ROOMS, changed_rooms, rooms_of
+from tests.support.shards import ROOT
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ from tests.__main__ import ROOT, SLOW_ROOMS, changed_rooms, rooms_of
         ("tests/support/tiny.py", set(SLOW_ROOMS)),  # of conftest
         ("tests/support/gguf_models.py", {"engines", "export", "system"}),
         ("tests/support/relay.py", {"device_runtime", "edge_runtime", "system", "wire"}),
+        ("tests/data/net.json", {"system"}),
+        ("tests/engines/test_decoder.py", {"engines"}),  # which test_llamacpp imports
         ("constraints.txt", set(SLOW_ROOMS)),
     ],
 )

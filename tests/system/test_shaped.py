@@ -20,6 +20,7 @@ from tests.device_runtime.bridged_devices.conftest import models as bridged_mode
 from tests.support.daemons import running
 from tests.support.enumeration import p_value
 from tests.support.federating import cast_in, federation
+from tests.support.in_process import Reader, expect_the_same
 from tests.support.relay import Relay
 from tests.support.shaped import shaped
 from tests.system.test_lossless import (
@@ -102,18 +103,35 @@ def test_drafts_are_shaped_too(pair: Pair, edge: EdgeServer) -> None:
             assert wrong <= (0.05 if protocol == "tslt" else 0) * drafted
 
 
-@pytest.mark.parametrize(
-    ("protocol", "own"),
-    [("tslt", {"window": 2, "draft_top_p": 0.8}), ("dssd", {"window": 2}), ("dsd", {"window": 3})],
-)
+WAYS = [
+    ("tslt", {"window": 2, "draft_top_p": 0.8}),
+    ("dssd", {"window": 2}),
+    ("dsd", {"window": 3}),
+    ("tree", {"expansion": (2, 1)}),
+    ("ahead", {}),
+]
+SMALL_TOLD: dict[str, Any] = {"logit_bias": {1: 1.0}, **PENALTIES}
+CUT = {"temperature": 1.0, "min_p": 0.1}
+
+
+@pytest.mark.parametrize(("protocol", "own"), WAYS)
+def test_answers_are_those_of_the_protocol_alone(
+    small_pair: tuple[Device, Path], protocol: str, own: dict[str, Any]
+) -> None:
+    device, folder = small_pair
+    models = [Reader(folder / end) for end in ("target", "draft")]
+    options = {"protocol": protocol, **CUT, **SMALL_TOLD, **own}
+    expect_the_same(device, models, PROMPT, EOS, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "own"), WAYS[:3])
 def test_answers_follow_the_targets_law(
     small_pair: tuple[Device, Path], protocol: str, own: dict[str, Any]
 ) -> None:
     device, folder = small_pair
-    told = {"logit_bias": {1: 1.0}, **PENALTIES}
-    options = {"temperature": 1.0, "min_p": 0.1}
-    outcomes, plain = (law(folder, options, each) for each in (told, {}))
-    counts = frequencies(device, outcomes, protocol=protocol, **options, **told, **own)
+    outcomes, plain = (law(folder, CUT, each) for each in (SMALL_TOLD, {}))
+    counts = frequencies(device, outcomes, protocol=protocol, **CUT, **SMALL_TOLD, **own)
     assert p_value(counts, np.array(list(outcomes.values())) * ANSWERS) > THRESHOLD
     # the test can fail: without penalties the law is far away
     wrong = np.array([plain.get(ids, 0.0) for ids in outcomes]) * ANSWERS

@@ -13,8 +13,10 @@ from pilotfish.engines.states import WINDOW
 from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import SMALL
 from tests.support.enumeration import p_value
+from tests.support.in_process import Reader, expect_the_same
+from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
-from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law
+from tests.system.test_lossless import EOS, LENGTH, PROMPT, THRESHOLD, VOCAB, law
 
 CONTEXT = 256
 ANSWERS = 300
@@ -48,13 +50,16 @@ def ends(request, tmp_path_factory):
         yield Ends(folder, device, across)
 
 
+@pytest.mark.parametrize("protocol", ["tslt", "coupled"])
+def test_answers_are_those_of_the_protocol_alone(ends, protocol):
+    models = [Reader(ends.folder / end) for end in ("target", "draft")]
+    options = {"protocol": protocol, "temperature": 1.0, "window": 2}
+    expect_the_same(ends.device, models, PROMPT, EOS, **options)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("which", "protocol"),
-    [
-        ("device", "tslt"),
-        pytest.param("device", "coupled", marks=pytest.mark.slow),
-        pytest.param("across", "tslt", marks=pytest.mark.slow),
-    ],
+    ("which", "protocol"), [("device", "tslt"), ("device", "coupled"), ("across", "tslt")]
 )
 def test_answers_follow_the_targets_law(ends, which, protocol):
     device = getattr(ends, which)
@@ -70,7 +75,7 @@ def test_answers_follow_the_targets_law(ends, which, protocol):
 
 
 @pytest.mark.parametrize("protocol", ["greedy", "ahead", "tslt", "dssd"])
-@pytest.mark.parametrize("window", [1, 4, WINDOW])
+@pytest.mark.parametrize("window", thinned([1, 4, WINDOW], [4]))
 def test_at_temperature_zero_all_are_the_stream(ends, protocol, window):
     """Turn by turn, each of which takes back much of the last: answer, and part of the prompt."""
     device = ends.device

@@ -122,7 +122,7 @@ def test_states_that_the_format_cannot_hold(
             def huge(drafter: ModelDrafter, at: NDArray[np.int64]) -> NDArray[np.float32]:
                 return states(drafter, at) * np.float32(factor)
 
-            patched.setattr(ModelDrafter, "states", huge)
+            patched.setattr(ModelDrafter, "hidden_states", huge)
             with pytest.raises(UnsupportedError, match=f"{form} cannot hold.*{told}"):
                 device.generate(LONG, protocol=protocol, hidden=form, **WISH)
         assert device.generate(LONG, protocol=protocol, hidden=form, **WISH).tokens

@@ -13,9 +13,10 @@ from zmq.utils import z85
 
 from pilotfish.wire import access
 from pilotfish.wire.access import BAN_S, DOMAIN, Gate
-from pilotfish.wire.connections import REVOKED, Bounds
+from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
+from pilotfish.wire.peer_connection import REVOKED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 
@@ -117,18 +118,20 @@ def test_the_holder_of_a_revoked_key_has_time_to_be_told(
         began_s = time.monotonic()
         listener.connections.cut_revoked({alice.public: "alice"})
         listener.connections.read_events()
-        assert listener.connections.has(clients[bob.public])
+        assert listener.connections.is_connected(clients[bob.public])
         assert listener.connections.cuts[REVOKED] == 0
         listener.send(clients[bob.public], Pong(nonce=1, received_ns=0, sent_ns=0))
         assert isinstance(goes.receive(), Pong)
-        while listener.connections.has(clients[bob.public]):  # and is cut when it has passed
+        while listener.connections.is_connected(
+            clients[bob.public]
+        ):  # and is cut when it has passed
             assert time.monotonic() < began_s + WAIT_S
             time.sleep(0.01)
             listener.connections.cut_revoked({alice.public: "alice"})
             listener.connections.read_events()
         assert time.monotonic() - began_s >= 1.0
         assert listener.connections.cuts[REVOKED] == 1
-        assert listener.connections.has(clients[alice.public])
+        assert listener.connections.is_connected(clients[alice.public])
 
 
 def sent(listener: Listener, clients: Sequence[bytes], size: int, most: int) -> int:

@@ -15,7 +15,7 @@ import zmq
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link import attempts as module
-from pilotfish.wire.link.attempts import SURE, ConnectAttempts, ConnectFailure
+from pilotfish.wire.link.attempts import CERTAIN_HANG_UPS, ConnectAttempts, ConnectFailure
 from pilotfish.wire.link.diagnosis import AddressState, Diagnosis, diagnose
 
 Serve = Callable[[socket.socket], None]
@@ -48,7 +48,7 @@ def fail(attempts: ConnectAttempts, event: zmq.Event, value: int = 0) -> float:
     attempts.note(event, value)
     attempts.note(zmq.Event.DISCONNECTED, 9)
     assert attempts.stopped
-    left_s = attempts.left_s
+    left_s = attempts.wait_s
     assert attempts.due == (left_s == 0.0)
     return left_s
 
@@ -86,14 +86,14 @@ def test_a_refused_key_is_tried_ever_later_up_to_half_a_minute(clock: Clock) -> 
 def test_what_may_be_an_edge_that_is_starting_is_tried_each_second(clock: Clock) -> None:
     attempts = ConnectAttempts()
     waits = [fail(attempts, *REASONS[ConnectFailure.CLOSED]) for _ in range(40)]
-    assert waits[: SURE - 1] == pytest.approx([0.1] * (SURE - 1))
+    assert waits[: CERTAIN_HANG_UPS - 1] == pytest.approx([0.1] * (CERTAIN_HANG_UPS - 1))
     assert max(waits) == pytest.approx(1.0)
 
 
 def test_a_wrong_edge_pub_is_told_only_after_many_handshakes(clock: Clock) -> None:
     """Half of those with an edge that answers to two keys by turns fail, too."""
     attempts = ConnectAttempts()
-    for _ in range(SURE - 1):
+    for _ in range(CERTAIN_HANG_UPS - 1):
         fail(attempts, *REASONS[ConnectFailure.CLOSED])
         attempts.wrong_key = True
         assert not attempts.surely_wrong_key
@@ -106,10 +106,10 @@ def test_a_wrong_edge_pub_is_told_only_after_many_handshakes(clock: Clock) -> No
 def test_an_edge_that_was_away_has_not_broken_off_any_handshake(clock: Clock) -> None:
     """It is back in the middle of a rotation: its first handshake may meet the other key."""
     attempts = ConnectAttempts()
-    for _ in range(5 * SURE):
+    for _ in range(5 * CERTAIN_HANG_UPS):
         for event in (zmq.Event.CONNECT_DELAYED, zmq.Event.CLOSED, zmq.Event.CONNECT_RETRIED):
             attempts.note(event, 9)
-    for _ in range(SURE):
+    for _ in range(CERTAIN_HANG_UPS):
         fail(attempts, *REASONS[ConnectFailure.TIMEOUT])
     attempts.wrong_key = True
     fail(attempts, *REASONS[ConnectFailure.CLOSED])
@@ -122,7 +122,7 @@ def test_whoever_waits_has_an_attempt_of_his_own_but_not_more_than_four_a_second
     attempts = ConnectAttempts()
     for _ in range(10):
         fail(attempts, *REASONS[ConnectFailure.KEY])
-    assert attempts.left_s > 10.0
+    assert attempts.wait_s > 10.0
     since_s = clock.now_s
     attempts.retry_now()
     assert not attempts.due
@@ -241,7 +241,7 @@ def test_what_speaks_another_protocol_is_a_failure_and_tried_ever_later(
         try:
             end_s = time.monotonic() + 2.5
             while time.monotonic() < end_s:
-                channel.take(0.02)
+                channel.receive_raw(0.02)
             assert channel.attempts.failure in (ConnectFailure.OTHER, ConnectFailure.CLOSED)
             assert 2 <= channel.attempts.handshakes_failed <= 13
             assert not channel.connected
@@ -257,7 +257,7 @@ def test_a_machine_without_descriptors_blames_no_address(monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="Too many open files"):
         diagnose("127.0.0.1", 7)
     diagnosis = Diagnosis("tcp://127.0.0.1:7")
-    diagnosis._look()
+    diagnosis._probe()
     assert diagnosis.state is None
 
 
@@ -302,11 +302,13 @@ def test_a_channel_comes_again_by_itself_after_a_broken_handshake() -> None:
     try:
         channel.attempts.wrong_key = True
         deadline_s = time.monotonic() + 30.0
-        while channel.attempts.handshakes_failed <= SURE and time.monotonic() < deadline_s:
-            channel.take(0.05)
+        while (
+            channel.attempts.handshakes_failed <= CERTAIN_HANG_UPS and time.monotonic() < deadline_s
+        ):
+            channel.receive_raw(0.05)
             channel.attempts.wrong_key = True
         failed = channel.attempts.handshakes_failed
-        assert failed > SURE
+        assert failed > CERTAIN_HANG_UPS
         assert channel.attempts.surely_wrong_key
         time.sleep(0.5)
         channel.read_events()

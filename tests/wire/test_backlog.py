@@ -38,11 +38,11 @@ def turn(listener: Listener) -> Envelope | None:
     """What a serving loop does in a turn."""
     listener.connections.read_events()
     if listener.gate is not None:
-        listener.gate.answer()
+        listener.gate.answer_requests()
     return listener.receive()
 
 
-def await_(listener: Listener, happened: Callable[[], object], within_s: float = 20.0) -> None:
+def await_(listener: Listener, happened: Callable[[], object], within_s: float = 60.0) -> None:
     end_s = time.monotonic() + within_s
     while not happened():
         assert time.monotonic() < end_s
@@ -84,16 +84,16 @@ def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Pat
         name, pings = served[0].client, 0
         with flooding(listener.endpoint, bob):
             end_s = time.monotonic() + FLOOD_S
-            while time.monotonic() < end_s:
+            while time.monotonic() < end_s or pings <= 50:
+                assert time.monotonic() < end_s + 60.0
                 got = turn(listener)
                 if got is not None and got.client == name:
                     pings += 1
                 if not pings or got is None or got.client == name:
                     friend.say(m.Ping(nonce=1))
                 time.sleep(PACE_S)
-                assert listener.connections.has(name)
+                assert listener.connections.is_connected(name)
         assert listener.connections.cuts.total() >= 1
-        assert pings > 50
         left, end_s = 0, time.monotonic() + 1.0
         while time.monotonic() < end_s:  # what is in the queue, dropped or not
             with suppress(zmq.Again):
@@ -109,9 +109,9 @@ def test_a_peer_that_ends_its_connection_is_served() -> None:
         client.socket.linger = 5000
         for _ in range(80):
             client.send(b"last", FILLER)
-        client.close()
+        client.socket.close()  # RawClient's own `close` would drop what is not sent yet
         served = 0
-        end_s = time.monotonic() + 20.0
+        end_s = time.monotonic() + 60.0
         while served < 80:
             assert time.monotonic() < end_s
             served += turn(listener) is not None
@@ -122,7 +122,7 @@ def test_what_was_left_is_forgotten_once_all_was_taken_in() -> None:
     """Then newcomers are let in again, whom the kernel turned away before."""
     with listening() as listener:
         with flooding(listener.endpoint, None):
-            end_s = time.monotonic() + 10.0
+            end_s = time.monotonic() + 60.0
             while not listener.connections.backlog.is_full():
                 assert time.monotonic() < end_s
                 time.sleep(0.01)

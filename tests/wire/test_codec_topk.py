@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.ensemble import TopRows, rebuild, top_rows
 from pilotfish.wire.codecs import TOPK_FORMATS, decode_topk, encode_topk
-from pilotfish.wire.codecs.bits import BitSlots, write
-from pilotfish.wire.codecs.topk import MOST_OFF
+from pilotfish.wire.codecs.bits import BitSlots, write_frame
+from pilotfish.wire.codecs.topk import MAX_ERROR
 from tests.support.coded import VOCABS, damaged
 from tests.support.examples import examples
 from tests.wire.test_codecs_specification import Bits, rice_widths
@@ -85,7 +85,7 @@ def test_rows_come_out_within_the_stated_error(case: tuple[TopRows, int], form: 
         rho = given_rows.retained_mass
         np.testing.assert_allclose(decoded.retained_mass, rho, rtol=ROUNDING)
         moved = np.abs(decoded.values.astype(float) - given_rows.values).sum(axis=1) / 2
-        assert (moved <= (MOST_OFF[form] + ROUNDING) * rho).all()
+        assert (moved <= (MAX_ERROR[form] + ROUNDING) * rho).all()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_stated_error_is_no_larger_than_it_must_be(
     given_rows = TopRows(np.arange(count + 1, dtype=np.uint32)[None], values)
     decoded = decode_topk(encode_topk(given_rows, 30_000, form), 1, count + 1, 30_000)
     moved = np.abs(decoded.values.astype(float) - values).sum() / 2
-    assert 0.9 * MOST_OFF[form] < moved <= MOST_OFF[form]
+    assert 0.9 * MAX_ERROR[form] < moved <= MAX_ERROR[form]
 
 
 def test_halves_keep_eleven_bits_far_down() -> None:
@@ -271,7 +271,7 @@ def test_a_level_beyond_the_last_is_refused() -> None:
     head = bytes([2, 2, 0, 0]) + struct.pack("<f", 0.5)
     for height in (62, 63):
         lengths, fixed = np.array([1, 1, height + 1, 1]), np.zeros(2, np.int64)
-        frame = write(head, lengths, fixed, BitSlots(np.ones(2, np.int64)))
+        frame = write_frame(head, lengths, fixed, BitSlots(np.ones(2, np.int64)))
         if height == 62:
             decoded = decode_topk(frame, 1, 2, 4)
             np.testing.assert_allclose(decoded.values, [[0.5, 0.5 * 2.0**-31]])

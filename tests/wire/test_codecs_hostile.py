@@ -17,7 +17,7 @@ from pilotfish.wire.codecs import (
     encode_ids,
     encode_sparse,
 )
-from pilotfish.wire.codecs.bits import BitSlots, write
+from pilotfish.wire.codecs.bits import BitSlots, write_frame
 from pilotfish.wire.codecs.sparse import MAX_TOKENS
 from tests.support.coded import (
     rows_of,
@@ -143,7 +143,7 @@ def test_counts_with_another_sum_are_refused(bits: int) -> None:
 
 def test_a_count_of_too_many_bits_is_refused() -> None:
     one = np.array([1])
-    frame = write(bytes([0, 1, 0, 0]), np.array([1, 26]), one, BitSlots(one * 25))
+    frame = write_frame(bytes([0, 1, 0, 0]), np.array([1, 26]), one, BitSlots(one * 25))
     with pytest.raises(MalformedError, match="more than 24 bits"):
         decode_counts(frame, 1, 24)
 
@@ -154,10 +154,10 @@ def test_ids_far_beyond_the_vocabulary_are_refused() -> None:
     head = bytes([1 << 3 | 1 << 5 | 3 << 6, 2])
     for quotient, what in ((64, "beyond the vocabulary"), (2**21, "bytes for 4 numbers")):
         lengths = np.array([quotient + 1, 1, 1, 1])
-        frame = write(head, lengths, np.zeros(2, np.int64), BitSlots(widths))
+        frame = write_frame(head, lengths, np.zeros(2, np.int64), BitSlots(widths))
         with pytest.raises(MalformedError, match=what):
             decode_sparse(frame, 1, 2**24 - 1)
-    good = write(head, np.ones(4, np.int64), np.zeros(2, np.int64), BitSlots(widths))
+    good = write_frame(head, np.ones(4, np.int64), np.zeros(2, np.int64), BitSlots(widths))
     assert decode_sparse(good, 1, 2**24 - 1).ids.tolist() == [0, 1]
 
 

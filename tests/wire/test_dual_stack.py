@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from pilotfish.wire.link import dual_stack
-from pilotfish.wire.link.dual_stack import DualStack
+from pilotfish.wire.link import attempts
+from pilotfish.wire.link.attempts import DualStack
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(dual_stack, "time", clock)
+    monkeypatch.setattr(attempts, "time", clock)
     return clock
 
 
@@ -33,7 +33,7 @@ def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
     stack, families, pauses = DualStack("tcp://edge.example:7077"), [], []
     families.append(stack.ipv6)
     for _ in range(9):
-        stack.failed()
+        stack.note_failed()
         began_s = clock.now_s
         while not stack.due:
             clock.now_s += 0.05
@@ -43,7 +43,7 @@ def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
     assert pauses[::2] == [0.0] * 5
     assert pauses[1::2] == pytest.approx([0.1, 0.2, 0.4, 0.8], abs=0.06)
     for _ in range(9):
-        stack.failed()
+        stack.note_failed()
         began_s = clock.now_s
         while not stack.due:
             clock.now_s += 0.05
@@ -53,24 +53,24 @@ def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
 
 def test_more_failures_of_one_family_do_not_put_off_the_other(clock: Clock) -> None:
     stack = DualStack("tcp://edge.example:7077")
-    stack.failed()
+    stack.note_failed()
     stack.switch_family()
-    stack.failed()
+    stack.note_failed()
     clock.now_s += 0.09
-    stack.failed()
+    stack.note_failed()
     clock.now_s += 0.02
     assert stack.due
 
 
 def test_a_family_that_led_somewhere_stays_until_it_fails(clock: Clock) -> None:
     stack = DualStack("tcp://edge.example:7077")
-    stack.failed()
+    stack.note_failed()
     assert stack.switch_family()
-    stack.connected()
+    stack.note_connected()
     clock.now_s += 3600
     assert not stack.due
     assert stack.switch_family()
-    stack.failed()
+    stack.note_failed()
     assert stack.due
     assert not stack.switch_family()
 
@@ -88,7 +88,7 @@ def test_a_family_that_led_somewhere_stays_until_it_fails(clock: Clock) -> None:
 def test_an_address_keeps_its_family(clock: Clock, endpoint: str, ipv6: bool) -> None:
     stack = DualStack(endpoint)
     for _ in range(3):
-        stack.failed()
+        stack.note_failed()
         clock.now_s += 3600
         assert not stack.due
         assert stack.switch_family() is ipv6

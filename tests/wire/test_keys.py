@@ -228,7 +228,7 @@ def test_broken_entries_of_the_list_are_named_and_block_no_other_key(folder: Pat
     keys.create(folder, keys.EDGE)
     keys.allow(folder, keys.create(folder, keys.DEVICE), "good")
     names = broken_entries(folder / "allowed")
-    listed = EdgeKeys.load(folder).listed
+    listed = EdgeKeys.load(folder).allow_list
     assert [*listed.names.values()] == ["good"]
     assert [Path(sentence.split()[0]).name for sentence in listed.broken] == names
 
@@ -293,7 +293,7 @@ def test_leftovers_of_a_kill_do_no_harm(folder: Path) -> None:
     ):
         left.parent.mkdir(exist_ok=True)
         left.write_text("ha")
-    assert EdgeKeys.load(folder).listed.broken == ()
+    assert EdgeKeys.load(folder).allow_list.broken == ()
     keys.allow(folder, public, "x")
     keys.create(folder, "new")
     assert not [*folder.rglob("*partial")]

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
-from pilotfish.wire.link.radio import signal_dbm
-from pilotfish.wire.link.tcp import segments
+from pilotfish.wire.link.state import signal_dbm
+from pilotfish.wire.link.tcp import read_segments
 
 MS = 1_000_000
 
@@ -220,14 +220,14 @@ def test_a_connection_knows_its_segments() -> None:
         with socket.create_connection(("127.0.0.1", port)) as near, server.accept()[0] as far:
             near.sendall(b"x" * 100)
             far.recv(100)
-            told = segments(near.fileno(), port)
+            told = read_segments(near.fileno(), port)
             assert told is not None
             assert told.sent >= 1
             assert told.retransmitted == 0
             near.sendall(b"the borrowed descriptor is still open")
-            assert segments(near.fileno(), port + 1) is None  # another peer: not ours any more
-            assert segments(server.fileno(), port) is None
-    assert segments(10_000, port) is None
+            assert read_segments(near.fileno(), port + 1) is None  # another peer: not ours any more
+            assert read_segments(server.fileno(), port) is None
+    assert read_segments(10_000, port) is None
 
 
 WIRELESS = """\

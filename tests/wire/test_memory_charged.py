@@ -18,9 +18,10 @@ import zmq
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.connections import UNFINISHED, Bounds
+from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.memory_watch import MemorySample
+from pilotfish.wire.peer_connection import UNFINISHED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 
@@ -140,7 +141,7 @@ def test_an_edge_is_not_charged_what_its_device_does(
             while not channel.connected:
                 assert time.monotonic() < end_s
                 served(listener)
-                channel.take(0.01)
+                channel.receive_raw(0.01)
             channel.send(m.Ping(nonce=1))
             end_s = time.monotonic() + 10.0
             while (greeted := served(listener)) is None:
@@ -148,7 +149,7 @@ def test_an_edge_is_not_charged_what_its_device_does(
                 time.sleep(0.005)
             listener.send(greeted.client, m.Pong(nonce=1, received_ns=0, sent_ns=0), FRAMES)
             with growing():
-                await_message(lambda: (channel.take(0.0) or (None, (), 0))[2], MESSAGE)
+                await_message(lambda: (channel.receive_raw(0.0) or (None, (), 0))[2], MESSAGE)
             assert channel.connections == 1
         finally:
             channel.close()

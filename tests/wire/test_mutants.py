@@ -23,6 +23,7 @@ from pilotfish.wire.protocols.tree import TokenTree
 from tests.support.enumeration import (
     Ended,
     Model,
+    distribution_of,
     draw,
     law_of,
     output_law,
@@ -93,7 +94,7 @@ def choose_without_renormalising(candidates, q, p, coin):
         if coin(min(1.0, float(rest[token]) / q.probability(token))):
             return CandidateOutcome(index, None)
         # the mutant: max(0, p − q) of the next candidate is left as it is
-        rest = np.maximum(rest - q.dense(len(rest)), 0.0)
+        rest = np.maximum(rest - distribution_of(q, len(rest)), 0.0)
     return CandidateOutcome(None, rest if rest.any() else p)
 
 

@@ -93,7 +93,7 @@ def test_a_round_is_exact_over_all_its_outcomes(name, data, bits):
 @pytest.mark.parametrize(("name", "ends"), [("dsd", ()), ("dsd", (3,)), ("tree", (3,))])
 def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_path, monkeypatch):
     """`Drafter.draft` with ``auto`` and end tokens, on a random model of four tokens."""
-    drafter = ModelDrafter(
+    drafter = ModelDrafter.open(
         tiny_artifact(tmp_path, vocab=4, seed=4), provider="cpu", threads=1, context=None
     )
     monkeypatch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", 0.7)

@@ -31,8 +31,8 @@ def test_a_key_that_was_on_the_list_is_named_and_the_command_with_it(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
-    refused.learn({BOARD: "kitchen"})
-    refused.learn({})
+    refused.add_names({BOARD: "kitchen"})
+    refused.add_names({})
     refused.note(BOARD, "10.0.0.3")
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -60,7 +60,7 @@ def test_a_key_that_comes_again_and_again_is_a_line_in_ten_minutes(
 def test_a_key_on_the_list_is_only_counted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """It is shut out for a minute; `keys allow` would say that it is on the list."""
     refused = RefusedKeys()
-    refused.learn({BOARD: "kitchen"})
+    refused.add_names({BOARD: "kitchen"})
     refused.note(BOARD, "10.0.0.3", listed=True)
     assert not caplog.records
     assert refused.by_name == {"kitchen": 1}
@@ -70,7 +70,7 @@ def test_strangers_hide_no_device_and_become_rare(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
-    refused.learn({BOARD: "kitchen"})
+    refused.add_names({BOARD: "kitchen"})
     for number in range(36_000):
         refused.note(b"%040d" % number, "10.0.0.4")
         if number % 100 == 99:
@@ -91,7 +91,7 @@ def test_a_name_of_any_kind_can_be_copied_from_the_log(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
-    refused.learn({BOARD: "Bob's board; rm"})
+    refused.add_names({BOARD: "Bob's board; rm"})
     refused.note(BOARD, "10.0.0.3")
     command = caplog.records[0].message.partition("`")[2].partition("`")[0]
     assert shlex.split(command)[-1] == "Bob's board; rm"

@@ -92,7 +92,7 @@ def test_a_whole_rotation(listener: Listener, held: EdgeKeys, key_folders: dict[
     assert listener.gate is not None
     with device(listener, alice, old) as stays:
         assert attempts(listener, stays) == [1]
-        listener.answer_to(secret, held.secret)
+        listener.set_secret_keys(secret, held.secret)
         assert listener.gate.clients_of_former_key == {alice.public}
         for edge, most in ((new, 1), (old, 2), (old, 1)):
             with device(listener, alice, edge) as comes:
@@ -103,7 +103,7 @@ def test_a_whole_rotation(listener: Listener, held: EdgeKeys, key_folders: dict[
                 )
                 pinged(listener, comes)
         pinged(listener, stays)
-        listener.answer_to(secret, None)
+        listener.set_secret_keys(secret, None)
         with device(listener, alice, new) as comes:
             assert attempts(listener, comes) == [1]
         pinged(listener, stays)
@@ -112,7 +112,7 @@ def test_a_whole_rotation(listener: Listener, held: EdgeKeys, key_folders: dict[
             while comes.attempts.handshakes_failed < 3:
                 assert time.monotonic() - begun_s < WAIT_S
                 listener.connections.read_events()
-                comes.take(0.01)
+                comes.receive_raw(0.01)
             assert not comes.connected
         assert stays.connections == 1
 
@@ -124,7 +124,7 @@ def test_devices_of_both_keys_behind_one_address(
     alice = DeviceKeys.load(key_folders["alice"])
     new, secret = zmq.curve_keypair()
     with listening(held, "tcp://127.0.0.1:0") as listener:
-        listener.answer_to(secret, held.secret)
+        listener.set_secret_keys(secret, held.secret)
         keys = [alice.edge, new] * 4
         openings = [device(listener, alice, key) for key in keys]
         channels = [each.__enter__() for each in openings]
@@ -165,7 +165,7 @@ def test_where_an_address_is_led_after_failures(
     steered: list[tuple[Route, dict[str, Route]]] = []
     clock = [time.monotonic()]
     with listening(held, "tcp://127.0.0.1:0") as listener:
-        listener.answer_to(zmq.curve_keypair()[1], held.secret)
+        listener.set_secret_keys(zmq.curve_keypair()[1], held.secret)
         assert listener.rollover is not None
         monkeypatch.setattr(
             SharedPort, "steer", lambda _, usual, routes: steered.append((usual, dict(routes)))
@@ -185,8 +185,8 @@ def test_a_second_rotation_follows_the_first(held: EdgeKeys, key_folders: dict[s
     with listening(held, "tcp://127.0.0.1:0") as listener:
         former = held.secret
         for public, secret in pairs:
-            listener.answer_to(secret, former)
-            listener.answer_to(secret, None)
+            listener.set_secret_keys(secret, former)
+            listener.set_secret_keys(secret, None)
             former = secret
             with device(listener, alice, public) as comes:
                 assert attempts(listener, comes) == [1]
@@ -201,10 +201,10 @@ def test_a_port_that_another_process_opened_without_sharing_it_goes_on_as_it_was
     def refused(self: SharedPort, backlog: int) -> int:
         raise ListenError("A second socket cannot listen there: Address already in use.")
 
-    monkeypatch.setattr(SharedPort, "another", refused)
+    monkeypatch.setattr(SharedPort, "open_socket", refused)
     with listening(held, "tcp://127.0.0.1:0") as listener:
         with pytest.raises(ListenError, match="in use"):
-            listener.answer_to(zmq.curve_keypair()[1], held.secret)
+            listener.set_secret_keys(zmq.curve_keypair()[1], held.secret)
         with device(listener, alice, alice.edge) as comes:
             assert attempts(listener, comes) == [1]
 
@@ -214,7 +214,7 @@ def test_an_address_of_a_path_has_one_key(held: EdgeKeys, tmp_path: Path) -> Non
         listening(held, f"ipc://{tmp_path}/edge") as listener,
         pytest.raises(ListenError, match="cannot listen"),
     ):
-        listener.answer_to(zmq.curve_keypair()[1], held.secret)
+        listener.set_secret_keys(zmq.curve_keypair()[1], held.secret)
 
 
 def hits(sockets: tuple[socket.socket, socket.socket], source: str, count: int) -> list[int]:
@@ -252,7 +252,7 @@ def test_the_kernel_goes_by_the_source_address(bound: str, source: str, stranger
     first.listen(64)
     first.setblocking(False)
     port = SharedPort(first.fileno())
-    with first, socket.socket(fileno=port.another(64)) as second:
+    with first, socket.socket(fileno=port.open_socket(64)) as second:
         both = first, second
         crowd = {f"10.1.{number % 200}.7": (0, 1) for number in range(1000)}
         for usual in (0, 1):

@@ -73,7 +73,7 @@ def connect(channel: EdgeChannel) -> None:
     end_s = time.monotonic() + 10.0
     while not channel.connected:
         assert time.monotonic() < end_s
-        channel.take(0.05)
+        channel.receive_raw(0.05)
 
 
 def received(listener: Listener) -> int:

@@ -33,9 +33,9 @@ sender = zmq.Context().socket(zmq.ROUTER)
 sender.linger = 0
 port = sender.bind_to_random_port("tcp://127.0.0.1")
 receiver = EdgeChannel(f"tcp://127.0.0.1:{port}", None, 1 << 20)
-receive = lambda: receiver.take(0.0)
+receive = lambda: receiver.receive_raw(0.0)
 while not receiver.connected:
-    receiver.take(0.01)
+    receiver.receive_raw(0.01)
 receiver.send(Ping(nonce=1))
 name = sender.recv_multipart()[0]
 def send():

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pilotfish import wire
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import settings as settings_of
+from pilotfish.base.version import SOFTWARE
 from pilotfish.cli.field.progress import AnswerCountdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import protocol_options, protocol_options_of
@@ -196,7 +196,7 @@ def _facts(
         matrix.check_edge(settings, welcome)
     matrix.check_prompts(settings.prompts, lambda p: len(device.prompt(p)), device.context)
     return Facts(
-        software=wire.SOFTWARE,
+        software=SOFTWARE,
         settings=settings,
         starts=(Start(unix_s=time.time(), host=host.facts()),),
         drafter=_model(draft),

@@ -14,7 +14,7 @@ from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import Commands, json_option
-from pilotfish.edge_runtime.head import DecisionHead, list_shipped_heads
+from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import CurvePoint
 from pilotfish.judge.costs import ModelPace, measure_pace
 from pilotfish.judge.figures import curve, figures
@@ -171,8 +171,6 @@ def _update(names: Sequence[str], kept: SweepFile) -> None:
     assert kept.plan is not None
     found = figures(kept.plan, list(kept.tallies.values()))
     for name in names:
-        if name in list_shipped_heads():
-            raise UnsupportedError(f"{name} came with Pilotfish: give the path of the head's file.")
         head = DecisionHead.load(name)
         known = kept.plan.heads.get(head.card.name)
         if known is None or known["sha256"] != head.card.sha256:

@@ -2,6 +2,21 @@
 
 from pilotfish.device_runtime.bridge.bridge import Bridge, TrivialBridge
 from pilotfish.device_runtime.bridge.pair import Pair
-from pilotfish.device_runtime.bridge.prompt import Prompt, PromptInput, Talk, are_messages
+from pilotfish.device_runtime.bridge.prompt import (
+    Prompt,
+    PromptInput,
+    Talk,
+    are_messages,
+    read_talk,
+)
 
-__all__ = ["Bridge", "Pair", "Prompt", "PromptInput", "Talk", "TrivialBridge", "are_messages"]
+__all__ = [
+    "Bridge",
+    "Pair",
+    "Prompt",
+    "PromptInput",
+    "Talk",
+    "TrivialBridge",
+    "are_messages",
+    "read_talk",
+]

@@ -1,9 +1,9 @@
-"""A bridge maps between the drafter's tokens, which it reads and predicts, and the target's.
+"""Map between the drafter's tokens and the target's.
 
-If both vocabularies are the same, whatever their padding, the bridge is trivial. Otherwise the
-drafter's distribution is renormalised over the shared tokens, and in both cases over those that its
-head was cut to, if it was. This is the q that is sampled and sent, so every protocol works as
-without a bridge (Timor et al. 2025, token-level intersection).
+If both vocabularies are the same, whatever their padding, the bridge is trivial. Otherwise it
+renormalises the drafter's distribution over the shared tokens; in both cases a cut head limits them
+further. The result is the q that is sampled and sent, so every protocol works as without a bridge
+(Timor et al. 2025, token-level intersection).
 """
 
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ Ids = NDArray[np.uint32]
 class Bridge(ABC):
     """The bridge between one drafter's lane and one target.
 
-    vocab_size: the target's, without padding. trivial: both have the same tokens, so that one
-    context bounds both ends.
+    vocab_size: the target's, without padding. trivial: whether both ends have the same tokens, so
+    that one context bounds both.
     """
 
     vocab_size: int
@@ -37,7 +37,7 @@ class Bridge(ABC):
 
     @abstractmethod
     def context(self, committed: Ids) -> NDArray[Any]:
-        """Return the drafter's ids [m], m ≥ 1, of the committed tokens [n], the prompt's first.
+        """Return the drafter's ids [m], m ≥ 1, of the committed tokens [n], prompt included.
 
         They depend on the committed tokens alone, and are valid until the next call.
         """
@@ -51,7 +51,7 @@ class Bridge(ABC):
         """
 
     def can_draft(self, token: int) -> bool:
-        """Whether the drafter can say this token of the target's."""
+        """Whether the drafter can draft this token of the target's."""
         return True
 
     @abstractmethod
@@ -60,16 +60,19 @@ class Bridge(ABC):
 
 
 class TrivialBridge(Bridge):
-    """Both have the same tokens.
+    """Bridge between equal vocabularies.
 
-    kept: i64 [N], those that the drafter's head was cut to; None for a whole head.
+    vocabulary_subset: i64 [N], the tokens that the drafter's head was cut to; None for a whole
+    head.
     """
 
     trivial = True
 
-    def __init__(self, vocab_size: int, kept: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, vocab_size: int, vocabulary_subset: NDArray[np.int64] | None = None) -> None:
         self.vocab_size = vocab_size
-        self._projection = None if kept is None else Projection(kept, vocab_size)
+        self._projection = (
+            None if vocabulary_subset is None else Projection(vocabulary_subset, vocab_size)
+        )
 
     def start(self, prompt: Prompt) -> None:
         """Do nothing."""
@@ -79,14 +82,14 @@ class TrivialBridge(Bridge):
         return committed
 
     def project(self, logits: Floats) -> Floats:
-        """Return a copy; of a cut head's, with −∞ for the tokens that it cannot say."""
+        """Return a copy of the logits, with −∞ for the tokens that a cut head lacks."""
         if self._projection is not None:
             return self._projection(logits)
         copy: Floats = logits.copy()
         return copy
 
     def can_draft(self, token: int) -> bool:
-        """Whether the drafter's head can say it."""
+        """Whether the drafter's head has this token."""
         return self._projection is None or self._projection.reaches(token)
 
     def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
@@ -95,12 +98,13 @@ class TrivialBridge(Bridge):
 
 
 class SharedTokensBridge(Bridge):
-    """The two vocabularies have some tokens in common.
+    """Bridge between vocabularies with some tokens in common.
 
     The drafter's context is the prompt in the drafter's own template, then the answer's text in the
-    drafter's own tokens.
+    drafter's tokens.
 
-    kept: i64 [N], the drafter's tokens that its head was cut to; None for a whole head.
+    vocabulary_subset: i64 [N], the drafter's tokens that its head was cut to; None for a whole
+    head.
     """
 
     trivial = False
@@ -108,30 +112,33 @@ class SharedTokensBridge(Bridge):
     def __init__(
         self,
         shared: SharedTokens,
-        context: ContextTranslator,
-        kept: NDArray[np.int64] | None = None,
+        translator: ContextTranslator,
+        vocabulary_subset: NDArray[np.int64] | None = None,
     ) -> None:
         self.vocab_size = shared.target_size
         self._shared = shared
-        self._projection = Projection(shared.to_target_ids(kept), shared.target_size)
-        self._answer = context
-        self._after = 0  # committed tokens of the prompt
-        self._ids = np.empty(256, dtype=np.int64)  # own ids: the prompt's, then the answer's
-        self._prompt = 0  # own ids of the prompt
+        self._projection = Projection(shared.to_target_ids(vocabulary_subset), shared.target_size)
+        self._translator = translator
+        self._target_prompt_tokens = 0  # tokens of the prompt, the target's
+        self._ids = np.empty(256, dtype=np.int64)  # draft ids: the prompt's, then the answer's
+        self._draft_prompt_tokens = 0  # tokens of the prompt, the drafter's
 
     def start(self, prompt: Prompt) -> None:
         """Begin a generation with an empty answer."""
-        self._after, self._prompt = len(prompt.ids), len(prompt.draft_ids)
-        self._reserve(self._prompt)
-        self._ids[: self._prompt] = prompt.draft_ids
-        self._answer.restart()
+        self._target_prompt_tokens, self._draft_prompt_tokens = (
+            len(prompt.ids),
+            len(prompt.draft_ids),
+        )
+        self._reserve(self._draft_prompt_tokens)
+        self._ids[: self._draft_prompt_tokens] = prompt.draft_ids
+        self._translator.restart()
 
     def context(self, committed: Ids) -> NDArray[Any]:
         """Return the prompt's ids, then those of the answer's text."""
-        answer = self._answer.translate(committed[self._after :])
-        length = self._prompt + len(answer)
+        answer = self._translator.translate(committed[self._target_prompt_tokens :])
+        length = self._draft_prompt_tokens + len(answer)
         self._reserve(length)
-        self._ids[self._prompt : length] = answer
+        self._ids[self._draft_prompt_tokens : length] = answer
         return self._ids[:length]
 
     def _reserve(self, length: int) -> None:
@@ -144,7 +151,7 @@ class SharedTokensBridge(Bridge):
         return self._projection(logits)
 
     def can_draft(self, token: int) -> bool:
-        """Whether it is shared, and the drafter's head can say it."""
+        """Whether the token is shared, and the drafter's head has it."""
         return self._projection.reaches(token)
 
     def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:

@@ -1,17 +1,17 @@
 """Translate a growing answer from the target's tokens to the drafter's.
 
-In: the target's ids of the answer so far. Out: the drafter's (*own*) ids of the same bytes.
+In:  the target's ids of the answer so far. Out: the drafter's ids of the same bytes.
 
-The law: each run of text is encoded whole by the drafter's tokenizer, as the continuation of a
-text, so the result depends on the answer alone and not on the parts in which it came. A run ends at
-the answer's end, at a special token, and at bytes that are not UTF-8 (perhaps not yet: a character
-may lack its last bytes). Such bytes are one token each.
+Rule: the drafter's tokenizer encodes each run of text as a whole, as the continuation of a text. So
+the result depends on the answer alone, not on the parts in which it came. A run ends at the
+answer's end, at a special token, and at bytes that are not UTF-8 (an incomplete character may still
+become valid). Each such byte is one token.
 
-The cost is that of the new tokens: of the last run only the tail behind the last *cut* is encoded
-again. A text may be cut where (1) later text cannot change a token before the cut, and (2) the text
-behind it encodes as it would alone. `cut_of` finds such places for the two families of
-vocabularies; texts of any other tokenizer are never cut. If a rule is wrong for an unusual
-pattern, drafts get worse but the output stays the same.
+Only new tokens cost time: of the last run, only the tail after the last *cut* is encoded again. A
+cut is possible where (1) later text cannot change a token before it, and (2) the text after it
+encodes as it would alone. `choose_cut` has a rule for each of two families of vocabularies; texts
+of other tokenizers are never cut. If a rule is wrong for an unusual pattern, drafts get worse but
+the output stays the same.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from pilotfish.engines.tokenizer import SPACE_MARK, Tokenizer, character_pairs, without_first_space
-from pilotfish.engines.unigram import flat
+from pilotfish.engines.token_bytes import SPACE_MARK
+from pilotfish.engines.tokenizer import Tokenizer, character_pairs, without_first_space
+from pilotfish.engines.unigram import flatten_steps
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
-# A pattern that looks behind, or tests for the text's beginning, makes (2) uncertain.
+# Patterns that look behind or test for the text's beginning, which makes (2) uncertain.
 LOOKS_BEHIND = re.compile(r"\(\?<|\\[ABGKby]|(?:^|[(|])\^")
-# Characters that must be known behind a cut: GPT-4o's pattern has "don't" as one word but "don'" as
-# two, and 'll is its longest ending.
+# Characters that must be known after a cut: in GPT-4o's pattern "don't" is one word but "don'" two,
+# and 'll is the longest ending.
 LOOK_AHEAD = 3
 MARKS = (" ", SPACE_MARK)
 MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-# Settings of a BPE model by which the tokens of a part of a word depend on the rest.
+# Settings of a BPE model that make the tokens of a word's part depend on the rest.
 WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
 # (text, its encoding) -> characters and tokens before the cut; (0, 0) if there is none
@@ -50,29 +51,29 @@ class ContextTranslator:
     """Translates one growing answer at a time. Not thread-safe.
 
     Args:
-        target, own: the tokenizers of the answer and of the drafter.
-        specials: the drafter's special tokens by the target's; others are left out.
+        target, drafter: the tokenizers of the answer and of the drafter.
+        specials: the drafter's special tokens by the target's; others are dropped.
     """
 
     def __init__(self, target: Tokenizer, drafter: Tokenizer, specials: Mapping[int, int]) -> None:
-        self._target, self._own, self._specials = target, drafter, specials
-        self._cut = cut_of(drafter)
+        self._target, self._drafter, self._specials = target, drafter, specials
+        self._cut = choose_cut(drafter)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._raw: dict[int, list[int]] = {}  # own tokens by byte, for those seen so far
+        self._byte_ids: dict[int, list[int]] = {}  # the drafter's tokens by byte, for bytes so far
         self.restart()
 
     def restart(self) -> None:
         """Begin another answer."""
-        self._decoder.reset()  # it holds the bytes of an incomplete character
-        self._answer = np.empty(0, np.uint32)  # [n] as last seen
-        self._settled = np.empty(0, np.int64)  # [m] own ids that no longer change
-        self._text = ""  # the text behind them
-        self._encoded, self._tail = "", list[int]()  # its encoded part, and that part's own ids
+        self._decoder.reset()  # drops the bytes of an incomplete character
+        self._answer = np.empty(0, np.uint32)  # [n] at the last call
+        self._settled = np.empty(0, np.int64)  # [m] draft ids that no longer change
+        self._text = ""  # the text after them
+        self._encoded, self._tail = "", list[int]()  # its encoded part, and the part's draft ids
 
     def translate(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the own ids [m] of the answer, target ids [n].
+        """Return the drafter's ids [m] of the answer, target ids [n].
 
-        An answer that continues the last one costs only its new tokens.
+        If the answer continues the last one, only its new tokens cost time.
         """
         known = len(self._answer)
         if not np.array_equal(answer[:known], self._answer):
@@ -97,7 +98,7 @@ class ContextTranslator:
                 data = b"".join(map(self._target.token_bytes, run))
                 settled += self._read(self._decoder.decode(data))
         if self._text != self._encoded:
-            encoding = self._own.encode_rest(self._text)
+            encoding = self._drafter.encode_rest(self._text)
             characters, tokens = self._cut(self._text, encoding)
             settled += encoding.ids[:tokens]
             self._text, self._tail = self._text[characters:], encoding.ids[tokens:]
@@ -105,7 +106,7 @@ class ContextTranslator:
         self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
 
     def _read(self, decoded: str) -> list[int]:
-        """Append to the text; returns the ids of the runs that raw bytes in it end."""
+        """Append to the text; returns the ids of the runs that end at raw bytes."""
         text, *others = RAW.split(decoded)
         self._text += text
         settled: list[int] = []
@@ -116,32 +117,32 @@ class ContextTranslator:
 
     def _finish(self) -> list[int]:
         """End the run of text and return its ids."""
-        ids: list[int] = self._own.encode_rest(self._text).ids if self._text else []
+        ids: list[int] = self._drafter.encode_rest(self._text).ids if self._text else []
         self._text = ""
         return ids
 
     def _raw_ids(self, data: bytes) -> list[int]:
-        """Return the own ids of bytes that are not UTF-8."""
+        """Return the drafter's ids of bytes that are not UTF-8."""
         for byte in data:
-            if byte not in self._raw:
-                id = self._own.byte_token(byte)
-                replacement = self._own.encode_rest("\ufffd").ids if id is None else [id]
-                self._raw[byte] = replacement
-        return [id for byte in data for id in self._raw[byte]]
+            if byte not in self._byte_ids:
+                id = self._drafter.byte_token(byte)
+                replacement = self._drafter.encode_rest("\ufffd").ids if id is None else [id]
+                self._byte_ids[byte] = replacement
+        return [id for byte in data for id in self._byte_ids[byte]]
 
 
-def cut_of(own: Tokenizer) -> Cut:
-    """Choose the rule for cutting a text, by the kind of its tokenizer."""
-    if not _finds_added_tokens_by_themselves(own.steps):
-        return _never
-    if _splits_into_words(own.steps):
-        return _cut_between_words(_added_pairs(own.steps))
-    if _merges_all(own):
-        return _cut_between_unmerged(own.neighbours | _added_pairs(own.steps))
-    return _never
+def choose_cut(tokenizer: Tokenizer) -> Cut:
+    """Choose the rule for cutting a text, by the kind of the tokenizer."""
+    if not _added_tokens_ignore_context(tokenizer.steps):
+        return _no_cut
+    if _splits_into_words(tokenizer.steps):
+        return _cut_between_words(_added_pairs(tokenizer.steps))
+    if _merges_all(tokenizer):
+        return _cut_between_unmerged(tokenizer.neighbours | _added_pairs(tokenizer.steps))
+    return _no_cut
 
 
-def _never(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
+def _no_cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
     return 0, 0
 
 
@@ -150,8 +151,8 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
     Patterns match from left to right, so tokens from a word's beginning on do not depend on the
     text before it. The beginning is certain once the match before it has ended at a character of
-    another kind (runs of one kind may be taken together) and no contraction is possible. A
-    normalizer (NFC) does not reach across a character that composes with none before it.
+    another kind (a run of one kind may be one match) and no contraction is possible. A normalizer
+    (NFC) does not reach across a character that composes with none before it.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -162,7 +163,7 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
             if (
                 words[token] != words[token - 1]
                 and 0 < at <= last
-                and _separate(text[at - 1], text[at])
+                and _are_separable(text[at - 1], text[at])
                 and text[at - 1 : at + 1] not in pairs
             ):
                 return at, token
@@ -171,10 +172,10 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
     return cut
 
 
-def _separate(left: str, right: str) -> bool:
+def _are_separable(left: str, right: str) -> bool:
     """Whether adjacent characters are of different kinds, and no normal form joins them."""
-    # Marks compose with letters before them, and change places. Letters that compose with the
-    # character before, Hangul's vowels and finals, do so with letters.
+    # Marks compose with letters before them, and are reordered. Letters that compose with the
+    # character before (Hangul's vowels and finals) compose with letters only.
     return _kind(left) != _kind(right) and category(right)[0] in "LNPSZ"
 
 
@@ -185,8 +186,9 @@ def _kind(character: str) -> str:
 
 
 def _cut_between_unmerged(pairs: Set[str]) -> Cut:
-    """Cut between characters that no token has side by side, for a vocabulary that merges across
-    words: these are never merged.
+    """Cut between characters that are adjacent in no token, and so are never merged.
+
+    For a vocabulary that merges across words.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -199,43 +201,47 @@ def _cut_between_unmerged(pairs: Set[str]) -> Cut:
     return cut
 
 
-def _added(steps: dict[str, Any]) -> list[dict[str, Any]]:
+def _relevant_added_tokens(steps: dict[str, Any]) -> list[dict[str, Any]]:
     """List the added tokens that matter for literal text: all, if any of them is not special.
 
-    Those that are not special are found in a text before any other step; special ones are not
-    taken, but hide others that overlap with them.
+    The tokenizer finds those that are not special before any other step. It ignores special ones,
+    but they hide others that overlap with them.
     """
     added: list[dict[str, Any]] = steps["added_tokens"] or []
     return [] if all(token["special"] for token in added) else added
 
 
 def _added_pairs(steps: dict[str, Any]) -> Set[str]:
-    """Return the adjacent characters within added tokens, where a text is not cut."""
-    contents = [token["content"].replace(" ", mark) for token in _added(steps) for mark in MARKS]
+    """Return the pairs of adjacent characters within added tokens; no cut may separate them."""
+    contents = [
+        token["content"].replace(" ", mark)
+        for token in _relevant_added_tokens(steps)
+        for mark in MARKS
+    ]
     return frozenset(chain.from_iterable(map(character_pairs, contents)))
 
 
-def _finds_added_tokens_by_themselves(steps: dict[str, Any]) -> bool:
-    """Whether added tokens are found regardless of the text around them and of normal forms."""
+def _added_tokens_ignore_context(steps: dict[str, Any]) -> bool:
+    """Whether the tokenizer finds added tokens regardless of context and normal forms."""
     rules = ["single_word", "lstrip", "rstrip"]
-    if any(flat(steps["normalizer"])):
+    if any(flatten_steps(steps["normalizer"])):
         rules.append("normalized")
-    plain = [token for token in _added(steps) if not token["special"]]
+    plain = [token for token in _relevant_added_tokens(steps) if not token["special"]]
     return not any(token[rule] for token in plain for rule in rules)
 
 
 def _splits_into_words(steps: dict[str, Any]) -> bool:
     """Whether the tokenizer is byte-level and splits text in known ways."""
-    kinds = {step["type"] for step in flat(steps["normalizer"])}
-    splits = list(flat(steps["pre_tokenizer"]))
+    kinds = {step["type"] for step in flatten_steps(steps["normalizer"])}
+    splits = list(flatten_steps(steps["pre_tokenizer"]))
     return (
         kinds <= {"NFC"}
         and any(step["type"] == "ByteLevel" for step in splits)
-        and all(_is_known(step) for step in splits)
+        and all(_is_known_split(step) for step in splits)
     )
 
 
-def _is_known(split: dict[str, Any]) -> bool:
+def _is_known_split(split: dict[str, Any]) -> bool:
     if split["type"] != "Split":
         return split["type"] in ("ByteLevel", "Digits", "Punctuation")
     pattern = split["pattern"].get("Regex")
@@ -243,29 +249,29 @@ def _is_known(split: dict[str, Any]) -> bool:
     return whole and pattern is not None and not LOOKS_BEHIND.search(pattern)
 
 
-def _merges_all(own: Tokenizer) -> bool:
+def _merges_all(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer is SentencePiece's BPE: it marks spaces, then merges."""
-    model = own.steps["model"]
+    model = tokenizer.steps["model"]
     merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
-    # Characters without a token must not become one unknown token together.
-    apart = not model.get("fuse_unk") or (
-        model.get("byte_fallback") and None not in map(own.byte_token, range(256))
+    # Several characters without a token must not become one unknown token.
+    keeps_unknown_apart = not model.get("fuse_unk") or (
+        model.get("byte_fallback") and None not in map(tokenizer.byte_token, range(256))
     )
-    normalizer = list(flat(without_first_space(own.steps["normalizer"])))
-    splits = list(flat(without_first_space(own.steps["pre_tokenizer"])))
+    normalizer = list(flatten_steps(without_first_space(tokenizer.steps["normalizer"])))
+    splits = list(flatten_steps(without_first_space(tokenizer.steps["pre_tokenizer"])))
     marked = normalizer == [MARK_SPACES]
-    left = [step for step in splits if not _leaves_all(step, marked)]
+    left = [step for step in splits if not _does_nothing(step, marked)]
     marks = (marked and not left) or (
         not normalizer
         and len(left) == 1
         and left[0]["type"] == "Metaspace"
         and left[0]["replacement"] == SPACE_MARK
     )
-    return merges and apart and marks
+    return merges and keeps_unknown_apart and marks
 
 
-def _leaves_all(step: dict[str, Any], marked: bool) -> bool:
-    """Whether a pre-tokenizer does nothing; marked: the spaces are marks already."""
+def _does_nothing(step: dict[str, Any], marked: bool) -> bool:
+    """Whether a pre-tokenizer step changes nothing; marked: spaces are already marks."""
     names = ("type", "split", "prepend_scheme", "replacement")
-    does = tuple(map(step.get, names))
-    return does in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]
+    settings = tuple(map(step.get, names))
+    return settings in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]

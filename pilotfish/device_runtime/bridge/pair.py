@@ -17,7 +17,7 @@ from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, T
 from pilotfish.device_runtime.bridge.context import ContextTranslator
 from pilotfish.device_runtime.bridge.prompt import Messages, Prompt, PromptInput, Talk, are_messages
 from pilotfish.device_runtime.bridge.shared import SharedTokens
-from pilotfish.engines.chat_formats.chat_format import within_first_user
+from pilotfish.engines.chat_formats.chat_format import system_into_first_user
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.vocabulary import Vocabulary
@@ -26,13 +26,17 @@ from pilotfish.engines.vocabulary import Vocabulary
 class Pair:
     """Makes prompts and bridges for two vocabularies. Thread-safe.
 
-    kept: i64 [N], the drafter's tokens that its head was cut to; None for a whole head.
+    vocabulary_subset: i64 [N], the drafter's tokens that its head was cut to; None for a whole
+    head.
 
-    Raises `PairMismatchError` if the two have no token in common, or the head can say none of them.
+    Raises `PairMismatchError` if the two have no token in common, or the head has none of them.
     """
 
     def __init__(
-        self, drafter: Vocabulary, target: Vocabulary, kept: NDArray[np.int64] | None = None
+        self,
+        drafter: Vocabulary,
+        target: Vocabulary,
+        vocabulary_subset: NDArray[np.int64] | None = None,
     ) -> None:
         self.drafter = drafter
         self.target = target
@@ -41,11 +45,14 @@ class Pair:
             target.vocab_size,
         )
         self.shared = None if self.trivial else SharedTokens.find(drafter, target)
-        self._kept = kept
-        if self.shared is not None and (self.shared.to_target_ids(kept) == target.vocab_size).all():
+        self._vocabulary_subset = vocabulary_subset
+        if (
+            self.shared is not None
+            and (self.shared.to_target_ids(vocabulary_subset) == target.vocab_size).all()
+        ):
             raise PairMismatchError(
-                f"{drafter.model} cannot draft for {target.model}: none of the tokens that its "
-                "head was cut to is a token of both. Export it again with --for this target."
+                f"{drafter.model} cannot draft for {target.model}: its head was cut to tokens that "
+                "the target lacks. Export it again with --for this target."
             )
 
     @property
@@ -61,10 +68,10 @@ class Pair:
     def bridge(self) -> Bridge:
         """Make a bridge for one lane."""
         if self.shared is None:
-            return TrivialBridge(self.target.vocab_size, self._kept)
-        return SharedTokensBridge(self.shared, self._context(), self._kept)
+            return TrivialBridge(self.target.vocab_size, self._vocabulary_subset)
+        return SharedTokensBridge(self.shared, self._translator(), self._vocabulary_subset)
 
-    def _context(self) -> ContextTranslator:
+    def _translator(self) -> ContextTranslator:
         assert self.shared is not None
         return ContextTranslator(
             self.target.tokenizer, self.drafter.tokenizer, self.shared.specials
@@ -72,86 +79,94 @@ class Pair:
 
     # Prompts
 
-    def prompt(self, asked: PromptInput, *, chat: bool = True, most: int | None = None) -> Prompt:
-        """Make a prompt of a text, messages or token ids.
+    def prompt(
+        self, source: PromptInput, *, chat: bool = True, max_tokens: int | None = None
+    ) -> Prompt:
+        """Make a prompt from a text, messages or token ids.
 
         chat: a text becomes one user message if the target has a chat template; otherwise it is
-        used as it is, like token ids. Messages need a template: `UnsupportedError` without one,
+        used unchanged, like token ids. Messages need a template: `UnsupportedError` without one,
         `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids outside the
-        target's vocabulary. most: tokens; clearly longer prompts raise `PromptTooLongError` early.
+        target's vocabulary. max_tokens: clearly longer prompts raise `PromptTooLongError` early.
         """
         ids: Sequence[int]
-        own: Sequence[int] | None
+        draft_ids: Sequence[int] | None
         try:
-            if isinstance(asked, str) and not (chat and self.target.template):
-                ids = _raw(self.target, asked, most)
-                own = None if self.trivial else _raw(self.drafter, asked)
-            elif isinstance(asked, str | Talk) or are_messages(asked):
-                talk = _talk(asked)
-                ids, own = self._rendered(talk, most), self._in_own_template(talk)
+            if isinstance(source, str) and not (chat and self.target.template):
+                ids = _encode_text(self.target, source, max_tokens)
+                draft_ids = None if self.trivial else _encode_text(self.drafter, source)
+            elif isinstance(source, str | Talk) or are_messages(source):
+                talk = _as_talk(source)
+                ids, draft_ids = self._render(talk, max_tokens), self._render_for_drafter(talk)
             else:
-                ids, own = self._checked(asked, most), None
+                ids, draft_ids = self._check_ids(source, max_tokens), None
         except TextTooLongError:
-            raise _too_long(most) from None
-        told = np.array(ids, dtype=np.uint32)
-        read = told if self.trivial else self._read(told, own)
-        return Prompt(asked, chat, told, read, self.fingerprint, self.digests)
+            raise _too_long_error(max_tokens) from None
+        target_ids = np.array(ids, dtype=np.uint32)
+        drafter_ids = target_ids if self.trivial else self._draft_ids(target_ids, draft_ids)
+        return Prompt(source, chat, target_ids, drafter_ids, self.fingerprint, self.digests)
 
-    def _rendered(self, talk: Talk, most: int | None) -> list[int]:
-        ids = _ids_of(self.target, talk, most)
+    def _render(self, talk: Talk, most: int | None) -> list[int]:
+        ids = _encode_talk(self.target, talk, most)
         if ids is None:
             raise UnsupportedError(
                 f"{self.target.model} has no chat template: give it a text, without tools."
             )
         return ids
 
-    def _in_own_template(self, talk: Talk) -> list[int] | None:
-        """Render messages in the drafter's template; None without a suitable one."""
+    def _render_for_drafter(self, talk: Talk) -> list[int] | None:
+        """Encode messages by the drafter's template; None without a suitable template."""
         if self.trivial:
             return None
         try:
-            return _ids_of(self.drafter, talk)
-        except TemplateError:  # such as that of a template without system messages
+            return _encode_talk(self.drafter, talk)
+        except TemplateError:  # for example, a template without system messages
             return None
 
-    def _read(self, told: NDArray[np.uint32], own: Sequence[int] | None) -> NDArray[Any]:
-        read = self._translated(told) if own is None else np.array(own, dtype=np.int64)
-        return read if len(read) else self._something
+    def _draft_ids(
+        self, target_ids: NDArray[np.uint32], draft_ids: Sequence[int] | None
+    ) -> NDArray[Any]:
+        ids = (
+            self._translate(target_ids)
+            if draft_ids is None
+            else np.array(draft_ids, dtype=np.int64)
+        )
+        return ids if len(ids) else self._first_token
 
-    def _translated(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
+    def _translate(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
         """Translate the target's ids to the drafter's: the same text and shared special tokens."""
-        own = self._context().translate(ids)
+        draft_ids = self._translator().translate(ids)
         beginning = np.array(self.drafter.tokenizer.beginning, dtype=np.int64)
-        if np.array_equal(own[: len(beginning)], beginning):
-            return own
-        return np.concatenate([beginning, own])
+        if np.array_equal(draft_ids[: len(beginning)], beginning):
+            return draft_ids
+        return np.concatenate([beginning, draft_ids])
 
     @cached_property
-    def _something(self) -> NDArray[Any]:
-        """Return a token to start from when the drafter has none of the prompt's tokens."""
-        own = self.drafter
-        known = [id for id in (own.bos_id, own.turn_end, 0) if id is not None]
-        return np.array(known[:1], dtype=np.int64)
+    def _first_token(self) -> NDArray[Any]:
+        """A token to start from if the drafter has none of the prompt's tokens."""
+        drafter = self.drafter
+        candidates = [id for id in (drafter.bos_id, drafter.turn_end, 0) if id is not None]
+        return np.array(candidates[:1], dtype=np.int64)
 
-    def _checked(self, asked: Sequence[Any], most: int | None) -> list[int]:
-        if most is not None and len(asked) > most:
-            raise _too_long(most)
-        vocab, ids = self.target.vocab_size, list(asked)
-        wrong = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
-        if wrong:
+    def _check_ids(self, source: Sequence[Any], most: int | None) -> list[int]:
+        if most is not None and len(source) > most:
+            raise _too_long_error(most)
+        vocab, ids = self.target.vocab_size, list(source)
+        invalid = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
+        if invalid:
             raise TokenOutOfRangeError(
-                f"{wrong[0]!r} is no token id: the vocabulary has {vocab} tokens."
+                f"{invalid[0]!r} is no token id: the vocabulary has {vocab} tokens."
             )
         return ids
 
 
-def _talk(asked: "str | Messages | Talk") -> Talk:
-    if isinstance(asked, Talk):
-        return asked
-    return Talk([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)
+def _as_talk(source: "str | Messages | Talk") -> Talk:
+    if isinstance(source, Talk):
+        return source
+    return Talk([{"role": "user", "content": source}] if isinstance(source, str) else source)
 
 
-def _ids_of(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
+def _encode_talk(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
     """Encode a talk by the vocabulary's chat template; None without one."""
     offered = () if talk.tools is None else talk.tools.tools
     vocabulary = vocabulary.with_tools if offered else vocabulary
@@ -160,34 +175,37 @@ def _ids_of(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list
     template = vocabulary.chat_template or ""
     try:
         messages, tools = vocabulary.chat_format.to_template(template, talk.messages, offered)
-        return _told(dialogue, messages, tools, talk, most)
+        return _encode_messages(dialogue, messages, tools, talk, most)
     except RecursionError:
         raise TemplateError("the messages or their tools are nested too deeply") from None
 
 
-def _told(
+def _encode_messages(
     dialogue: Dialogue,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     talk: Talk,
     most: int | None,
 ) -> list[int]:
-    """Encode what a template is told; where it takes no system message, without one of ours."""
+    """Encode messages by a dialogue.
+
+    If its template takes no system message, tool instructions move to the first user message.
+    """
     try:
         return dialogue.ids(messages, most, tools, talk.thinking)
     except TemplateError:
-        moved = within_first_user(messages)
+        moved = system_into_first_user(messages)
         if tools is not None or talk.tools is None or moved == messages:
             raise
         return dialogue.ids(moved, most, tools, talk.thinking)
 
 
-def _raw(vocabulary: Vocabulary, text: str, most: int | None = None) -> list[int]:
+def _encode_text(vocabulary: Vocabulary, text: str, most: int | None = None) -> list[int]:
     tokenizer = vocabulary.tokenizer
     return [*tokenizer.beginning, *tokenizer.encode(text, most=most)]
 
 
-def _too_long(most: int | None) -> PromptTooLongError:
+def _too_long_error(most: int | None) -> PromptTooLongError:
     return PromptTooLongError(
         f"The prompt has more than {most} tokens; drafter and target together take at most {most}."
     )

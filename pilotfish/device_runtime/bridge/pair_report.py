@@ -1,16 +1,15 @@
-"""Report how much a drafter and a target of another vocabulary share, and whether it suffices.
+"""Report the overlap of a drafter's and a target's vocabularies, and whether it suffices.
 
-Two figures on a text. *Coverage*: the share of the text's target tokens that are shared, and that
-the drafter's head can say, if it was cut. Only those can be drafted, and a draft is accepted with
-probability Σ min(p, q) ≤ p(shared), so coverage bounds acceptance α on such a text, however good
-the drafter is. *Mass*: the average probability that the drafter's own distribution gives to shared
-tokens. It bounds nothing, since q is renormalised; but q differs from
-the drafter's own distribution by 1 − mass (total variation), and a distribution that has lost most
-of its mass is seldom close to the target's.
+Two figures on a text. *Coverage*: the share of the text's target tokens that are shared, and in the
+drafter's head if it was cut. Only these can be drafted, and a draft is accepted with probability
+Σ min(p, q) ≤ p(shared), so coverage bounds acceptance α on such a text for any drafter. *Mass*: the
+average probability that the drafter's own distribution gives to shared tokens. It is no bound,
+since q is renormalised; but q differs from the drafter's own distribution by 1 − mass (total
+variation), and a distribution that has lost most of its mass is seldom close to the target's.
 
-A pair is judged by the product of both. With α below 0.2 a round of any length commits fewer than
-1/(1 − α) = 1.25 tokens on average, while the edge alone commits 1 without drafting or upload: that
-is hopeless. The report compares vocabularies, not models.
+The product of both decides. With α below 0.2 a round of any length commits fewer than 1/(1 − α) =
+1.25 tokens on average, while the edge alone commits 1 without drafting or upload: the pair is
+hopeless. The report compares vocabularies, not models.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Ids = NDArray[np.int64]
 
-HOPELESS = 0.2  # of coverage · mass; less is
-MOST_POSITIONS = 4096  # of the drafter's passes
+HOPELESS = 0.2  # coverage · mass below this is hopeless
+MOST_POSITIONS = 4096  # positions that the drafter reads
 _CONTEXT = 1024
 _LABEL = "running the drafter"
 _CHUNK = 64  # rows of logits at a time: 64 · 152k · 4 bytes are 39 MB
@@ -75,12 +74,12 @@ sollte das Schloss und die Brücke über den Fluss nicht verpassen.
 
 @dataclass(frozen=True, kw_only=True)
 class PairReport:
-    """The tokens that a pair shares.
+    """The overlap of a pair's vocabularies.
 
     specials: strings of the shared special tokens, the target's → the drafter's. turn_end: the
     target's token that ends a turn; it is drafted only if it is among `specials`. target_tokens:
-    the length of the text in the target's tokens, of which the share `coverage` is shared.
-    positions: number over which the drafter's mass on shared tokens was averaged.
+    length of the text in the target's tokens. coverage, mass: see the module. positions: number of
+    positions over which the mass was averaged.
     """
 
     drafter: str
@@ -112,34 +111,40 @@ def compare_vocabularies(
 ) -> PairReport:
     """Compare two vocabularies, and run the drafter on a text of at least one token.
 
-    Raises `ArtifactError` if devices would refuse the target's tokenizer from an edge,
-    `PairMismatchError` if no text is a token of both, `UnsupportedError` if the text has no tokens
-    in one of them.
+    Raises `ArtifactError` if a device would refuse the target's tokenizer, `PairMismatchError` if
+    no token is shared, `UnsupportedError` if the text has no tokens in one of the vocabularies.
     """
-    own, there = Vocabulary.from_artifact(drafter), Vocabulary.from_artifact(target)
-    other = Vocabulary.decode(there.encode(), there.model)  # with a device's checks
-    shared = SharedTokens.find(own, other)
-    ids = other.tokenizer.encode(text)
-    read = [*own.tokenizer.beginning, *own.tokenizer.encode(text)]
-    if not ids or not read:
+    drafter_vocabulary, unchecked = (
+        Vocabulary.from_artifact(drafter),
+        Vocabulary.from_artifact(target),
+    )
+    # decoding runs a device's checks
+    target_vocabulary = Vocabulary.decode(unchecked.encode(), unchecked.model)
+    shared = SharedTokens.find(drafter_vocabulary, target_vocabulary)
+    ids = target_vocabulary.tokenizer.encode(text)
+    drafter_tokens = [
+        *drafter_vocabulary.tokenizer.beginning,
+        *drafter_vocabulary.tokenizer.encode(text),
+    ]
+    if not ids or not drafter_tokens:
         raise UnsupportedError("The text has no tokens: give another one.")
-    own_ids = np.array(read[:MOST_POSITIONS], np.int64)
+    own_ids = np.array(drafter_tokens[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
-    places = shared.to_target_ids(drafter.kept)  # [V_d], or [N] of a cut head
-    said = places < shared.target_size
+    places = shared.to_target_ids(drafter.head_tokens)  # [V_d], or [N] of a cut head
+    sayable = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
-        masses += q[:, said].sum(axis=1, dtype=np.float64).tolist()
+        masses += q[:, sayable].sum(axis=1, dtype=np.float64).tolist()
         progress(_LABEL, len(masses), len(own_ids))
-    piece, own_piece = other.tokenizer.piece, own.tokenizer.piece
-    end = other.turn_end
+    piece, own_piece = target_vocabulary.tokenizer.piece, drafter_vocabulary.tokenizer.piece
+    end = target_vocabulary.turn_end
     return PairReport(
-        drafter=own.model,
-        target=other.model,
-        own_size=own.vocab_size,
-        target_size=other.vocab_size,
+        drafter=drafter_vocabulary.model,
+        target=target_vocabulary.model,
+        own_size=drafter_vocabulary.vocab_size,
+        target_size=target_vocabulary.vocab_size,
         shared=len(shared),
         specials={piece(id): own_piece(its) for id, its in shared.specials.items()},
         turn_end=None if end is None else piece(end),

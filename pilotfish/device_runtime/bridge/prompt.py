@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.device_runtime.plan import Options, TalkOptions
 from pilotfish.engines.chat_formats import Tools
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
+_TALK_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 
 
 @dataclass(frozen=True)
 class Talk:
-    """Messages, tools that may be called, and whether to think first; None: as the model likes.
+    """Messages, tools, and whether the model thinks first; None: the model's default.
 
-    Tools of choice "none" are told of, too: what was read of the talk stays as it is.
+    Tools of choice "none" are in the prompt too, so that its cached prefix stays valid.
     """
 
     messages: Messages
@@ -26,23 +29,23 @@ class Talk:
     thinking: bool | None = None
 
 
-# A text (one user message, where the target has a chat template), token ids, or messages.
+# A text (one user message, if the target has a chat template), token ids, messages, or a talk.
 PromptInput: TypeAlias = "str | Sequence[int] | Messages | Talk"
 
 
-def are_messages(asked: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def are_messages(source: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     """Whether a prompt consists of messages, not a text or token ids; an empty list does not."""
-    return not isinstance(asked, str | Talk) and len(asked) > 0 and isinstance(asked[0], Mapping)
+    return not isinstance(source, str | Talk) and len(source) > 0 and isinstance(source[0], Mapping)
 
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """A prompt in the vocabularies of one pair.
 
-    asked: the text, messages or token ids; chat: whether a text is a user message. ids: u32 [n],
-    the target's tokens, to be committed. own: the drafter's [m], m ≥ 1 unless n is 0. vocabulary:
-    fingerprint of the target's. pair: digests of both vocabularies, the drafter's first; with
-    another drafter or template the tokens would differ.
+    source: the text, messages or token ids; chat: whether a text is a user message. ids: u32 [n],
+    the target's tokens, to be committed. draft_ids: the drafter's tokens [m], m ≥ 1 unless n is 0.
+    vocabulary: fingerprint of the target's vocabulary. pair: digests of both vocabularies, the
+    drafter's first; with another drafter or template the tokens would differ.
     """
 
     source: PromptInput
@@ -53,14 +56,14 @@ class Prompt:
     pair: tuple[str, str]
 
     @classmethod
-    def unencoded(cls, asked: PromptInput, chat: bool) -> Prompt:
+    def unencoded(cls, source: PromptInput, chat: bool) -> Prompt:
         """Make a prompt without tokens, to be tokenised once the vocabularies are known."""
-        none = np.empty(0, dtype=np.uint32)
-        return cls(asked, chat, none, none, "", ("", ""))
+        no_ids = np.empty(0, dtype=np.uint32)
+        return cls(source, chat, no_ids, no_ids, "", ("", ""))
 
     @property
     def can_reencode(self) -> bool:
-        """Whether it can be tokenised in another vocabulary: it was not made of token ids."""
+        """Whether it can be tokenised in another vocabulary: its source is not token ids."""
         return isinstance(self.source, str | Talk) or are_messages(self.source)
 
     @property
@@ -70,8 +73,33 @@ class Prompt:
 
     @property
     def is_chat_turn(self) -> bool:
-        """Whether the answer is a turn of a talk, where the target has a chat template."""
+        """Whether the answer is a turn of a chat, if the target has a chat template."""
         return self.can_reencode and (self.chat or not isinstance(self.source, str))
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def read_talk(
+    prompt: PromptInput | Prompt, options: TalkOptions
+) -> tuple[PromptInput | Prompt, Options]:
+    """Make a `Talk` of the prompt and the options on tools and thinking.
+
+    Returns the talk, or the unchanged prompt without such options, and the other options.
+    `UnsupportedError` for such options with a `Talk`, a `Prompt` or token ids.
+    """
+    rest = {name: value for name, value in options.items() if name not in _TALK_OPTIONS}
+    values = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
+    try:
+        tools = Tools.read(*values)
+    except ValueError as error:
+        raise UnsupportedError(f"{error}.") from error
+    thinking = options.get("thinking")
+    if tools is None and thinking is None:
+        return prompt, cast("Options", rest)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if isinstance(messages, Prompt | Talk) or not are_messages(messages):
+        raise UnsupportedError(
+            "Tools and thinking go with a text or messages; a Talk has its own, and token ids none."
+        )
+    return Talk(messages, tools, thinking), cast("Options", rest)

@@ -1,13 +1,13 @@
 """Find the tokens that two vocabularies share.
 
-Two tokens are the same if they stand for the same bytes, whatever their spelling: "Ġthe"
-(byte-level) and "▁the" (SentencePiece), "Ċ" and "<0x0A>". If several tokens of one vocabulary stand
-for the same bytes, only the canonical one is shared. Special tokens are the same if their strings
-are, and never the same as text; the two tokens that end a turn are the same whatever their names.
-Tokens that begin a text are not: no answer needs one, and SmolLM2's begins a message elsewhere.
+Two tokens are equal if they mean the same bytes, whatever their spelling: "Ġthe" (byte-level) and
+"▁the" (SentencePiece), "Ċ" and "<0x0A>". If several tokens of one vocabulary mean the same bytes,
+only the canonical one is shared. Special tokens are equal if their strings are, and never equal to
+text; the two tokens that end a turn are equal whatever their names. Tokens that begin a text are
+not shared: no answer needs one, and SmolLM2's begins a message elsewhere.
 
-The law: the drafter proposes from its own distribution, renormalised over the shared tokens. This
-is the q that is sampled and sent, so the output's law stays; a token that is not shared is never
+The drafter proposes from its own distribution, renormalised over the shared tokens. This is the q
+that is sampled and sent, so the output law is unchanged; a token that is not shared is never
 drafted, which only costs acceptance (Timor et al. 2025, token-level intersection).
 """
 
@@ -29,26 +29,27 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.foreign import UNIGRAM_UNSHARED
-from pilotfish.engines.tokenizer import BYTE_TOKEN, Tokenizer
+from pilotfish.engines.token_bytes import BYTE_TOKEN
+from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 
 _log = logging.getLogger("pilotfish.device")
 
-RULE = 1  # version of these rules; files of other versions are not read
+RULE = 1  # version of these rules; files of other versions are ignored
 SUFFIX = ".bridge"
-MOST_BYTES = 1 << 26  # of a file; 8 bytes a token
-MOST_FILES = 64  # pairs; the oldest are deleted
-MOST_ENCODED = 1024  # texts with several tokens; honest vocabularies have 256 at most
+MOST_BYTES = 1 << 26  # bytes of a cached file; 8 per token
+MOST_FILES = 64  # cached pairs; the oldest are deleted
+MOST_ENCODED = 1024  # byte strings with several tokens; honest vocabularies have 256 at most
 
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
     """The tokens that two vocabularies share, one to one.
 
-    own: i64 [n], the drafter's ids, in the order of `target`.
+    draft_ids: i64 [n], the drafter's ids, in the order of `target`.
     target: i64 [n], the target's ids, ascending.
-    specials: the special ones among them: target id → drafter's id.
-    own_size, target_size: sizes of the vocabularies without padding.
+    specials: the shared special tokens: target id → drafter's id.
+    draft_size, target_size: sizes of the vocabularies without padding.
     """
 
     draft_ids: NDArray[np.int64]
@@ -61,8 +62,8 @@ class SharedTokens:
     def find(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
         """Find the shared tokens of a pair, or read them from the cache (in milliseconds).
 
-        Raises `PairMismatchError` if no text is a token of both, or one of them is of Unigram: of
-        its tokens, all may change when a text grows, so that a translated answer is never settled.
+        Raises `PairMismatchError` if no token is shared, or if a vocabulary is Unigram: all its
+        tokens may change when a text grows, so a translated answer would never settle.
         """
         path = cache_directory() / "bridges" / f"{drafter.digest}-{target.digest}{SUFFIX}"
         shared = _read(path, drafter, target)
@@ -78,14 +79,17 @@ class SharedTokens:
         ids[self.target] = self.draft_ids
         return ids
 
-    def to_target_ids(self, kept: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    def to_target_ids(
+        self, vocabulary_subset: NDArray[np.int64] | None = None
+    ) -> NDArray[np.int64]:
         """Return i64 [V_d]: the target's id of each drafter's id, V_t for those not shared.
 
-        kept: the tokens that the drafter's head was cut to, i64 [N]; returns theirs only, [N].
+        vocabulary_subset: i64 [N], the tokens that the drafter's head was cut to; returns only
+        theirs, [N].
         """
         places = np.full(self.draft_size, self.target_size, np.int64)
         places[self.draft_ids] = self.target
-        return places if kept is None else places[kept]
+        return places if vocabulary_subset is None else places[vocabulary_subset]
 
     def __len__(self) -> int:
         return len(self.target)
@@ -97,22 +101,26 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
         raise PairMismatchError(
             f"{drafter.model} cannot draft for {target.model}: {UNIGRAM_UNSHARED}."
         )
-    own_text, own_special = _tokens(drafter)
-    text, special = _tokens(target)
-    # target id → own id
-    pairs = {id: own_text[data] for data, id in text.items() if data in own_text}
+    draft_texts, draft_specials = _tokens(drafter)
+    target_texts, target_specials = _tokens(target)
+    # target id → drafter's id
+    pairs = {id: draft_texts[data] for data, id in target_texts.items() if data in draft_texts}
     if not pairs:
         raise PairMismatchError(
             f"{drafter.model} cannot draft for {target.model}: no token of the one is a token of "
             "the other. Draft with a model whose tokenizer has more in common with the target's "
             "(pilotfish export bridge DRAFT TARGET counts it)."
         )
-    specials = {id: own_special[piece] for piece, id in special.items() if piece in own_special}
+    specials = {
+        id: draft_specials[piece]
+        for piece, id in target_specials.items()
+        if piece in draft_specials
+    }
     _join_turn_ends(specials, drafter, target)
     ids = sorted((pairs | specials).items())
     return SharedTokens(
         target=np.array([id for id, _ in ids], np.int64),
-        draft_ids=np.array([own for _, own in ids], np.int64),
+        draft_ids=np.array([draft_id for _, draft_id in ids], np.int64),
         specials=specials,
         draft_size=drafter.vocab_size,
         target_size=target.vocab_size,
@@ -122,29 +130,31 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
 def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
     """Return the canonical ids by the tokens' bytes, and the special tokens' ids by string.
 
-    End tokens are special even if the tokenizer has them as text.
+    End tokens are special even if the tokenizer treats them as text.
     """
     tokenizer = vocabulary.tokenizer
     ends = set(vocabulary.eos_ids)
     specials: dict[str, int] = {}
     texts: dict[bytes, int] = {}
-    several: dict[bytes, list[int]] = {}
+    duplicates: dict[bytes, list[int]] = {}
     for id in range(min(vocabulary.vocab_size, tokenizer.vocab_size)):
         if id in ends or tokenizer.is_special(id):
             specials[tokenizer.piece(id)] = id
         elif data := tokenizer.token_bytes(id):
             first = texts.setdefault(data, id)
             if first != id:
-                several.setdefault(data, [first]).append(id)
-    for data, ids in islice(several.items(), MOST_ENCODED):
+                duplicates.setdefault(data, [first]).append(id)
+    for data, ids in islice(duplicates.items(), MOST_ENCODED):
         texts[data] = _canonical(tokenizer, data, ids)
-    specials.pop("", None)  # an end token that the tokenizer lacks
+    specials.pop("", None)  # the string of an end token that the tokenizer lacks
     return texts, specials
 
 
 def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
-    """Choose among tokens of the same bytes: the text's own encoding, else one that is no byte
-    token, else the lowest id.
+    """Choose among tokens of the same bytes.
+
+    The first choice is the encoding of the bytes as text, then a token that is no byte token, then
+    the lowest id.
     """
     with suppress(UnicodeDecodeError):
         encoded = tokenizer.encode(data.decode("utf-8"))
@@ -156,21 +166,26 @@ def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
 def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocabulary) -> None:
     """Map the target's end of a turn to the drafter's, unless a name maps one to an end token.
 
-    The drafter's then stands for nothing else, even if it shares a name with another token.
+    The drafter's token then maps to nothing else, even if it shares a name with another token.
     """
-    own, end = drafter.turn_end, target.turn_end
-    if own is None or end is None or own >= drafter.vocab_size or end >= target.vocab_size:
+    draft_end, target_end = drafter.turn_end, target.turn_end
+    if (
+        draft_end is None
+        or target_end is None
+        or draft_end >= drafter.vocab_size
+        or target_end >= target.vocab_size
+    ):
         return
     by_name = [(id, specials[id]) for id in target.eos_ids if specials.get(id) in drafter.eos_ids]
-    if any(id == end or its == own for id, its in by_name):
+    if any(id == target_end or draft_id == draft_end for id, draft_id in by_name):
         return
-    for id in [id for id, its in specials.items() if its == own]:
+    for id in [id for id, draft_id in specials.items() if draft_id == draft_end]:
         del specials[id]
-    specials[end] = own
+    specials[target_end] = draft_end
 
 
 class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
-    """The cached shared tokens, stored behind the SHA-256 of their msgpack; ids are <i4."""
+    """The cached shared tokens, stored after the SHA-256 of their msgpack; ids are <i4."""
 
     rule: int
     drafter: str  # digest
@@ -191,11 +206,11 @@ def _write(path: Path, shared: SharedTokens) -> None:
         replace_file(path, hashlib.sha256(content).digest(), content)
         keep_newest(path.parent, f"*{SUFFIX}", MOST_FILES)
     except OSError as error:
-        _log.info("shared tokens are not kept: %s", error)
+        _log.info("shared tokens are not cached: %s", error)
 
 
 def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens | None:
-    """Read cached shared tokens; None without a file, or if it is damaged or another pair's."""
+    """Read cached shared tokens; None if the file is missing, damaged or another pair's."""
     try:
         if not path.is_file():
             return None
@@ -205,7 +220,7 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
             raise ValueError("it is damaged")
         file = msgspec.msgpack.decode(content, type=_StoredPair)
         if (file.rule, file.drafter, file.target) != (RULE, drafter.digest, target.digest):
-            raise ValueError("it is another pair's")
+            raise ValueError("it belongs to another pair")
         shared = SharedTokens(
             draft_ids=np.frombuffer(file.own_ids, "<i4").astype(np.int64),
             target=np.frombuffer(file.target_ids, "<i4").astype(np.int64),
@@ -223,16 +238,20 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
 
 
 def _check(shared: SharedTokens) -> None:
-    """Raise `ValueError` unless it is a one-to-one map within both vocabularies."""
-    own, target, specials = shared.draft_ids, shared.target, shared.specials
-    if not 0 < len(own) == len(target):
+    """Raise `ValueError` unless the map is one-to-one within both vocabularies."""
+    draft_ids, target, specials = shared.draft_ids, shared.target, shared.specials
+    if not 0 < len(draft_ids) == len(target):
         raise ValueError("it names no pairs of tokens")
     if target[0] < 0 or target[-1] >= shared.target_size or (np.diff(target) <= 0).any():
         raise ValueError("its target ids do not ascend within the vocabulary")
-    if own.min() < 0 or own.max() >= shared.draft_size or len(np.unique(own)) < len(own):
-        raise ValueError("its drafter ids are none, or repeated")
+    if (
+        draft_ids.min() < 0
+        or draft_ids.max() >= shared.draft_size
+        or len(np.unique(draft_ids)) < len(draft_ids)
+    ):
+        raise ValueError("its drafter ids are invalid or repeated")
     if any(
-        not 0 <= id < shared.target_size or its < 0 or shared.to_draft_ids[id] != its
-        for id, its in specials.items()
+        not 0 <= id < shared.target_size or draft_id < 0 or shared.to_draft_ids[id] != draft_id
+        for id, draft_id in specials.items()
     ):
         raise ValueError("its special tokens are not shared")

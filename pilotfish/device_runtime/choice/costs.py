@@ -1,10 +1,10 @@
-"""What a committed token costs under a plan: the device's wait for it, and the edge's time.
+"""Predict the cost of a committed token under a plan: seconds at the device and at the edge.
 
-In:  a plan, the link as last measured, and the evidence. Out: seconds a token, by
-     `speculation.latency` for what goes round by round and `speculation.ahead` for what does not.
+In:  a plan, the last measured state of the link, and the evidence. Out: seconds per token, by
+     `speculation.latency` for rounds and by `speculation.ahead` for streams.
 
-Under `ahead` the target never waits, so all of its time is the edge's; in rounds it is idle while
-the device drafts and messages travel.
+Under `ahead` the target computes all the time; in rounds it is idle while the device drafts and
+messages travel.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from pilotfish.device_runtime.choice.hints import ALL, hint_source
 from pilotfish.device_runtime.choice.pass_pace import median_of_parts
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
-from pilotfish.speculation.ahead import draft_length, price, survival, token_costs
+from pilotfish.speculation.ahead import draft_cost, draft_length, survival, token_costs
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s, transfer_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
@@ -27,22 +27,22 @@ from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES
 
 _UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
 _UNKNOWN_RTT_S = 0.05
-_STREAM_BYTES = 60.0  # down, of a token under `stream`
-_HINT_BYTES = 46.0  # up, of a hint of one token
-_TAIL = 512  # depths beyond the evidence, which go on as its last one
+_STREAM_BYTES = 60.0  # downlink bytes of a token under `stream`
+_HINT_BYTES = 46.0  # uplink bytes of a hint of one token
+_TAIL_DEPTHS = 512  # depths beyond the evidence, with the α of its last depth
 
 
 class PlanCosts(NamedTuple):
-    """Of a committed token, in seconds. edge_s: that the target computes for it."""
+    """Seconds per committed token. edge_s: the target's computing time."""
 
     token_s: float
     edge_s: float
 
 
 def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict what a committed token costs under this plan."""
+    """Predict the cost of a committed token under this plan."""
     if hint_source(plan):
-        return _corrected(plan, link, evidence)
+        return _ahead_costs(plan, link, evidence)
     if plan.protocol == STREAM:
         return stream_costs(plan.max_tokens, link, evidence)
     if plan.exchange is None:
@@ -53,19 +53,19 @@ def plan_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
 
 
 def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
-    """Predict the seconds of a round under this plan, which drafts windows."""
+    """Predict the seconds of a round under a plan that drafts windows."""
     up, down = evidence.round_bytes(plan)
     exchanges = evidence.round_trips(plan)
-    # an RTT is measured with small messages, so their own bytes are in it
-    beyond = (
+    # an RTT is measured with small messages and includes their bytes
+    extra_bytes = (
         max(0.0, up - exchanges * WINDOW_BYTES),
         max(0.0, down - exchanges * VERDICT_BYTES),
     )
-    return evidence.computing_s(plan) + communication_s(*beyond, link, exchanges)
+    return evidence.computing_s(plan) + communication_s(*extra_bytes, link, exchanges)
 
 
 def with_defaults(state: LinkState) -> Link:
-    """Fill the unmeasured values of the link with bad ones."""
+    """Replace unmeasured values of the link by pessimistic ones."""
     return Link(
         rtt_s=state.rtt.value if state.rtt else _UNKNOWN_RTT_S,
         up_bps=state.up.value if state.up else _UNKNOWN_BPS,
@@ -74,77 +74,87 @@ def with_defaults(state: LinkState) -> Link:
 
 
 def stream_costs(max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict for the target alone, and an answer of so many tokens."""
-    return _alone(STREAM, max_tokens, link, evidence)
+    """Predict the cost of `stream` for an answer of ``max_tokens``."""
+    return _target_alone_costs(STREAM, max_tokens, link, evidence)
 
 
-def _alone(protocol: str, max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict for the target alone, under `stream` or while there are no hints."""
+def _target_alone_costs(
+    protocol: str, max_tokens: int, link: Link, evidence: Evidence
+) -> PlanCosts:
+    """Predict the cost without drafts: under `stream`, or while no hint arrives."""
     pass_s = evidence.streaming_s(protocol)
     token_s = streamed_token_s(pass_s + evidence.pass_interval_s(), _STREAM_BYTES, link, max_tokens)
     return PlanCosts(token_s, pass_s)
 
 
 def add_forecast_error(plan: Plan, rounds: Sequence[Round], link: Link, evidence: Evidence) -> None:
-    """Tell the evidence, which has these rounds of an answer, how far the model is off for them."""
-    steady = rounds[1:]  # the first one waits for the prompt to be read
+    """Compare an answer's seconds per token with the model's, and record the error.
+
+    The evidence must already include these rounds.
+    """
+    steady = rounds[1:]  # the first round includes the reading of the prompt
     if not hint_source(plan) or not steady:
         return
     token_s = median_of_parts(steady, _mean_token_s)
-    expected_s = _hinted(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
-    evidence.outcomes.add(plan, len(steady), token_s, expected_s)
+    expected_s = _modelled_costs(plan, link, evidence).token_s - link.rtt_s / plan.max_tokens
+    evidence.forecast_errors.add(plan, len(steady), token_s, expected_s)
 
 
 def _mean_token_s(rounds: Sequence[Round]) -> float:
-    return sum(one.timings.total for one in rounds) / sum(1 + one.accepted for one in rounds)
+    return sum(round_.timings.total for round_ in rounds) / sum(
+        1 + round_.accepted for round_ in rounds
+    )
 
 
-def _corrected(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict for a target that takes hints, by the model and by how it came true."""
-    factor = evidence.outcomes.factor(plan)
-    found = PlanCosts(*(factor * each for each in _hinted(plan, link, evidence)))
-    # where the device is at rest, the target is as fast as alone at worst
-    return min(found, _without(plan, link, evidence)) if hint_source(plan) == EDGE else found
+def _ahead_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict the cost under `ahead`: the model's, corrected by past forecast errors."""
+    factor = evidence.forecast_errors.factor(plan)
+    costs = PlanCosts(*(factor * cost for cost in _modelled_costs(plan, link, evidence)))
+    # if the device does not draft, the cost is at most that of the target alone
+    return min(costs, _unhinted_costs(plan, link, evidence)) if hint_source(plan) == EDGE else costs
 
 
-def _without(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict for a target that takes hints, while there are none."""
-    return _alone(evidence.pace_protocol(plan), plan.max_tokens, link, evidence)
+def _unhinted_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict the cost under `ahead` while no hint arrives."""
+    return _target_alone_costs(evidence.pace_protocol(plan), plan.max_tokens, link, evidence)
 
 
-def _hinted(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict for a target that takes hints: from the source that is best, where there are several.
+def _modelled_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
+    """Predict the cost under `ahead` by the model, with the best of the plan's hint sources.
 
-    Repeats go with another source: what the text does not repeat is left to that.
+    Repeats of the text are combined with that source, which drafts where the text repeats nothing.
     """
     sources = hint_source(plan)
-    found = [_without(plan, link, evidence)]
+    candidates = [_unhinted_costs(plan, link, evidence)]
     if sources in (ALL, DEVICE):
         drafted_s = max(evidence.hint_s(plan.protocol), transfer_s(_HINT_BYTES, link.up_bps))
-        found.append(
-            _drafted(
+        candidates.append(
+            _draft_costs(
                 plan, link, evidence, link.rtt_s, drafted_s, evidence.acceptance_by_depth(plan)
             )
         )
-    beside_s = evidence.edge_drafter_token_s()
-    if sources in (ALL, EDGE) and beside_s is not None:
-        hazards = evidence.edge_hints.acceptance_by_depth(plan)
-        found.append(_drafted(plan, link, evidence, 0.0, beside_s, hazards))
-    best = min(found)
-    return best if sources == DEVICE else min(best, _repeating(plan, link, evidence, best))
+    edge_token_s = evidence.edge_drafter_token_s()
+    if sources in (ALL, EDGE) and edge_token_s is not None:
+        by_depth = evidence.edge_hints.acceptance_by_depth(plan)
+        candidates.append(_draft_costs(plan, link, evidence, 0.0, edge_token_s, by_depth))
+    best = min(candidates)
+    return best if sources == DEVICE else min(best, _repeat_costs(plan, link, evidence, best))
 
 
-def _drafted(
+def _draft_costs(
     plan: Plan,
     link: Link,
     evidence: Evidence,
     rtt_s: float,
     draft_s: float,
-    hazards: NDArray[np.float64],
+    by_depth: NDArray[np.float64],
 ) -> PlanCosts:
-    """Predict for drafts that take so long, and so long to arrive; hazards: f64 [n]."""
-    run = survival(np.append(hazards, np.full(_TAIL, hazards[-1])))
-    between_s = evidence.pass_interval_s()
+    """Predict the cost with drafts of ``draft_s`` each that arrive after ``rtt_s``.
+
+    by_depth: α, f64 [n].
+    """
+    run = survival(np.append(by_depth, np.full(_TAIL_DEPTHS, by_depth[-1])))
+    interval_s = evidence.pass_interval_s()
     passes = [
         evidence.streaming_s(evidence.pace_protocol(plan), drafts)
         for drafts in range(MOST_DRAFTS + 1)
@@ -153,18 +163,18 @@ def _drafted(
         run,
         rtt_s=rtt_s,
         draft_s=draft_s,
-        pass_s=[one + between_s for one in passes],
-        lead=draft_length(run),
-        price=price(passes),
+        pass_s=[pass_s + interval_s for pass_s in passes],
+        most_ahead=draft_length(run),
+        draft_cost=draft_cost(passes),
     )
-    edge_s = costs.token_s - between_s * costs.passes
-    # the tokens of a pass come in one message
+    edge_s = costs.token_s - interval_s * costs.passes
+    # one message carries all tokens of a pass
     bytes_down = _STREAM_BYTES * costs.passes
     return PlanCosts(streamed_token_s(costs.token_s, bytes_down, link, plan.max_tokens), edge_s)
 
 
-def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts) -> PlanCosts:
-    """Predict where repeats of the text are hints: their passes', and the others as otherwise."""
+def _repeat_costs(plan: Plan, link: Link, evidence: Evidence, other_costs: PlanCosts) -> PlanCosts:
+    """Predict the cost with repeats of the text as hints; other passes cost ``other_costs``."""
     share, tokens, positions = evidence.edge_hints.repeats(plan)
     pass_s = evidence.streaming_s(evidence.pace_protocol(plan), round(positions) - 1)
     bytes_down = _STREAM_BYTES / tokens
@@ -172,5 +182,5 @@ def _repeating(plan: Plan, link: Link, evidence: Evidence, otherwise: PlanCosts)
         (pass_s + evidence.pass_interval_s()) / tokens, bytes_down, link, plan.max_tokens
     )
     repeated = PlanCosts(token_s, pass_s / tokens)
-    mixed = (share * a + (1 - share) * b for a, b in zip(repeated, otherwise, strict=True))
+    mixed = (share * a + (1 - share) * b for a, b in zip(repeated, other_costs, strict=True))
     return PlanCosts(*mixed)

@@ -1,9 +1,8 @@
-"""What the edge's own hints brought under `ahead`: repeats of the text, and a drafter's beside it.
+"""Estimate the gain from the edge's own hints under `ahead`: repeats of the text, and a drafter.
 
-A repeat costs no time to find, so all that matters of it is how many tokens the passes had that
-could have taken one. What a drafter beside the target brings follows from how often it is right, by
-depth within a pass, and from its pace. Of repeats little is expected until they were seen, but a
-little: it costs nothing to let the edge look for them.
+Finding a repeat takes no time, so its gain is the share of passes with a repeat and their tokens.
+The gain from the edge's drafter follows from its acceptance by depth within a pass, and its pace.
+The prior for repeats is low but not 0, since the search for them costs nothing.
 """
 
 from collections import defaultdict
@@ -12,21 +11,21 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import DepthCounts, smoothed
+from pilotfish.device_runtime.choice.acceptance import DepthCounts, smooth
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
-_FADE = 0.8  # an answer; whether a text repeats itself depends on the request
-_HOPE = 0.8  # α of an edge's drafter that has shown nothing
-# passes that could have taken a repeat, those that did, tokens and positions of these: as if 32 had
-# been seen, and one in 25 had found a token more
-_HOPED = np.array([32.0, 1.28, 2.56, 2.56])
+_FADE = 0.8  # per answer; low, since the repetition in a text depends on the request
+_PRIOR_ACCEPTANCE = 0.8  # α of the edge's drafter without evidence
+# Passes open to a repeat, passes with one, and the latter's tokens and positions. The prior: one
+# pass in 25 has a repeat of one token, with the weight of 32 passes.
+_PRIOR_REPEATS = np.array([32.0, 1.28, 2.56, 2.56])
 
 
 def hint_source(plan: Plan) -> str:
-    """Return whose hints the plan uses: "all", "device" or "edge"; "" for none."""
+    """Return the source of the plan's hints: "all", "device" or "edge"; "" for none."""
     exchange = plan.exchange
     if not isinstance(exchange, Ahead):
         return ""
@@ -36,38 +35,45 @@ def hint_source(plan: Plan) -> str:
 
 
 class EdgeHints:
-    """Evidence on them, apart for a greedy target and one that samples."""
+    """Evidence on the edge's hints, separately for greedy and sampling targets."""
 
     def __init__(self) -> None:
         # f64 [4], as `_HOPED`
-        self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_HOPED.copy)
+        self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_PRIOR_REPEATS.copy)
         self._drafts: dict[bool, DepthCounts] = defaultdict(DepthCounts)
 
     def add(self, plan: Plan, rounds: Iterable[Round]) -> None:
         """Add the rounds of an answer."""
         for repeats in self._repeats.values():
-            repeats += (1 - _FADE) * (_HOPED - repeats)
+            repeats += (1 - _FADE) * (_PRIOR_REPEATS - repeats)
         for drafts in self._drafts.values():
             drafts.fade()
         if hint_source(plan) not in (ALL, EDGE):
             return
         greedy = plan.sampling.sampling.greedy
-        for one in rounds:
-            if one.source == EDGE:
-                self._drafts[greedy].add(0, one.verified, one.accepted)
-            elif one.source == TEXT:
-                self._repeats[greedy] += [1, 1, 1 + one.accepted, 1 + one.window]
-            elif not one.source:  # else it was not looked for
+        for round_ in rounds:
+            if round_.source == EDGE:
+                self._drafts[greedy].add(0, round_.verified, round_.accepted)
+            elif round_.source == TEXT:
+                self._repeats[greedy] += [1, 1, 1 + round_.accepted, 1 + round_.window]
+            elif not round_.source:  # other hints leave no room for a repeat
                 self._repeats[greedy] += [1, 0, 0, 0]
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α of the edge's drafter at each depth, given that it is reached; f64 [n]."""
-        seen = self._drafts[plan.sampling.sampling.greedy]
-        return smoothed(seen.reached, seen.agreed, _HOPE)
+        counts = self._drafts[plan.sampling.sampling.greedy]
+        return smooth(counts.reached, counts.agreed, _PRIOR_ACCEPTANCE)
 
     def repeats(self, plan: Plan) -> tuple[float, float, float]:
-        """Estimate the share of tokens from passes with a repeat, and of such a pass the tokens
-        and the positions.
+        """Estimate the share of tokens that come from passes with a repeat.
+
+        Also returns the tokens and the positions of such a pass.
         """
-        passes, found, tokens, positions = self._repeats[plan.sampling.sampling.greedy].tolist()
-        return tokens / (tokens + passes - found), tokens / found, positions / found
+        passes, with_repeat, tokens, positions = self._repeats[
+            plan.sampling.sampling.greedy
+        ].tolist()
+        return (
+            tokens / (tokens + passes - with_repeat),
+            tokens / with_repeat,
+            positions / with_repeat,
+        )

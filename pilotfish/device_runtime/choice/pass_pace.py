@@ -1,11 +1,10 @@
-"""How long passes take, against the times that both ends measured at start.
+"""Estimate the slowdown of passes against the times that both ends measured at start.
 
-A pass takes its time at start, times the factor by which the last rounds of any protocol took
-longer, times a factor of the protocol's own: so other work of the machines while one protocol ran
-does not count against it.
+Pass time = time at start × the machine's recent factor, over all protocols × the protocol's own
+factor. So a machine that was busy while one protocol ran does not count against this protocol.
 
-A pause (a suspended or overloaded machine) is in one round, and must bar no protocol: medians are
-taken, and what a short answer has told is forgotten if no other one confirms it.
+A pause (a suspended or overloaded machine) slows one round and must not exclude a protocol: factors
+are medians, and a short answer's factor fades unless another answer confirms it.
 """
 
 from collections import Counter, defaultdict, deque
@@ -17,110 +16,127 @@ import numpy as np
 
 from pilotfish.device_runtime.record import Round
 
-_RECENT = 24  # rounds
-_PART = 16  # rounds whose mean is taken, since tokens come in bursts;
-_LEAST_PART = 4  # in a short answer as few as these, of three parts
-_OWN_MOST = 2.0  # a protocol's own factor, or its inverse; the rest is the machine's
-_OWN_ANSWERS, _OWN_IDLE = 8, 16  # answers that it averages; answers without, to forget it
-_OWN_ALONE = 32  # answers in a row under one protocol, likewise
-# The machine's correction before the first answer. Two values, so that the median ignores a first
-# answer that was slow because the process stood still.
-_PRIOR = (1.0, 1.0)
+_RECENT_ROUNDS = 24
+_PART_ROUNDS = 16  # rounds that are averaged, since tokens come in bursts
+_MIN_PART_ROUNDS = 4  # the least rounds of a part, in a short answer of three parts
+_MAX_PROTOCOL_FACTOR = 2.0  # bound of a protocol's factor and of its inverse
+_AVERAGED_ANSWERS = 8  # per protocol
+_MAX_IDLE_ANSWERS = 16  # answers under other protocols, until a protocol's factor is reset
+_MAX_CONSECUTIVE_ANSWERS = 32  # answers in a row under one protocol, until it is reset
+# The machine's factor before the first answer: two values, so that the median ignores a first
+# answer during which the process was suspended.
+_PRIOR_FACTORS = (1.0, 1.0)
 
 
 class RecentValues(deque[float]):
     """The last values of one quantity."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
-        super().__init__(values, maxlen=_RECENT)
+        super().__init__(values, maxlen=_RECENT_ROUNDS)
 
-    def median(self, otherwise: float) -> float:
-        """Return their median; ``otherwise`` if there are none."""
-        return median(self) if self else otherwise
+    def median(self, default: float) -> float:
+        """Return the median; ``default`` without values."""
+        return median(self) if self else default
 
-    def mean(self, otherwise: float, weight: float = 0.0) -> float:
-        """Return their mean, with ``weight`` further values of ``otherwise``."""
+    def mean(self, default: float, weight: float = 0.0) -> float:
+        """Return the mean, with ``weight`` further values of ``default``."""
         count = weight + len(self)
-        return (weight * otherwise + sum(self)) / count if count else otherwise
+        return (weight * default + sum(self)) / count if count else default
 
     def fade(self) -> None:
-        """Note an answer without a new value: the oldest is forgotten."""
+        """Drop the oldest value, after an answer without a new one."""
         if self:
             self.popleft()
 
 
 class PassPace:
-    """Slowdown of passes against the start: a machine's factor times a protocol's own.
+    """Slowdown of passes since the start: the machine's factor times the protocol's.
 
-    The machine's follows the last rounds, since it changes soon; a protocol's own only whole
-    answers. Both fade without new values. What a protocol has shown beside others that ran before
-    it is forgotten, too, once it has run alone for long: the others may have met a busy machine.
+    The machine's factor follows the last rounds, since load changes fast; a protocol's factor
+    follows whole answers. Both fade without new values. A protocol's factor is relative to other
+    protocols, which may have run on a busy machine: after many answers in a row it is reset.
     """
 
     def __init__(self) -> None:
-        self._machine = RecentValues()
-        self._own: dict[str, deque[float]] = defaultdict(lambda: deque([1.0], maxlen=_OWN_ANSWERS))
-        self._idle: Counter[str] = Counter()
-        self._last, self._alone = "", 0  # the last one, and its answers in a row
+        self._machine_factors = RecentValues()
+        self._protocol_factors: dict[str, deque[float]] = defaultdict(
+            lambda: deque([1.0], maxlen=_AVERAGED_ANSWERS)
+        )
+        self._idle_answers: Counter[str] = Counter()
+        self._last_protocol = ""
+        self._consecutive_answers = 0  # answers in a row under the last protocol
 
     def add(self, name: str, factors: Sequence[float], *, with_edge_drafter: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.
 
-        beside: the protocol has the machine do something else as well, so that what it takes longer
-        is its own: by the machine's factor all others would be expected to be as slow, untried.
+        with_edge_drafter: the edge drafts as well, so the slowdown is the protocol's alone. Counted
+        as the machine's, it would make all other protocols look as slow.
         """
-        factors = [factor for factor in factors if factor > 0.0]  # nothing takes no time
+        factors = [factor for factor in factors if factor > 0.0]  # a pass of 0 s was not measured
         if not factors:
             self.fade()
             return
-        if self._machine or with_edge_drafter:
-            self._own[name].append(median(factors) / self._machines)
-        own = self._of(name)
+        if self._machine_factors or with_edge_drafter:
+            self._protocol_factors[name].append(median(factors) / self._machine_factor)
+        protocol_factor = self._protocol_factor(name)
         if with_edge_drafter:
             self.fade()
         else:
-            self._alone = self._alone + 1 if self._last == name else 0
-            if self._alone % _OWN_ALONE == _OWN_ALONE - 1:  # the machine's is all that there is
-                self._machine = RecentValues(own * factor for factor in self._machine)
-                own = 1.0
-                del self._own[name]
-            self._machine.extend(factor / own for factor in factors)
-        self._last = name
-        self._idle = Counter({other: 1 + idle for other, idle in self._idle.items()})
-        self._idle[name] = 0
-        for other in [other for other, idle in self._idle.items() if idle > _OWN_IDLE]:
-            self._own.pop(other, None)
-            del self._idle[other]
+            self._consecutive_answers = (
+                self._consecutive_answers + 1 if self._last_protocol == name else 0
+            )
+            if (
+                self._consecutive_answers % _MAX_CONSECUTIVE_ANSWERS == _MAX_CONSECUTIVE_ANSWERS - 1
+            ):  # attribute all slowdown to the machine
+                self._machine_factors = RecentValues(
+                    protocol_factor * factor for factor in self._machine_factors
+                )
+                protocol_factor = 1.0
+                del self._protocol_factors[name]
+            self._machine_factors.extend(factor / protocol_factor for factor in factors)
+        self._last_protocol = name
+        self._idle_answers = Counter(
+            {other: 1 + idle for other, idle in self._idle_answers.items()}
+        )
+        self._idle_answers[name] = 0
+        for other in [
+            other for other, idle in self._idle_answers.items() if idle > _MAX_IDLE_ANSWERS
+        ]:
+            self._protocol_factors.pop(other, None)
+            del self._idle_answers[other]
 
     def fade(self) -> None:
-        """Note an answer without such passes: the machine's factor gets older."""
-        self._machine.fade()
+        """Fade the machine's factor, after an answer without such passes."""
+        self._machine_factors.fade()
 
     def factor(self, name: str) -> float:
-        """Return the factor to expect now."""
-        return self._machines * self._of(name)
+        """Return the slowdown expected now under a protocol."""
+        return self._machine_factor * self._protocol_factor(name)
 
     @property
-    def _machines(self) -> float:
-        return float(median([*_PRIOR, *self._machine]))
+    def _machine_factor(self) -> float:
+        return float(median([*_PRIOR_FACTORS, *self._machine_factors]))
 
-    def _of(self, name: str) -> float:
-        return min(_OWN_MOST, max(1 / _OWN_MOST, median(self._own[name])))
+    def _protocol_factor(self, name: str) -> float:
+        return min(
+            _MAX_PROTOCOL_FACTOR,
+            max(1 / _MAX_PROTOCOL_FACTOR, median(self._protocol_factors[name])),
+        )
 
 
 def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], float]) -> float:
-    """Return the median of a mean over parts of an answer, at least one round, in their order."""
-    parts = max(1, len(rounds) // _PART, min(3, len(rounds) // _LEAST_PART))
+    """Split an answer's rounds, at least one, into parts; return the median of the parts' means."""
+    parts = max(1, len(rounds) // _PART_ROUNDS, min(3, len(rounds) // _MIN_PART_ROUNDS))
     cuts = [len(rounds) * at // parts for at in range(parts + 1)]
     return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
 
 
-def pass_s(pace: Mapping[int, float], width: int) -> float:
-    """Interpolate the seconds of a pass over so many tokens.
+def pass_s(pass_times: Mapping[int, float], width: int) -> float:
+    """Interpolate the seconds of a pass over ``width`` tokens.
 
-    pace: seconds by the number of tokens, ascending, at least one.
+    pass_times: seconds by the number of tokens, ascending; not empty.
     """
-    widths, seconds = list(pace), list(pace.values())
+    widths, seconds = list(pass_times), list(pass_times.values())
     if width <= widths[-1]:
         return float(np.interp(width, widths, seconds))
     return seconds[-1] * width / widths[-1]

@@ -11,10 +11,10 @@ from pilotfish.wire.link.state import LinkState
 
 
 class Policy(ABC):
-    """Chooses one of several plans for an answer, by the state of the link and the evidence."""
+    """Chooses a plan for an answer, by the state of the link and the evidence."""
 
     name: ClassVar[str]
-    # it chooses only protocols that need an optional part of the edge, such as a decision head
+    # the policy chooses only protocols that need an optional part of the edge (a decision head)
     wants_resources: ClassVar[bool] = False
 
     @abstractmethod
@@ -23,7 +23,7 @@ class Policy(ABC):
     ) -> tuple[Plan, Choice]:
         """Choose one of the plans; `UnsupportedError` if none is suitable.
 
-        auto: the request's, from which the plans were made.
+        auto: the request from which the plans were made.
         """
 
 

@@ -1,13 +1,13 @@
-"""predictive: the plan with the least predicted time per committed token.
+"""predictive: choose the plan with the least predicted time per committed token.
 
-T/N by `costs`, with the link as last measured and the `evidence` on acceptance, computing times and
-bytes. A rate that was never measured counts as slow. The last choice is kept until another plan is
-clearly better, so that noise does not flip it back and forth; and so is, before there was one, the
-best plan for which the device drafts nothing. That one is taken, too, once what is held is no
-better. Between equal plans the first is taken.
+`costs` computes T/N from the last measured state of the link and the `evidence` on acceptance,
+computing times and bytes. A rate that was never measured counts as slow. A plan replaces the last
+choice only if it is clearly better, so that noise does not flip the choice. Before the first
+choice, the best plan without drafting on the device takes that place; it also wins over a plan that
+is no better. Among equal plans the first wins.
 
-A thrifty request takes the plan that costs the edge least time a token, of those that are predicted
-to be no slower than `stream`.
+With ``thrift``, the policy chooses the plan with the least edge time per token among those that are
+predicted to be no slower than `stream`.
 """
 
 import math
@@ -23,80 +23,89 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import EDGE
 
-_CLEARLY = 0.95  # of the held plan's time: below that another one is chosen
-_KINDS = 64  # kinds of requests, each with its last choice
-_Name = tuple[str, int, str]  # protocol, window, whose hints
+_SWITCH_BELOW = 0.95  # relative to the last choice's time: below this, another plan is chosen
+_MAX_KINDS = 64  # sets of plans with a remembered choice
+_PlanName = tuple[str, int, str]  # protocol, window, source of hints
 
 
 class PredictivePolicy(Policy):
-    """Keeps a choice for each kind of request, that is, for each set of plans."""
+    """Remembers the last choice for each set of plans."""
 
     name = "predictive"
 
     def __init__(self) -> None:
-        self._held: dict[tuple[bool, tuple[_Name, ...]], _Name] = {}
+        self._last_choices: dict[tuple[bool, tuple[_PlanName, ...]], _PlanName] = {}
 
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """Choose the cheapest plan, or the last choice if that is hardly dearer."""
+        """Choose the cheapest plan, or the last choice if it is hardly more expensive."""
         known = with_defaults(link)
         costs = [plan_costs(plan, known, evidence) for plan in plans]
-        names = tuple(_named(plan) for plan in plans)
+        names = tuple(_plan_name(plan) for plan in plans)
         kind = auto.thrift, names
-        held = self._held.pop(kind, None)
-        rest = _undrafted(plans, costs)
-        kept = rest if held is None else names.index(held)
+        last_choice = self._last_choices.pop(kind, None)
+        cheapest_idle = _cheapest_without_drafting(plans, costs)
+        default = cheapest_idle if last_choice is None else names.index(last_choice)
         limit_s = stream_costs(plans[0].max_tokens, known, evidence).token_s
-        prices = _prices(costs, kept, limit_s if auto.thrift else None)
+        prices = _prices(costs, default, limit_s if auto.thrift else None)
         best = min(range(len(plans)), key=prices.__getitem__)
-        if kept is not None and prices[best] > _CLEARLY * prices[kept]:
-            best = kept
-        if rest is not None and prices[rest] <= prices[best]:
-            best = rest  # the device need not draft in vain
-        self._held[kind] = names[best]  # the newest is last
-        if len(self._held) > _KINDS:
-            del self._held[next(iter(self._held))]
-        return plans[best], _told(names, costs, best, link, thrift=auto.thrift)
+        if default is not None and prices[best] > _SWITCH_BELOW * prices[default]:
+            best = default
+        if cheapest_idle is not None and prices[cheapest_idle] <= prices[best]:
+            best = cheapest_idle  # drafting would gain nothing
+        self._last_choices[kind] = names[best]  # the newest comes last
+        if len(self._last_choices) > _MAX_KINDS:
+            del self._last_choices[next(iter(self._last_choices))]
+        return plans[best], _describe_choice(names, costs, best, link, thrift=auto.thrift)
 
 
-def _undrafted(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
-    """Return which plan is the cheapest for which the device drafts nothing; None without any."""
-    rests = [
+def _cheapest_without_drafting(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
+    """Return the index of the cheapest plan without drafting on the device; None without any."""
+    candidates = [
         at for at, plan in enumerate(plans) if plan.protocol == STREAM or hint_source(plan) == EDGE
     ]
-    return min(rests, key=costs.__getitem__, default=None)
+    return min(candidates, key=costs.__getitem__, default=None)
 
 
-def _prices(costs: Sequence[PlanCosts], kept: int | None, limit_s: float | None) -> Sequence[float]:
-    """Return what the plans are judged by: the token's seconds, or under a limit the edge's.
+def _prices(
+    costs: Sequence[PlanCosts], default: int | None, limit_s: float | None
+) -> Sequence[float]:
+    """Return the seconds to minimise: per token or, under a limit, the edge's per token.
 
-    limit_s: the seconds a token that none may exceed, but the one that is kept by a little; where
-    all do, there is no limit.
+    limit_s: the most seconds per token, with a margin for the last choice. If all plans exceed the
+    limit, it is ignored.
     """
-    token_s = [each.token_s for each in costs]
+    token_s = [cost.token_s for cost in costs]
     if limit_s is None or min(token_s) > limit_s:
         return token_s
     return [
-        each.edge_s if each.token_s * (_CLEARLY if at == kept else 1.0) <= limit_s else math.inf
-        for at, each in enumerate(costs)
+        cost.edge_s
+        if cost.token_s * (_SWITCH_BELOW if at == default else 1.0) <= limit_s
+        else math.inf
+        for at, cost in enumerate(costs)
     ]
 
 
-def _named(plan: Plan) -> _Name:
+def _plan_name(plan: Plan) -> _PlanName:
     return plan.protocol, len(plan.expansion), hint_source(plan)
 
 
-def _told(
-    names: Sequence[_Name], costs: Sequence[PlanCosts], at: int, link: LinkState, *, thrift: bool
+def _describe_choice(
+    names: Sequence[_PlanName],
+    costs: Sequence[PlanCosts],
+    at: int,
+    link: LinkState,
+    *,
+    thrift: bool,
 ) -> Choice:
-    """Describe the choice, with all forecasts, the cheapest first."""
+    """Return the choice with all forecasts, the cheapest first."""
     forecasts = [
-        Forecast(protocol, window, *each, hints)
-        for (protocol, window, hints), each in zip(names, costs, strict=True)
+        Forecast(protocol, window, *cost, hints)
+        for (protocol, window, hints), cost in zip(names, costs, strict=True)
     ]
     chosen = forecasts[at]
-    forecasts.sort(key=lambda one: one.token_s)
+    forecasts.sort(key=lambda forecast: forecast.token_s)
     return Choice(
         policy=PredictivePolicy.name,
         protocol=chosen.protocol,
@@ -111,25 +120,25 @@ def _told(
 def _reason(
     forecasts: Sequence[Forecast], chosen: Forecast, link: LinkState, *, thrift: bool
 ) -> str:
-    """Describe the choice in one line, with the best plan of each other protocol."""
+    """Explain the choice in one line, with the best plan of each other protocol."""
     best: dict[tuple[str, str], Forecast] = {}
-    for one in forecasts:
-        best.setdefault((one.protocol, one.hints), one)
+    for forecast in forecasts:
+        best.setdefault((forecast.protocol, forecast.hints), forecast)
     others = [
         f"{describe_plan(other.protocol, other.window, other.hints)} {_milliseconds(other, thrift)}"
         for name, other in best.items()
         if name != (chosen.protocol, chosen.hints)
     ]
     against = f" (against {', '.join(others)})" if others else ""
-    each = "ms a token predicted, and of the edge's time" if thrift else "ms a token predicted"
+    unit = "ms a token predicted, and of the edge's time" if thrift else "ms a token predicted"
     return (
         f"{describe_plan(chosen.protocol, chosen.window, chosen.hints)} at "
-        f"{_milliseconds(chosen, thrift)} {each}{against}; {describe_link(link)}"
+        f"{_milliseconds(chosen, thrift)} {unit}{against}; {describe_link(link)}"
     )
 
 
 def _milliseconds(forecast: Forecast, thrift: bool) -> str:
-    """Format a token's time and, where it matters, the edge's part of it."""
+    """Format the milliseconds per token and, with thrift, the edge's part."""
     token = f"{forecast.token_s * 1e3:.1f}"
     if not thrift or forecast.edge_s is None:
         return token
@@ -137,7 +146,7 @@ def _milliseconds(forecast: Forecast, thrift: bool) -> str:
 
 
 def describe_plan(protocol: str, window: int, hints: str = "") -> str:
-    """Name a protocol, its window, if it has one, and whose hints, if not everybody's."""
+    """Format "protocol, window N, hints X"; no window or hints if they are the default."""
     parts = (
         f", window {window}" if window else "",
         f", hints {hints}" if hints not in ("", ALL) else "",

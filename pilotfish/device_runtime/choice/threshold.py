@@ -1,11 +1,11 @@
-"""threshold: the paper's own rule (wisv §VII-B), by the RTT as measured for this request.
+"""threshold: the paper's own rule (wisv §VII-B), by the RTT measured for this request.
 
 Above the threshold, 10 ms by default, a second exchange costs more than uploading all hidden states
-in the first, so all are uploaded; at or below it, only those that the edge asks for. An unknown RTT
-counts as long: one exchange is the safer choice.
+in the first, so the device uploads all; otherwise it uploads only those that the edge asks for. An
+unknown RTT counts as long: one exchange is the safer choice.
 
-The paper leaves the window open. Here it is the request's, or else the cheapest one by the cost
-model of `predictive`.
+The paper leaves the window open. Here it is the request's, or else the cheapest by the cost model
+of `predictive`.
 """
 
 from collections.abc import Sequence
@@ -43,14 +43,14 @@ class ThresholdPolicy(Policy):
         wanted = FULL if far else SELECTIVE
         fitting = [plan for plan in plans if plan.protocol == wanted]
         if not fitting:
-            raise UnsupportedError(_refusal(wanted, auto, plans))
+            raise UnsupportedError(_explain_refusal(wanted, auto, plans))
         plan, choice = self._windows.choose(auto, fitting, link, evidence)
         side = "above" if far else "not above"
         reason = f"RTT {side} {threshold_s * 1e3:g} ms: {choice.reason}"
         return plan, replace(choice, policy=self.name, reason=reason)
 
 
-def _refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
+def _explain_refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
     """Explain why no plan of the protocol is among the plans, and what to do."""
     rule = f"Policy {THRESHOLD} chooses between {FULL} and {SELECTIVE}"
     if auto.among is None and not auto.lossy:

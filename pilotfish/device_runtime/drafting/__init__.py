@@ -1,4 +1,4 @@
-"""What drafts: a small model, what the text has said before, or both."""
+"""Drafters: a small model, repetitions of the text, or both."""
 
 from pilotfish.device_runtime.drafting.drafter import Drafter, Level
 from pilotfish.device_runtime.drafting.model_drafter import ModelDrafter

@@ -1,7 +1,7 @@
-"""What a device was told to draft with: opened before the edge is greeted, loaded afterwards.
+"""The source of a device's drafts: opened before the handshake, loaded afterwards.
 
 In:  the name of a drafter: an artifact's folder, or "text". Out: its `Drafter`, its vocabulary, and
-     how it introduces itself to an edge.
+     its `Hello` to an edge.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class DraftSource:
         text_location: str | Path | None,
         shared: bool = False,
     ) -> DraftSource:
-        """Open what is called ``draft``.
+        """Open the drafter named ``draft``.
 
-        text: a model drafts by the text as well. kept, shared: see `TextMemory`. Raises
-        `ArtifactError` like `Artifact.open`, and `UnsupportedError` for options that do not fit it.
+        text: a model also drafts by the text. text_location, shared: see `TextMemory`. Raises
+        `ArtifactError` like `Artifact.open`, and `UnsupportedError` for unsuitable options.
         """
         alone = str(draft) == TEXT
         if text_location is not None and not (alone or text):
@@ -53,22 +53,22 @@ class DraftSource:
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Display name."""
         return TEXT if self.artifact is None else self.artifact.manifest.model
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The drafter's own vocabulary; None if it drafts in any target's."""
+        """The drafter's vocabulary; None if it drafts in any target's."""
         return None if self.artifact is None else Vocabulary.from_artifact(self.artifact)
 
     @property
     def vocabulary_subset(self) -> NDArray[np.int64] | None:
-        """The tokens i64 [N] that its head was cut to; None for a whole one."""
-        return None if self.artifact is None else self.artifact.kept
+        """The tokens i64 [N] that the drafter's head was cut to; None for a whole head."""
+        return None if self.artifact is None else self.artifact.head_tokens
 
     @property
     def hello(self) -> Hello:
-        """How it introduces itself."""
+        """The drafter's greeting to an edge."""
         if self.artifact is None:
             return Hello(
                 version=VERSION,
@@ -92,11 +92,11 @@ class DraftSource:
     def load(
         self, *, provider: str, threads: int | None, context: int | None, lanes: int
     ) -> Drafter:
-        """Load it for so many lanes."""
+        """Load the drafter for this number of lanes; returns the first lane's."""
         if self.artifact is None:
             assert self.memory is not None
-            return TextDrafter(self.memory)
-        return ModelDrafter(
+            return TextDrafter(Recollection(self.memory))
+        return ModelDrafter.open(
             self.artifact,
             provider=provider,
             threads=threads,

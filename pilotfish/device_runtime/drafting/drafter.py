@@ -1,7 +1,7 @@
 """Draft windows: a chain, or a token tree level by level.
 
-What the next token may be, a drafter of a kind says: a model (`model`), or the text itself
-(`text`). What is drawn from that, and when a window ends, is the same for all, and stands here.
+Each kind of drafter predicts the next token: by a model (`model_drafter`), or by the text itself
+(`text_drafter`). Drawing from predictions and ending a window is the same for all kinds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.bridge import Bridge, Prompt
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
-from pilotfish.speculation.confidence import ENOUGH, predicted_acceptance
+from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree
@@ -29,10 +29,11 @@ Ids = NDArray[np.uint32]
 
 
 class Level(NamedTuple):
-    """What may follow each node of a level.
+    """Predictions for the tokens after each node of a level.
 
-    logits: [nodes, V], over the target's tokens, which may be changed in place. odds: of each node,
-    that its likeliest token is the target's; None: the logits are a model's, and tell it.
+    logits: [nodes, V], over the target's tokens; may be changed in place. acceptance: for each
+    node, the probability that its likeliest token is the target's; None: estimate it from a model's
+    logits.
     """
 
     logits: Floats
@@ -40,15 +41,15 @@ class Level(NamedTuple):
 
 
 class Drafter(ABC):
-    """Drafts for one session: it follows the committed tokens and the open window.
+    """Drafts for one session: follows the committed tokens and the open window.
 
-    One thread at a time; drafters made `beside` it may run in other threads.
+    One thread at a time; forks may run in other threads.
 
-    name: of the model, for people. origin: of its weights, "" without any. context: the most tokens
-    that it reads. hidden_size: d of its states, 0 without any. unbranched: why it drafts no trees,
-    "" if it does. alone: whether it can generate without a target. pace: seconds by the nodes of a
-    level. hope: α on a target that has shown none yet. bridge: to the target's vocabulary.
-    execution: how its model is run; None without one.
+    name: display name of the model. origin: origin of the weights, "" without any. context: the
+    most tokens that it reads. hidden_size: d of its states, 0 without any. no_tree_reason: reason
+    why it drafts no trees, "" if it does. standalone: whether it can generate without a target.
+    pass_times: seconds by the nodes of a level. prior_acceptance: α without evidence. bridge: the
+    bridge to the target's vocabulary. execution: how its model is executed; None without a model.
     """
 
     name: str
@@ -63,10 +64,10 @@ class Drafter(ABC):
     execution: Execution | None = None
 
     def __init__(self) -> None:
-        self._window = Tree()  # drafted last
-        self._forced: list[int] = []  # its tokens that a grammar forced, numbered from 0
+        self._window = Tree()  # the last drafted window
+        self._forced: list[int] = []  # indices of its tokens that a grammar forced
 
-    # What each kind does in its own way
+    # Implemented by each kind
 
     @abstractmethod
     def fork(self) -> Self:
@@ -82,71 +83,71 @@ class Drafter(ABC):
 
     @abstractmethod
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
-        """Begin a generation. owner: whose it is; lossless: its protocol is.
+        """Begin a generation. owner: the user who asks; lossless: whether the protocol is.
 
-        Under a lossy protocol drafts are of the owner's own words, and the model's.
+        Under a lossy protocol, drafts come from the model and the owner's texts only.
         """
 
     def reset(self) -> None:
-        """Drop what was read: the next generation is another owner's."""
+        """Drop all read tokens: the next generation is another owner's."""
         return
 
     @abstractmethod
     def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
-        """Read ahead of the next window what is committed, as far as that takes time.
+        """Read the committed tokens before the next window, if reading takes time.
 
-        ``between`` is called before each part of a long text, and may raise.
+        before_chunk: called before each chunk of a long text; may raise.
         """
 
     def end(self, committed: Ids) -> None:
-        """Note that an answer is complete: prompt and answer are u32 [n]."""
+        """Handle the end of an answer. committed: prompt and answer, u32 [n]."""
         return
 
     @abstractmethod
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that it can read after the committed ones; negative if not those."""
+        """Count the tokens that still fit the context; negative if the committed ones do not."""
 
     @abstractmethod
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
-        """Read a piece of these tokens if it is far behind their end; returns whether it was."""
+        """Read one chunk of these tokens if many are unread; returns whether it did."""
 
     @abstractmethod
     def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
-        """Return what may follow these tokens, after `read_events`; None if it knows nothing.
+        """Predict the next token after these, following `catch_up`; None without a prediction.
 
-        Both together must leave `room`.
+        The tokens must fit the context.
         """
 
     def logits(self, committed: Ids) -> Floats:
-        """Return logits [V] over the target's tokens, to go on by without a target."""
-        raise NotImplementedError(f"{self.name} says nothing by itself")
+        """Return logits [V] over the target's tokens, to generate without a target."""
+        raise NotImplementedError(f"{self.name} cannot generate by itself")
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """Note that of the last window's nodes only those on ``path`` were accepted."""
+        """Keep only the accepted ``path`` of the last window's nodes."""
         return
 
     def hidden_states(self, positions: NDArray[np.int64]) -> Floats:
-        """Return the hidden states f32 [m, d] at tokens ``at`` [m] of the last window, a chain."""
+        """Return the hidden states f32 [m, d] at ``positions`` [m] of the last window, a chain."""
         raise NotImplementedError(f"{self.name} has no hidden states")
 
     def decode_last(self) -> None:
-        """Read the last token of the last window, a chain, which has only been drawn."""
+        """Read the last token of the last window, a chain: drafting has only drawn it."""
         return
 
     @abstractmethod
     def _open(
         self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
-        """Begin a window behind the committed tokens; returns how large it may be."""
+        """Begin a window after the committed tokens; returns the expansion that fits."""
 
     @abstractmethod
     def _level(self, tree: Tree, *, unread: bool) -> Level | None:
-        """Return what may follow the deepest level of the open window; None if nothing is known.
+        """Predict the tokens after the open window's deepest level; None without a prediction.
 
-        unread: the window is a chain, of which any part may not be read yet.
+        unread: the window is a chain, and any part of it may be unread.
         """
 
-    # What all do alike
+    # Common to all kinds
 
     def draft(
         self,
@@ -161,21 +162,20 @@ class Drafter(ABC):
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, at most ``expansion``.
 
-        Stops early when every branch ends in an end token, when it knows of nothing that may follow
-        or, if ``auto``, when no further token is likely to be accepted. shaper: of logits over the
-        target's tokens; in a chain, what a grammar forces is drafted without a pass.
+        Stops early if every branch ends in an end token, if there is no prediction or, with
+        ``auto``, if no further token is likely to be accepted. logits_processor: processes logits
+        over the target's tokens; in a chain, tokens that a grammar forces are drafted without a
+        pass.
         """
         self._window = tree = Tree()
         self._forced.clear()
         expansion = self._open(committed, expansion, protocol)
-        # states of all tokens are needed under protocols that judge by them
+        # protocols that judge by hidden states need those of all tokens
         unread = not protocol.requires and {*expansion} == {1}
         rows: list[Any] = []
-        path_acceptance = [
-            1.0
-        ]  # of each node of the level, the predicted probability of its acceptance
+        path_acceptance = [1.0]  # predicted acceptance of each node of the level
         for depth, count in enumerate(expansion):
-            level = self._shaped_level(tree, logits_processor, committed, unread=unread)
+            level = self._processed_level(tree, logits_processor, committed, unread=unread)
             if level is None:
                 break
             drawn = []
@@ -198,10 +198,10 @@ class Drafter(ABC):
         draft: Draft = protocol.attach_states(protocol.make_draft(tree, rows), self.hidden_states)
         return draft
 
-    def _shaped_level(
+    def _processed_level(
         self, tree: Tree, logits_processor: LogitsProcessor | None, committed: Ids, *, unread: bool
     ) -> Level | None:
-        """Return the next level as a shaper leaves it; None where it leaves nothing."""
+        """Predict the next level and process its logits; None if no token remains."""
         if logits_processor is None:
             return self._level(tree, unread=unread)
         if unread:
@@ -209,7 +209,7 @@ class Drafter(ABC):
             token = logits_processor.forced_token(committed, path)
             if token is not None and self.bridge.can_draft(token):
                 self._forced.append(len(path))
-                return self._certain(token)
+                return self._forced_level(token)
         level = self._level(tree, unread=unread)
         if level is None:
             return None
@@ -218,12 +218,12 @@ class Drafter(ABC):
         nothing = dead or np.isneginf(level.logits.max(axis=1)).any()
         return None if nothing else level
 
-    def _certain(self, token: int) -> Level:
-        """Return a level [1, V] at which only this token can follow."""
+    def _forced_level(self, token: int) -> Level:
+        """Return a level [1, V] that allows only this token."""
         logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
         logits[0, token] = 0.0
         return Level(logits, [1.0])
 
     def forced_positions(self, accepted: int) -> tuple[int, ...]:
-        """Which of the first ``accepted`` tokens of the last window a grammar forced, from 0."""
+        """Return the indices of the first ``accepted`` tokens that a grammar forced."""
         return tuple(at for at in self._forced if at < accepted) if self._forced else ()

@@ -1,11 +1,11 @@
-"""A drafter without a model: the text repeats itself, its prompt, or what its owner said before.
+"""Draft without a model: by repetitions of the answer, its prompt, or the owner's earlier texts.
 
-In:  committed tokens of the target's own vocabulary. Out: windows and hints. What may follow is
-     found in microseconds; to sample of it takes longer, as of any drafter's row.
+In:  committed tokens of the target's vocabulary. Out: windows and hints. A lookup takes
+     microseconds; sampling takes as long as for any drafter.
 
-q is the frequency of what followed the same words (`speculation.recall`), and is shipped as it is
-sampled from, so the law is the target's under every lossless protocol. Under a lossy one its words
-enter the answer: there it never draws from what others said, even where that is shared.
+q is the frequency of the tokens that followed the same words (`speculation.recall`). It is sent as
+sampled, so lossless protocols keep the target's output law. Under a lossy protocol drafts can enter
+the answer, so they never come from other owners' texts, even if these are shared.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from pilotfish.wire.protocols import SpeculationProtocol
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-TEXT = "text"  # the name of this drafter where an artifact's folder is expected
+TEXT = "text"  # name of this drafter, in place of an artifact's folder
 _BOUNDLESS = 1 << 31
-_NODE_S = 50e-6  # to find what may follow: a bound that is tested; no model has to be measured
-_OVERLAP = 2  # tokens of a continued conversation that are kept again, to find the rest by
+_NODE_S = 50e-6  # upper bound of a lookup's seconds, which a test checks
+_OVERLAP_TOKENS = 2  # tokens of a continued conversation that are stored again, to match the rest
 
 
 class Recollection(Recall):
-    """A lane's `Recall`, which knows the owner's earlier texts and adds to them."""
+    """A lane's `Recall`, which searches the owner's earlier texts and adds to them."""
 
     def __init__(self, memory: TextMemory) -> None:
         super().__init__()
         self._memory = memory
-        self._texts: list[TextStore] = []  # to which the conversation is added
+        self._texts: list[TextStore] = []  # stores that get the conversation
         self._vocabulary = ""
         self._owner: Owner = DEFAULT_OWNER
-        # by owner: how often a repetition was right tells of the texts that were repeated
-        self._learnt: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
+        # acceptance of repetitions by owner: it would reveal the repeated texts to other owners
+        self._estimators: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
             {DEFAULT_OWNER: self._odds}
         )
-        self._kept: Ids = np.empty(0, np.uint32)  # the conversation as it was kept last
+        self._saved: Ids = np.empty(0, np.uint32)  # the conversation as last stored
         self._released = False
         memory.acquire()
 
     def fork(self) -> Recollection:
-        """Make one for another lane."""
+        """Make a recollection for another lane."""
         return Recollection(self._memory)
 
     def release(self) -> None:
-        """Use the memory no longer."""
+        """Stop using the memory."""
         if not self._released:
             self._released = True
             self._memory.release()
@@ -75,96 +75,99 @@ class Recollection(Recall):
         *,
         lossless: bool = True,
     ) -> None:
-        """Begin a generation of this owner in this vocabulary: search the texts that there are now.
+        """Begin a generation of this owner, and search the texts in this vocabulary.
 
-        lossless: the answer's protocol is, so that others' texts may be among them.
+        lossless: whether the answer's protocol is, so that other owners' texts may be searched.
         """
-        # if these cannot be had, nothing is searched and nothing is kept
+        # if opening the texts fails, search and keep nothing
         self._texts = []
         self.set_corpus(EMPTY_SNAPSHOT)
         if owner != self._owner:
-            self._forget(0)  # what the lane followed last is another's
-        if (vocabulary, owner) != (self._vocabulary, self._owner):  # ids of another are other words
+            self._forget(0)  # the lane's last text is another owner's
+        if (vocabulary, owner) != (
+            self._vocabulary,
+            self._owner,
+        ):  # ids of another vocabulary mean other words
             self._vocabulary, self._owner = vocabulary, owner
-            self._kept = np.empty(0, np.uint32)
-            self.set_estimator(self._learnt.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR)))
-            self._learnt.move_to_end(owner)
-            if len(self._learnt) > MAX_OWNERS:
-                self._learnt.popitem(last=False)
-        own = self._memory.texts(vocabulary, vocab_size, owner)
-        shared = self._memory.shared_texts(vocabulary, vocab_size)
-        self._texts = [own] if shared is None else [own, shared]
-        self.set_corpus((own if shared is None or not lossless else shared).snapshot())
+            self._saved = np.empty(0, np.uint32)
+            self.set_estimator(
+                self._estimators.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR))
+            )
+            self._estimators.move_to_end(owner)
+            if len(self._estimators) > MAX_OWNERS:
+                self._estimators.popitem(last=False)
+        own_texts = self._memory.texts(vocabulary, vocab_size, owner)
+        shared_texts = self._memory.shared_texts(vocabulary, vocab_size)
+        self._texts = [own_texts] if shared_texts is None else [own_texts, shared_texts]
+        self.set_corpus(
+            (own_texts if shared_texts is None or not lossless else shared_texts).snapshot()
+        )
 
     def end(self, committed: Ids) -> None:
-        """Keep what the conversation u32 [n] has gained since it was kept last."""
-        known = common_prefix(self._kept, committed)
+        """Store the tokens that the conversation u32 [n] has gained since it was last stored."""
+        known = common_prefix(self._saved, committed)
         if known == len(committed) or not self._texts:
             return
-        self._kept = committed.copy()
+        self._saved = committed.copy()
         for texts in self._texts:
-            texts.add(committed[max(0, known - _OVERLAP) :])
+            texts.add(committed[max(0, known - _OVERLAP_TOKENS) :])
         self._memory.trim()
 
 
 class TextDrafter(Drafter):
-    """Drafts what followed before; see `Recall`. Drafters made `beside` it share their memory."""
+    """Drafts continuations of the same words in earlier text; see `Recall`. Forks share memory."""
 
     name, origin, no_tree_reason = TEXT, "", ""
     context, hidden_size = _BOUNDLESS, 0
-    standalone, prior_acceptance = False, 0.2  # chats: 0.1; where an answer repeats, far more
+    standalone, prior_acceptance = False, 0.2  # chats: 0.1; answers with repetitions: far more
     pass_times: Mapping[int, float] = MappingProxyType(
         {nodes: nodes * _NODE_S for nodes in (1, 2, 4)}
     )
 
-    def __init__(self, memory: TextMemory) -> None:
+    def __init__(self, recall: Recollection) -> None:
         super().__init__()
-        self._take(Recollection(memory), TrivialBridge(1), "")
-
-    def _take(self, recall: Recollection, bridge: Bridge, vocabulary: str) -> None:
         self._recall = recall
-        self.set_bridge(bridge, vocabulary)
+        self.set_bridge(TrivialBridge(1))
 
     def fork(self) -> Self:
         """Make a drafter for another session."""
-        other = type(self).__new__(type(self))
-        Drafter.__init__(other)
-        other._take(self._recall.fork(), self.bridge, self._vocabulary)
+        other = type(self)(self._recall.fork())
+        other.set_bridge(self.bridge, self._vocabulary)
         return other
 
     def release(self) -> None:
-        """Leave the memory; there is room for any number of lanes."""
+        """Stop using the memory; the number of lanes is unlimited."""
         self._recall.release()
 
     def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
         """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
         self.bridge, self._vocabulary = bridge, vocabulary
         self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
-        self._written: Ids = np.empty(0, np.uint32)  # the finite ones of it
+        self._finite_ids: Ids = np.empty(0, np.uint32)  # tokens of `_row` with finite logits
 
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
-        """Begin a generation, with all that its owner said before it."""
+        """Begin a generation, with the owner's earlier texts."""
         self._recall.start(self._vocabulary, self.bridge.vocab_size, owner, lossless=lossless)
         self._recall.update(prompt.ids)
 
     def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
-        """Take in the committed tokens."""
+        """Add the committed tokens to the searched text."""
         self._recall.update(committed)
 
     def end(self, committed: Ids) -> None:
-        """Keep prompt and answer, u32 [n], for later ones."""
+        """Store prompt and answer, u32 [n], for later answers."""
         self._recall.end(committed)
 
     def remaining_context(self, committed: Ids) -> int:
-        """Return more than any window takes: it has no context of its own."""
+        """Return more than any window takes: the context is unlimited."""
         return _BOUNDLESS - len(committed)
 
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
-        """Do nothing: nothing takes long."""
+        """Do nothing: reading takes no time."""
         return False
 
     def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
-        """Return what followed these tokens before; None if they did not stand anywhere."""
+        """Return the earlier continuations of these tokens; None without a match."""
         self._recall.update(committed)
         echo = self._recall.predict(drafts.tolist())
         return None if echo is None else self._chain(echo)
@@ -178,7 +181,7 @@ class TextDrafter(Drafter):
         return expansion
 
     def _level(self, tree: Tree, *, unread: bool) -> Level | None:
-        """Return what followed each node before; None if one stands nowhere."""
+        """Return the earlier continuations of each node; None if a node has no match."""
         if unread:
             echo = self._recall.predict(tree.ids.tolist())
             return None if echo is None else self._chain(echo)
@@ -186,19 +189,19 @@ class TextDrafter(Drafter):
         known = [echo for echo in echoes if echo is not None]
         if len(known) < len(echoes):
             return None
-        odds = [self._recall.acceptance(echo) for echo in known]
-        return Level(rows(known, self.bridge.vocab_size), odds)
+        acceptance = [self._recall.acceptance(echo) for echo in known]
+        return Level(rows(known, self.bridge.vocab_size), acceptance)
 
     def _chain(self, echo: Echo) -> Level:
-        """Write the only row [1, V] of a chain's level; the next one overwrites it."""
-        self._row[0, self._written] = -np.inf
-        self._written = echo.tokens
+        """Return a chain's level [1, V]; the next one overwrites it."""
+        self._row[0, self._finite_ids] = -np.inf
+        self._finite_ids = echo.tokens
         self._row[0, echo.tokens] = np.log(echo.weights)
         return Level(self._row, [self._recall.acceptance(echo)])
 
 
 def rows(echoes: Sequence[Echo | None], vocab_size: int) -> Floats:
-    """Return logits f32 [n, V] of echoes; of none all are −∞."""
+    """Return logits f32 [n, V] of echoes; without an echo, a row is −∞."""
     logits = np.full((len(echoes), vocab_size), -np.inf, np.float32)
     for row, echo in zip(logits, echoes, strict=True):
         if echo is not None:

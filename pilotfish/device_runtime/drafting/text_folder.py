@@ -1,10 +1,10 @@
-"""Whose texts are whose, in a folder.
+"""The folder of all owners' texts.
 
-In:  a vocabulary and an owner. Out: the file of that owner's texts.
+In:  a vocabulary and an owner. Out: the file of this owner's texts.
 
-What an owner is called, which may be made of an API key, is not in the folder: a file is named by a
-hash of it, keyed with a secret of the folder. Files of owners that do not come any more are removed
-when there are too many, those first that were used longest ago.
+The folder does not contain an owner's name, which may be derived from an API key: a file is named
+by a hash of it, keyed with a secret of the folder. If there are too many files, the least recently
+used ones are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pilotfish.device_runtime.drafting.text_store import unusable_store_error
 
 _log = logging.getLogger("pilotfish.device")
 
-DEFAULT_OWNER = ""  # the owner where a device has one user
+DEFAULT_OWNER = ""  # the owner on a device with one user
 Owner = str | None  # None: the client has no key, so its texts are not kept
 _SUFFIX = ".texts"
 _SECRET, _SECRET_BYTES = "secret", 32
@@ -33,7 +33,7 @@ _SECRET, _SECRET_BYTES = "secret", 32
 _MOST_FILES, _MOST_BYTES = 256, 64 << 20
 
 
-class _File(NamedTuple):
+class _TextFile(NamedTuple):
     used_ns: int
     size: int
     path: Path
@@ -52,27 +52,27 @@ class TextFolder:
             raise unusable_store_error(folder, error) from error
 
     def shared_path(self, vocabulary: str) -> Path:
-        """Return the file of texts that all share, and of those from before there were owners."""
-        return self._folder / f"{_short(vocabulary)}{_SUFFIX}"
+        """Return the file of shared texts; older versions kept all texts there."""
+        return self._folder / f"{_vocabulary_key(vocabulary)}{_SUFFIX}"
 
     def owner_path(self, vocabulary: str, owner: str) -> Path:
-        """Return the file of an owner's texts; `UnsupportedError` if the folder cannot be had."""
+        """Return the file of an owner's texts; `UnsupportedError` if the folder is unusable."""
         if owner == DEFAULT_OWNER:
-            return self._folder / f"{_short(vocabulary)}.own{_SUFFIX}"
+            return self._folder / f"{_vocabulary_key(vocabulary)}.own{_SUFFIX}"
         try:
             self._secret = self._secret or self._read_secret()
         except OSError as error:
             raise unusable_store_error(self._owners, error) from error
         name = hmac.digest(self._secret, owner.encode(), "sha256").hex()[:32]
-        return self._owners / f"{_short(vocabulary)}.{name}{_SUFFIX}"
+        return self._owners / f"{_vocabulary_key(vocabulary)}.{name}{_SUFFIX}"
 
     def _read_secret(self) -> bytes:
-        """Return the folder's secret, which the first process makes that needs it."""
+        """Return the folder's secret; creates it if it is missing."""
         self._owners.mkdir(mode=0o700, exist_ok=True)
         folder = os.open(self._owners, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            os.fchmod(folder, 0o700)  # it may come from elsewhere
-            fcntl.flock(folder, fcntl.LOCK_EX)  # for an instant
+            os.fchmod(folder, 0o700)  # it may have been copied from elsewhere
+            fcntl.flock(folder, fcntl.LOCK_EX)  # held only while the secret is read or created
             path = self._owners / _SECRET
             with suppress(FileNotFoundError):
                 file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -80,7 +80,7 @@ class TextFolder:
                     os.fchmod(file, 0o600)
                     if len(secret := opened.read(_SECRET_BYTES + 1)) == _SECRET_BYTES:
                         return secret
-                _log.warning("%s is damaged: texts kept before are quoted to nobody", path)
+                _log.warning("%s is damaged: earlier texts can no longer be used", path)
             secret = secrets.token_bytes(_SECRET_BYTES)
             write_whole(path, secret, 0o600)
             return secret
@@ -88,42 +88,45 @@ class TextFolder:
             os.close(folder)
 
     def make_room(self, wanted: Path) -> None:
-        """Remove other owners' files, the least recently used first, while there are too many.
+        """Remove the least recently used files of other owners, while there are too many.
 
-        wanted: the file that is opened next.
+        wanted: the file to be opened next.
         """
         if wanted.parent != self._owners:
             return
         with suppress(OSError):
             os.utime(wanted, follow_symlinks=False)
-        others = sorted(one for one in _files(self._owners) if one.path != wanted)
-        size, count = sum(one.size for one in others), len(others)
-        for one in others:
+        others = sorted(file for file in _files(self._owners) if file.path != wanted)
+        size, count = sum(file.size for file in others), len(others)
+        for file in others:
             if count < _MOST_FILES and size <= _MOST_BYTES:
                 break
-            if _removed(one.path):
-                size, count = size - one.size, count - 1
+            if _try_remove(file.path):
+                size, count = size - file.size, count - 1
 
 
-def _short(vocabulary: str) -> str:
+def _vocabulary_key(vocabulary: str) -> str:
     return hashlib.sha256(vocabulary.encode()).hexdigest()[:16]
 
 
-def _files(folder: Path) -> list[_File]:
-    """List the files of a folder but its secret, with what a kill left half written."""
-    files: list[_File] = []
-    with suppress(OSError), os.scandir(folder) as entries:  # else opening a file tells why
+def _files(folder: Path) -> list[_TextFile]:
+    """List the files of a folder without its secret; includes half-written ones."""
+    files: list[_TextFile] = []
+    with (
+        suppress(OSError),
+        os.scandir(folder) as entries,
+    ):  # opening a file will raise the same error
         for entry in entries:
             if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
                 continue
             with suppress(FileNotFoundError):  # another device has removed it
                 about = entry.stat(follow_symlinks=False)
-                files.append(_File(about.st_mtime_ns, about.st_size, Path(entry.path)))
+                files.append(_TextFile(about.st_mtime_ns, about.st_size, Path(entry.path)))
     return files
 
 
-def _removed(path: Path) -> bool:
-    """Remove a file unless a device has it open; returns whether it is gone."""
+def _try_remove(path: Path) -> bool:
+    """Remove a file unless a device has it open; returns whether it no longer exists."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

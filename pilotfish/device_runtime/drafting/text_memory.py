@@ -1,8 +1,8 @@
-"""The texts of earlier conversations on this device, by owner and vocabulary; on disk if asked.
+"""The texts of earlier conversations on this device, by owner and vocabulary; optionally on disk.
 
-In:  conversations, as token ids, and whose they are. Out: a `Corpus` for each owner.
+In:  conversations as token ids, with their owner. Out: a `Corpus` for each owner.
 
-A drafter reads an owner's texts for that owner alone. A device that shares texts keeps a second
+A drafter reads an owner's texts for this owner alone. A device that shares texts keeps a second
 corpus of all conversations, including those without an owner; only lossless protocols read it.
 """
 
@@ -20,16 +20,16 @@ from pilotfish.speculation.corpus import MOST_TOKENS
 _log = logging.getLogger("pilotfish.device")
 
 OFF = "off"
-MAX_OWNERS = 64  # in memory: those that came last
+MAX_OWNERS = 64  # owners in memory, the most recent ones
 
 
 class TextMemory:
     """The earlier texts of a device, used by its lanes. Thread-safe.
 
-    kept: "off": there are none, each conversation has its own text alone; a folder: they are kept
-    there; None: in memory, as long as the process lives. most: tokens, of all owners together and
-    of everyone's; the oldest of who has most go first. shared: there are everyone's texts, too.
-    Only the vocabulary used last is in memory.
+    location: a folder that keeps the texts; None: memory, until the process ends; "off": keep none.
+    max_tokens: limit for all owners together, and for the shared texts; the owner with most loses
+    the oldest. shared: also keep all owners' texts together. Only the last used vocabulary is in
+    memory.
     """
 
     def __init__(
@@ -42,63 +42,64 @@ class TextMemory:
     ) -> None:
         self._off = location is not None and str(location) == OFF
         self._folder = None if location is None or self._off else TextFolder(Path(location))
-        self._most, self._most_owners = max_tokens, max_owners
+        self._max_tokens, self._max_owners = max_tokens, max_owners
         self._shares = shared
         self._lock = threading.Lock()
         self._lanes = 0
         self._vocabulary = ""
-        # by owner, those that came last at the end; None: everyone's
-        self._held: OrderedDict[str | None, TextStore] = OrderedDict()
+        # stores by owner, the most recent last; None: the shared store
+        self._stores: OrderedDict[str | None, TextStore] = OrderedDict()
 
     def texts(self, vocabulary: str, vocab_size: int, owner: Owner = DEFAULT_OWNER) -> TextStore:
-        """Return the owner's texts in the vocabulary of this fingerprint and size."""
-        return TextStore(0) if owner is None else self._texts(vocabulary, vocab_size, owner)
+        """Return the owner's texts in the vocabulary with this fingerprint and size."""
+        return TextStore(0) if owner is None else self._store(vocabulary, vocab_size, owner)
 
     def shared_texts(self, vocabulary: str, vocab_size: int) -> TextStore | None:
-        """Return everyone's texts in this vocabulary; None: nothing is shared."""
-        return self._texts(vocabulary, vocab_size, None) if self._shares else None
+        """Return all owners' texts in this vocabulary; None if texts are not shared."""
+        return self._store(vocabulary, vocab_size, None) if self._shares else None
 
-    def _texts(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
+    def _store(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
         with self._lock:
             known = vocabulary == self._vocabulary
-            if not known or owner not in self._held:
-                opened = self._opened(vocabulary, vocab_size, owner)  # may raise; nothing changes
+            if not known or owner not in self._stores:
+                # may raise, before anything changes
+                opened = self._open_store(vocabulary, vocab_size, owner)
                 if not known:
                     self._forget()
                     self._vocabulary = vocabulary
-                self._held[owner] = opened
-            self._held.move_to_end(owner)
-            while len(self._held) > self._most_owners:
-                self._held.popitem(last=False)[1].close()
-            return self._held[owner]
+                self._stores[owner] = opened
+            self._stores.move_to_end(owner)
+            while len(self._stores) > self._max_owners:
+                self._stores.popitem(last=False)[1].close()
+            return self._stores[owner]
 
-    def _opened(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
+    def _open_store(self, vocabulary: str, vocab_size: int, owner: str | None) -> TextStore:
         if self._off or not vocabulary:
             return TextStore(0)
         if self._folder is None:
-            return TextStore(self._most)
+            return TextStore(self._max_tokens)
         path = self._folder.shared_path(vocabulary)
         if vocabulary != self._vocabulary and not self._shares and path.exists():
             _log.warning("%s holds texts without an owner: only --share-texts uses them", path)
         if owner is not None:
             path = self._folder.owner_path(vocabulary, owner)
             self._folder.make_room(path)
-        return FileTextStore(path, self._most, vocab_size)
+        return FileTextStore(path, self._max_tokens, vocab_size)
 
     def trim(self) -> None:
-        """Have the owner with most forget the oldest, while all have too much together."""
+        """While the owners together exceed the limit, drop the oldest texts of the largest."""
         with self._lock:
-            held = [texts for owner, texts in self._held.items() if owner is not None]
-            while sum(map(len, held)) > self._most:
+            held = [texts for owner, texts in self._stores.items() if owner is not None]
+            while sum(map(len, held)) > self._max_tokens:
                 max(held, key=len).drop_oldest()
 
     def acquire(self) -> None:
-        """Count a lane that uses these texts."""
+        """Count one more lane that uses these texts."""
         with self._lock:
             self._lanes += 1
 
     def release(self) -> None:
-        """Note that a lane uses them no longer; the last one closes the files."""
+        """Count one lane less; the last one closes the files."""
         with self._lock:
             self._lanes -= 1
             last = self._lanes <= 0
@@ -106,13 +107,13 @@ class TextMemory:
             self.close()
 
     def close(self) -> None:
-        """Close the files, so that another device may have them."""
+        """Close the files, so that another device may open them."""
         with self._lock:
             if self._folder is not None:
                 self._forget()
                 self._vocabulary = ""
 
     def _forget(self) -> None:
-        for texts in self._held.values():
+        for texts in self._stores.values():
             texts.close()
-        self._held.clear()
+        self._stores.clear()

@@ -1,8 +1,8 @@
-"""The texts of one owner in one vocabulary: in memory, and in a file if asked.
+"""The texts of one owner in one vocabulary: in memory, and optionally in a file.
 
-A file has a record for each text: how many ids, their CRC-32, the ids (all u32, little-endian). It
-only grows at its end, until it holds twice what is used and is written anew; what a power cut left
-torn is cut off when it is opened. It is readable by its owner alone: it holds what was said.
+A file has a record for each text: number of ids, their CRC-32, the ids (all u32, little-endian).
+Texts are appended until the file is twice as large as needed; then it is rewritten. Opening a file
+cuts off a record that a power cut left torn. Only the file's owner can read it.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ _log = logging.getLogger("pilotfish.device")
 
 _HEAD = struct.Struct("<II")
 _MODE = 0o600
-_USED_TWICE = 8  # bytes of a file for each token in memory
-_LEAST = 8192  # tokens for which that much is always allowed
-_LARGEST = 16  # bytes for each token that there may be; more is never written
+_MAX_BYTES_PER_TOKEN = 8  # bytes of a file per token in memory, above which it is rewritten
+_MIN_TOKENS = 8192  # a file may always have the bytes of this many tokens
+_READ_BYTES_PER_TOKEN = 16  # bytes read per token of the limit; a file never has more
 
 
 def unusable_store_error(path: Path, error: OSError) -> UnsupportedError:
-    """Return the error of a place where no texts can be kept."""
+    """Return the error for a place where texts cannot be kept."""
     return UnsupportedError(
         f"Texts cannot be kept in {path} ({error.strerror}): name another folder."
     )
 
 
 class TextStore:
-    """The texts of an owner, in memory. most: tokens; 0: none are kept."""
+    """The texts of an owner, in memory. max_tokens: limit of tokens; 0: keep none."""
 
     def __init__(self, max_tokens: int, begin: Ids | None = None) -> None:
-        self._most = max_tokens
+        self._max_tokens = max_tokens
         self._corpus = Corpus(max_tokens, begin)
         self.snapshot = self._corpus.snapshot
 
     def add(self, text: Ids) -> None:
         """Add a text u32 [n]."""
-        if self._most and len(text):
+        if self._max_tokens and len(text):
             self._corpus.add(text)
 
     def __len__(self) -> int:
         return len(self.snapshot().ids)
 
     def drop_oldest(self) -> None:
-        """Forget the oldest quarter; a file does so when it is written anew."""
+        """Drop the oldest quarter; a file shrinks when it is rewritten."""
         self._corpus.drop_oldest()
 
     def close(self) -> None:
@@ -65,37 +65,37 @@ class TextStore:
 
 
 class FileTextStore(TextStore):
-    """The same in a file, too; `UnsupportedError` if it cannot be, or another process has it."""
+    """A store with a file; `UnsupportedError` if it is unusable or open in another process."""
 
     def __init__(self, path: Path, max_tokens: int, vocab_size: int) -> None:
         self._path = path
         self._lock = threading.Lock()
         try:
-            self._file = _held(path)
-            found = self._found(_LARGEST * max_tokens, vocab_size)
+            self._file = _open_locked(path)
+            begin = self._read_file(_READ_BYTES_PER_TOKEN * max_tokens, vocab_size)
         except BlockingIOError as error:
             raise UnsupportedError(
                 f"Another device keeps its texts in {path.parent}: name another folder."
             ) from error
         except OSError as error:
             raise unusable_store_error(path, error) from error
-        super().__init__(max_tokens, found)
+        super().__init__(max_tokens, begin)
 
-    def _found(self, most_bytes: int, vocab_size: int) -> Ids:
-        """Read all whole texts, and cut off what is torn, or more than is ever written."""
+    def _read_file(self, most_bytes: int, vocab_size: int) -> Ids:
+        """Read all whole texts; cuts off a torn end and bytes beyond the limit."""
         try:
             with os.fdopen(os.dup(self._file), "rb") as file:
-                found, self._size = _read(file.read(most_bytes), vocab_size)
+                ids, self._size = _parse(file.read(most_bytes), vocab_size)
             if self._size < os.fstat(self._file).st_size:
-                _log.warning("%s ends in a torn text, which is left out", self._path)
+                _log.warning("%s ends in a torn text, which is cut off", self._path)
                 os.ftruncate(self._file, self._size)
         except BaseException:
             os.close(self._file)
             raise
-        return found
+        return ids
 
     def add(self, text: Ids) -> None:
-        """Add a text u32 [n]; where the disk takes no more it is kept in memory alone."""
+        """Add a text u32 [n]; if the disk is full, keep texts in memory only."""
         super().add(text)
         if not len(text):
             return
@@ -103,34 +103,36 @@ class FileTextStore(TextStore):
             if self._file < 0:
                 return
             try:
-                if self._size > _USED_TWICE * max(len(self), min(_LEAST, self._most)):
-                    self._rewrite()  # with this text
+                if self._size > _MAX_BYTES_PER_TOKEN * max(
+                    len(self), min(_MIN_TOKENS, self._max_tokens)
+                ):
+                    self._rewrite()  # includes this text
                     return
-                record = _record(text[-self._most :])
+                record = _record(text[-self._max_tokens :])
                 if os.pwrite(self._file, record, self._size) < len(record):
                     raise OSError(0, "the disk is full")
                 self._size += len(record)
             except OSError as error:
-                _log.warning("texts are kept in memory alone from now on: %s", error)
-                self._drop()
+                _log.warning("texts are kept in memory only from now on: %s", error)
+                self._stop_writing()
 
     def _rewrite(self) -> None:
-        """Write anew what is used."""
+        """Write the file again with the texts in memory."""
         ids = self.snapshot().ids
         texts = np.split(ids, np.flatnonzero(ids == BREAK) + 1)
         blob = b"".join(_record(text[:-1]) for text in texts if len(text) > 1)
         write_whole(self._path, blob, _MODE)
-        fresh = _held(self._path)
+        fresh = _open_locked(self._path)
         os.close(self._file)
         self._file, self._size = fresh, len(blob)
 
-    def _drop(self) -> None:
+    def _stop_writing(self) -> None:
         file, self._file = self._file, -1
         try:
             os.ftruncate(file, self._size)
         except OSError:
             _log.warning(
-                "%s cannot be cut to its whole texts; that is done when it is read", self._path
+                "%s cannot be cut to its whole texts; the next reader will cut it", self._path
             )
         os.close(file)
 
@@ -142,17 +144,17 @@ class FileTextStore(TextStore):
                 self._file = -1
 
 
-def _held(path: Path) -> int:
-    """Open a file of texts for this process and its owner alone; `BlockingIOError` if taken."""
-    # O_NONBLOCK: nobody writes to a pipe that stands in its place
+def _open_locked(path: Path) -> int:
+    """Open a file of texts and lock it for this process; `BlockingIOError` if it is locked."""
+    # O_NONBLOCK: opening a pipe in the file's place must not block
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "it is no file")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), os.lstat(path)):
-            raise BlockingIOError(errno.EAGAIN, "its holder has just written it anew")
-        os.fchmod(file, _MODE)  # it may come from elsewhere
+            raise BlockingIOError(errno.EAGAIN, "its holder has just rewritten it")
+        os.fchmod(file, _MODE)  # it may have been copied from elsewhere
     except BaseException:
         os.close(file)
         raise
@@ -164,21 +166,22 @@ def _record(text: Ids) -> bytes:
     return _HEAD.pack(len(text), zlib.crc32(data)) + data
 
 
-def _read(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
-    """Return all whole texts, with `BREAK` behind each, and the bytes up to the first torn one."""
-    found = np.empty(len(blob) // 4, np.uint32)  # a head is longer than `BREAK`: that is enough
+def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
+    """Return all whole texts, each followed by `BREAK`, and the bytes before the first torn one."""
+    # large enough: a record's head is longer than `BREAK`
+    texts = np.empty(len(blob) // 4, np.uint32)
     at = used = 0
     while at + _HEAD.size <= len(blob):
         count, checksum = _HEAD.unpack_from(blob, at)
         end = at + _HEAD.size + 4 * count
         data = blob[at + _HEAD.size : end]
-        # none is empty: where a disk lost its blocks there are zeros
+        # no text is empty: zeros are lost blocks of the disk
         if not count or end > len(blob) or zlib.crc32(data) != checksum:
             break
         ids = np.frombuffer(data, "<u4")
         if ids.max() < vocab_size:
-            found[used : used + count] = ids
-            found[used + count] = BREAK
+            texts[used : used + count] = ids
+            texts[used + count] = BREAK
             used += count + 1
         at = end
-    return found[:used], at
+    return texts[:used], at

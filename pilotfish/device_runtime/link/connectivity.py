@@ -1,7 +1,7 @@
-"""The state of the link to the edge: one word, a sentence, and what mends it.
+"""The state of the link to the edge: one word, a sentence, and a remedy.
 
-All that tells of the link takes it from here: `/health`, `/status`, the status line of systemd, the
-page, the journal, metrics, and the error that a request gets.
+All reports of the link use it: `/health`, `/status`, the status line of systemd, the page, the
+journal, metrics, and the errors of requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pilotfish.wire.link.diagnosis import AddressState
 
 
 class Connectivity(Enum):
-    """The states; of several links the one that stands first here is the device's."""
+    """The states, best first; a device with several links has the best link's state."""
 
     CONNECTED = "connected"
     DRAINING = "draining"
@@ -45,14 +45,14 @@ class Connectivity(Enum):
     CONNECTING = "connecting"
 
 
-# An operator has to mend these states: until then every request fails.
+# Every request fails in these states until an operator fixes the cause.
 REFUSALS = {
     Connectivity.OTHER_VERSION: VersionMismatchError,
     Connectivity.KEY_REFUSED: AccessDeniedError,
     Connectivity.WRONG_EDGE_KEY: AccessDeniedError,
     Connectivity.KEYS_DIFFER: AccessDeniedError,
 }
-_OF_ERRORS: dict[type[PilotfishError], Connectivity] = {
+_STATES_BY_ERROR: dict[type[PilotfishError], Connectivity] = {
     AccessDeniedError: Connectivity.KEY_REFUSED,
     VersionMismatchError: Connectivity.OTHER_VERSION,
     PairMismatchError: Connectivity.OTHER_VOCABULARY,
@@ -60,13 +60,13 @@ _OF_ERRORS: dict[type[PilotfishError], Connectivity] = {
     BusyError: Connectivity.BUSY,
     TargetLostError: Connectivity.BUSY,
 }
-_OF_FAILURES = {
+_STATES_BY_FAILURE = {
     ConnectFailure.KEY: Connectivity.KEY_REFUSED,
     ConnectFailure.MECHANISM: Connectivity.KEYS_DIFFER,
     ConnectFailure.TIMEOUT: Connectivity.NO_HANDSHAKE,
     ConnectFailure.OTHER: Connectivity.NO_EDGE,
 }
-_OF_FINDINGS = {
+_STATES_BY_ADDRESS = {
     AddressState.NO_NAME: Connectivity.NO_NAME,
     AddressState.REFUSED: Connectivity.CONNECTION_REFUSED,
     AddressState.NO_ROUTE: Connectivity.NO_ROUTE,
@@ -75,8 +75,8 @@ _OF_FINDINGS = {
     AddressState.HANGS_UP: Connectivity.BUSY,
 }
 _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
-# What is the matter, and what mends it.
-_WORDS = {
+# Each state's sentence and remedy.
+_MESSAGES = {
     Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
     Connectivity.DRAINING: ("The edge at {at} is about to stop, and begins nothing new.", ""),
     Connectivity.BUSY: (
@@ -138,7 +138,7 @@ _WORDS = {
 
 
 class LinkStatus(NamedTuple):
-    """A state with its sentence. remedy: what mends it, as half a sentence; "" if time does."""
+    """A state with its sentence. remedy: a clause in the imperative; "" if waiting suffices."""
 
     state: Connectivity
     message: str
@@ -146,44 +146,49 @@ class LinkStatus(NamedTuple):
 
     @classmethod
     def from_state(cls, state: Connectivity, endpoint: str, *, keys: bool) -> LinkStatus:
-        """Return a state in words. keys: this device has some."""
+        """Return a state in words. keys: whether this device has keys."""
         keys_are, mend = (
             ("it uses no keys, and this device does", "give the edge keys (--keys)")
             if keys
             else ("it demands keys, and this device has none", "name the folder of keys (--keys)")
         )
-        message, remedy = _WORDS[state]
+        message, remedy = _MESSAGES[state]
         return cls(state, message.format(at=endpoint, keys=keys_are), remedy.format(mend=mend))
 
     def __str__(self) -> str:
-        """The sentence, and the remedy as another one."""
+        """Return the sentence, and the remedy as a second one."""
         if not self.remedy:
             return self.message
         return f"{self.message} To mend it: {self.remedy}."
 
     def error(self, *, was_welcomed: bool, waited_s: float) -> PilotfishError:
-        """Return what a request gets that has waited in vain. was_met: the edge has been there."""
+        """Return the error of a request that waited in vain.
+
+        was_welcomed: whether the edge was ever reached.
+        """
         if self.state in REFUSALS:
             return REFUSALS[self.state](str(self))
         if was_welcomed:
-            gone = f"The edge did not come back within {waited_s:g} s."
-            return EdgeLostError(f"{gone} {self}")
+            absence = f"The edge did not come back within {waited_s:g} s."
+            return EdgeLostError(f"{absence} {self}")
         return EdgeUnreachableError(f"No edge answers. {self}")
 
 
 def state_of_error(error: PilotfishError) -> Connectivity | None:
-    """Return the state of an edge that says this; None: it says nothing of the link."""
-    return next((state for kind, state in _OF_ERRORS.items() if isinstance(error, kind)), None)
+    """Return the state that an edge's error reports; None if the error is not about the link."""
+    return next(
+        (state for kind, state in _STATES_BY_ERROR.items() if isinstance(error, kind)), None
+    )
 
 
 def unconnected_state(
     attempts: ConnectAttempts, finding: AddressState | None, *, was_welcomed: bool
 ) -> Connectivity:
-    """Return the state of a link without a connection. finding: what is at the address."""
-    if attempts.failure in _OF_FAILURES:
-        return _OF_FAILURES[attempts.failure]
+    """Return the state of a link without a connection. finding: state of the edge's address."""
+    if attempts.failure in _STATES_BY_FAILURE:
+        return _STATES_BY_FAILURE[attempts.failure]
     if attempts.surely_wrong_key:
         return Connectivity.WRONG_EDGE_KEY
-    if attempts.failure is not None and finding in _OF_FINDINGS:
-        return _OF_FINDINGS[finding]
+    if attempts.failure is not None and finding in _STATES_BY_ADDRESS:
+        return _STATES_BY_ADDRESS[finding]
     return Connectivity.LOST if was_welcomed else Connectivity.CONNECTING

@@ -1,10 +1,10 @@
-"""The link to the edge: wait for it, greet it, send requests, and repeat them after a loss.
+"""The link to the edge: connect, greet, send requests, and repeat them after a loss.
 
-After a loss another edge may answer: another model, other limits, another release. So every
+After a loss another edge may answer, with another model, other limits or another release. So every
 connection begins with the handshake (`Hello`, `Welcome`).
 
-When the connection has broken and is back, or a reply is overdue, a request is sent again as the
-same bytes; an edge that has answered it already repeats its reply.
+When a broken connection is back, or a reply is overdue, the device sends the same bytes again; an
+edge that has already answered repeats its reply.
 """
 
 import logging
@@ -44,17 +44,18 @@ from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
-_NEWS_S = 0.02  # until the loss of a connection shows, after a message could not be sent
-_GLANCE_S = 0.2  # at the start, for the connection to an edge that may come later
+_LOSS_DELAY_S = 0.02  # after a failed send, until the loss of the connection shows
+_START_WAIT_S = 0.2  # wait at the start for an edge that may come later
 
 
 class EdgeLink(HandshakeLine):
     """One edge, connected or not yet. Raises typed errors that say what to do.
 
-    Every wait is bounded: ``patience`` says how long an edge may be away, and ``interrupt`` ends
-    any wait. Used by one thread; `up`, `state` and `redirect` are for any.
+    Every wait is bounded: ``patience`` limits the edge's absence, and ``interrupt`` ends any wait.
+    For one thread; `is_up`, `state`, `status`, `retry` and `redirect` are for any.
 
-    lost_ns: when the loss of the edge was noticed (monotonic); None while tokens are verified.
+    lost_ns: time at which the device noticed the loss of the edge (monotonic); None while tokens
+    are verified.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class EdgeLink(HandshakeLine):
     ) -> None:
         super().__init__(endpoint, keys, interrupt or CancelToken())
         self.lost_ns: int | None = None
-        self._patience = patience
+        self._retry_policy = patience
         self._sent_on = NO_CONNECTION
         self._busy_until_s = 0.0
         self._pauses = backoff()
@@ -80,29 +81,29 @@ class EdgeLink(HandshakeLine):
         self._await_connection(EdgeUnreachableError)
 
     def handshake(self) -> None:
-        """Wait for the edge, and greet it if needed: it has the policy's whole time."""
-        if self._patience.policy != "local":
+        """Wait for the edge, up to the policy's whole time, and greet it if needed."""
+        if self._retry_policy.policy != "local":
             self._absence.on_progress()
             self._absence.expect(time.monotonic())
         self.refresh()
         self.await_handshake()
 
-    def _note_standing(self, stood_s: float = 0.0) -> None:
-        """Add what passed since the last note to what the edge was away, or owes a reply."""
-        standing = self._standing(doubted=self._absence.in_doubt)
-        self._absence.note(standing, time.monotonic(), stood_s)
+    def _note_phase(self, process_stall_s: float = 0.0) -> None:
+        """Update the absence clock with the link's present phase."""
+        phase = self._phase(in_doubt=self._absence.in_doubt)
+        self._absence.note(phase, time.monotonic(), process_stall_s)
 
     def await_handshake(self) -> None:
-        """Wait for a connection over which the edge has been greeted."""
+        """Wait for a connection with a completed handshake."""
         if self._ready:
             return
         since_s = time.monotonic()
         self._await_connection()
         while not self._ready:
-            if time.monotonic() - since_s > self._patience.silent_s:
-                raise self._silent()
+            if time.monotonic() - since_s > self._retry_policy.silent_s:
+                raise self._silent_error()
             try:
-                self._say_hello(self._patience.silent_s)
+                self._say_hello(self._retry_policy.silent_s)
             except BUSY as error:
                 self.wait_or_raise(error, since_s)
             self._await_connection()
@@ -114,55 +115,55 @@ class EdgeLink(HandshakeLine):
         if self.is_connected:
             return
         self.on_lost()
-        # the first connection's own attempt has just begun; a later request asks anew
+        # the first attempt has just begun; a later request starts another one
         since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
         self.channel.attempts.retry_now()
-        self._note_standing()
+        self._note_phase()
         while not self.is_connected:
             status = self.status
             if status.state in REFUSALS and self.channel.attempts.failed_since(since_s):
                 self.changed()
                 raise status.error(was_welcomed=True, waited_s=0.0)
             if self._absence.expired:
-                raise self._gone(otherwise)
-            looked_s = time.monotonic()
+                raise self._away_error(otherwise)
+            checked_s = time.monotonic()
             arrived = self.receive(SLICE_S)
-            self._note_standing(stalled_s(looked_s))
+            self._note_phase(stalled_s(checked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
-                raise MalformedError(f"{self.channel.endpoint} speaks before the handshake.")
-            # Else it is a reply from before the break, or to a request sent before the break was
-            # noticed. It will come again, since the request is sent again.
+                raise MalformedError(f"{self.channel.endpoint} sends before the handshake.")
+            # Otherwise it is a reply to a request from before the break. It will come again, since
+            # the request is sent again.
 
     # Without waiting
 
     def poll(self) -> bool:
         """Check without waiting whether the edge is ready; greets an edge that is back.
 
-        Raises if the edge is unsuitable, except under "local".
+        Raises if the edge is unsuitable, except under policy "local".
         """
         try:
-            return self._look()
+            return self._check_edge()
         except InterruptedGenerationError:
             raise
         except PilotfishError as error:
             if isinstance(error, BUSY):
-                self._put_off()
-            elif self._patience.policy != "local":
+                self._back_off()
+            elif self._retry_policy.policy != "local":
                 raise
-            self._log_news(logging.WARNING, "the edge is of no use now: %s", error)
+            self._log_news(logging.WARNING, "the edge cannot be used now: %s", error)
             return False
 
-    def _look(self) -> bool:
+    def _check_edge(self) -> bool:
         self.refresh()
         now = time.monotonic()
         if now < self._busy_until_s:
             return False
-        self._note_standing()
+        self._note_phase()
         if not self.is_connected:
-            if self._patience.policy != "local" and self.status.state in REFUSALS:
+            if self._retry_policy.policy != "local" and self.status.state in REFUSALS:
                 raise self.status.error(was_welcomed=True, waited_s=0.0)
             return False
-        if self._hello is None or self._unsuited == self.connection:
+        if self._hello is None or self._unsuitable_on == self.connection:
             return False
         if not self._ready:
             self._say_hello(0.0)
@@ -173,14 +174,14 @@ class EdgeLink(HandshakeLine):
         begun_s = time.monotonic()
         while not self.poll():
             spent_s = time.monotonic() - begun_s
-            if spent_s > (GRACE_S if self.channel.connected else _GLANCE_S):
+            if spent_s > (GRACE_S if self.channel.connected else _START_WAIT_S):
                 return
             time.sleep(0.005)
 
     # Requests
 
     def notify(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
-        """Send a message that has no reply."""
+        """Send a message without a reply."""
         self.send(message, frames)
 
     def request(
@@ -192,10 +193,10 @@ class EdgeLink(HandshakeLine):
     def send(
         self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False
     ) -> SentRequest:
-        """Send a request as soon as the edge is greeted; again: it was sent, and maybe lost."""
+        """Send a request after the handshake; again: it was sent before, and may be lost."""
         if not again:
             self._replies.abandon()
-        give_up = time.monotonic() + self._patience.silent_s
+        give_up = time.monotonic() + self._retry_policy.silent_s
         while True:
             self.await_handshake()
             large = sum(map(len, frames)) > LARGE_BYTES
@@ -205,14 +206,14 @@ class EdgeLink(HandshakeLine):
                 size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                if chunked is not None:  # it has arrived
+                if chunked is not None:  # the edge has it all
                     return SentRequest(message, frames, size, sent_ns, chunked=True)
                 self.estimator.on_sent(size)
-                stood = time.monotonic_ns() - sent_ns > SOON_S * 1e9
-                return SentRequest(message, frames, size, sent_ns, position, stalled=stood)
+                stalled = time.monotonic_ns() - sent_ns > SOON_S * 1e9
+                return SentRequest(message, frames, size, sent_ns, position, stalled=stalled)
             if time.monotonic() > give_up:
-                raise self._silent()
-            self._interrupt.sleep(_NEWS_S)
+                raise self._silent_error()
+            self._cancel_token.sleep(_LOSS_DELAY_S)
             self.refresh()
 
     def wait(
@@ -223,49 +224,48 @@ class EdgeLink(HandshakeLine):
         late: bool = False,
         on_idle: Callable[[], bool] | None = None,
     ) -> TimedReply:
-        """Wait for the ``wanted`` reply; drops older ones, and sends again after a loss.
+        """Wait for the ``wanted`` reply; drops older ones, and resends the request after a loss.
 
-        late: time has passed since the request was sent, so the reply may have arrived before.
-        meanwhile: is called again and again while nothing has arrived, until it returns False:
-        there is nothing to do.
+        late: time has passed since the request was sent, so the reply may already be here. on_idle:
+        called repeatedly while no message has arrived, until it returns False (nothing to do).
         """
         pending = PendingRequest(sent, late=late or on_idle is not None)
         self._absence.expect(time.monotonic())
         while True:
-            looked_s = time.monotonic()
+            checked_s = time.monotonic()
             arrived = self.receive(0.0 if pending.late else SLICE_S)
-            stands_s = stalled_s(looked_s)
-            pending.stalled = pending.stalled or stands_s > 0.0
+            process_stall_s = stalled_s(checked_s)
+            pending.stalled = pending.stalled or process_stall_s > 0.0
             if arrived is not None:
                 reply = arrived.reply
                 if wanted(reply):
-                    self._got_on()
+                    self._note_progress()
                     if arrived.sliced:
                         self.estimator.on_transfer(down_bps=self.downlink.full_bps)
                     return pending.timed_reply(arrived, self.connection, self.channel.queued_s)
                 if isinstance(reply, Failure) and _concerns(reply, sent.message):
                     error = from_code(reply.code, reply.message)
                     if isinstance(error, AccessDeniedError | DrainingError):
-                        error = self._turned_away(error)
+                        error = self._note_refusal(error)
                     raise error
                 pending.behind_bytes += arrived.size
             else:
-                # if there was nothing to do, what comes now is waited for
+                # without work to do, this thread waits, and arrival times are known again
                 pending.late = on_idle is not None and _takes_long(on_idle)
-                gone = not self.holds(self._sent_on)
-                if gone:
+                disconnected = not self.holds(self._sent_on)
+                if disconnected:
                     self.on_lost()
-                if gone or self._replies.gone or pending.is_lost(self._absence.owed_s):
-                    pending.on_resent(self._repeat(sent), self._absence.owed_s)
+                if disconnected or self._replies.is_lost or pending.is_lost(self._absence.owed_s):
+                    pending.on_resent(self._resend(sent), self._absence.owed_s)
             if self._replies.advance():
                 pending.on_progress()
                 self.on_progress()
             if pending.advances(self.channel.liveness() if self.channel.connected else None):
-                self._got_on()
-            self._mind(stands_s)
+                self._note_progress()
+            self._check_absence(process_stall_s)
 
-    def _repeat(self, sent: SentRequest) -> SentRequest:
-        """Ask for what is missing of a reply, or for the reply, as soon as the edge is greeted."""
+    def _resend(self, sent: SentRequest) -> SentRequest:
+        """Request the missing part of a reply, or send the whole request again."""
         if not self._replies.is_incomplete:
             self._replies.begin_again()
             return self.send(sent.message, sent.frames, again=True)
@@ -275,26 +275,29 @@ class EdgeLink(HandshakeLine):
         return sent._replace(size=0, position=None)
 
     def on_progress(self) -> None:
-        """Note that more of a large message has arrived than before."""
+        """Restart the time of the expected reply: more of a large message has arrived."""
         self._absence.expect(time.monotonic())
-        self._got_on()
+        self._note_progress()
 
     def check_transfer(self, last_checked_s: float) -> None:
-        """Raise if the edge is away, or takes nothing, for too long; it was waited since then."""
-        self._mind(stalled_s(last_checked_s))
+        """Raise if the edge is away, or accepts nothing, for too long.
 
-    def _mind(self, stood_s: float) -> None:
-        """Note how the link stands while a reply is waited for; raise if that is for too long."""
-        self._note_standing(stood_s)
+        last_checked_s: beginning of the last wait.
+        """
+        self._check_absence(stalled_s(last_checked_s))
+
+    def _check_absence(self, process_stall_s: float) -> None:
+        """Update the absence clock; raise if the edge is away or owes a reply for too long."""
+        self._note_phase(process_stall_s)
         if self._absence.away:
             self.on_lost()
         if self._absence.expired:
-            raise self._gone(EdgeLostError)
+            raise self._away_error(EdgeLostError)
         if self._absence.overdue:
-            raise self._silent()
+            raise self._silent_error()
 
-    def _got_on(self) -> None:
-        """Note that the edge got on with our work."""
+    def _note_progress(self) -> None:
+        """Reset the absence after progress of this device's work."""
         self._absence.on_progress()
         self._second.on_progress()
 
@@ -305,67 +308,65 @@ class EdgeLink(HandshakeLine):
     # Losses
 
     def on_lost(self) -> None:
-        """Note that the edge is away."""
+        """Record the time of the loss, unless the edge is already lost."""
         if self.lost_ns is None:
             self.lost_ns = time.monotonic_ns()
             self.changed()
 
     def on_verified(self) -> None:
-        """Note that tokens were verified: the edge is back."""
+        """Clear the loss: tokens were verified, so the edge is back."""
         self.lost_ns = None
         self._pauses = backoff()
 
     def wait_or_raise(self, error: PilotfishError, since_s: float) -> None:
-        """Wait before asking a busy edge again, or raise ``error`` if the policy says so.
+        """Wait before the next request to a busy edge, or raise ``error`` by the policy.
 
-        An edge that drains counts as lost, with the same time to come back, and so does one whose
-        machine is too busy for this.
+        An edge that drains or is overloaded counts as lost, with the same time to come back.
         """
         self.on_lost()
-        policy, spent_s = self._patience.policy, time.monotonic() - since_s
+        policy, spent_s = self._retry_policy.policy, time.monotonic() - since_s
         passing = isinstance(error, BusyError | DrainingError)
         waits = policy == "wait" or (policy == "fail" and passing)
-        if not waits or spent_s > self._patience.absent_s:
-            self._put_off()
+        if not waits or spent_s > self._retry_policy.absent_s:
+            self._back_off()
             raise error
-        self._interrupt.sleep(next(self._pauses))
+        self._cancel_token.sleep(next(self._pauses))
 
-    def _put_off(self) -> None:
+    def _back_off(self) -> None:
         """Pause the checks for a busy edge, longer each time."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
 
-    def _gone(self, otherwise: type[PilotfishError]) -> PilotfishError:
+    def _away_error(self, otherwise: type[PilotfishError]) -> PilotfishError:
         """Return the error for an edge that was away for too long."""
-        if self._patience.policy == "local":
-            self._put_off()  # the next attempt may cost a prompt's bytes
+        if self._retry_policy.policy == "local":
+            self._back_off()  # the next attempt may resend a whole prompt
         else:
-            self._absence.on_progress()  # what is asked next has the policy's whole time
+            self._absence.on_progress()  # the next request has the policy's whole time
         status = self.status
         if self.channel.connected and status.state not in REFUSALS:
-            status = self.status_of(Connectivity.QUIET)  # what was sent does not get across
+            status = self.status_of(Connectivity.QUIET)  # the message does not get across
         self.changed()
-        was_met = otherwise is EdgeLostError
-        return status.error(was_welcomed=was_met, waited_s=self._patience.absent_s)
+        was_welcomed = otherwise is EdgeLostError
+        return status.error(was_welcomed=was_welcomed, waited_s=self._retry_policy.absent_s)
 
-    def _silent(self) -> EdgeLostError:
+    def _silent_error(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.on_lost()
-        self._greeted = self._asked = (
-            NO_CONNECTION  # an edge that drops one request may drop them all
-        )
+        # greet the edge again: an edge that drops one request may drop them all
+        self._greeted_on = self._hello_sent_on = NO_CONNECTION
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
-            f"{self._patience.silent_s:g} s."
+            f"{self._retry_policy.silent_s:g} s."
         )
 
 
 def _takes_long(work: Callable[[], bool]) -> bool:
-    """Do some work; whether there is more of it, or a reply may have come in the meantime."""
+    """Do some work; returns whether there is more, or it took long enough for a reply to arrive."""
     begun_s = time.monotonic()
     return work() or time.monotonic() - begun_s > SOON_S
 
 
 def _concerns(failure: Failure, message: Request) -> bool:
-    """Whether a failure concerns this request; one without a generation concerns the last."""
+    """Whether a failure concerns this request; without a generation, it concerns the last one."""
     generation = getattr(message, "generation", None)
     return failure.generation is None or failure.generation == generation

@@ -1,13 +1,13 @@
-"""How many bytes of a transfer may be under way at once, and in chunks of which size.
+"""Choose the number of a transfer's bytes in flight, and the size of its chunks.
 
-Few, so that what follows them (a ping, hints, a cancellation) does not wait for long and
-acknowledgements come often; but enough to fill the link: its rate times its RTT and 0.3 s more. The
-rate is what was delivered from a chunk's departure to its acknowledgement, over that time (the
-delivery rate of BBR); the RTT the least time that a chunk took.
+Few bytes, so that later messages (a ping, hints, a cancellation) do not wait long and
+acknowledgements come often; but enough to fill the link: its rate × (its RTT + 0.3 s). The rate is
+the bytes delivered between a chunk's departure and its acknowledgement, over this time (BBR's
+delivery rate); the RTT is the least time that a chunk took.
 
-Some paths drop every large segment without an ICMP message: a tunnel whose MTU is too small.
-There a connection stands still as soon as it has one to send. So after one that stood still, chunks
-go one at a time, in segments that any path carries, and grow by and by.
+Some paths drop every large segment without an ICMP message, such as a tunnel with too small an MTU.
+A connection stalls there with its first large segment. So after a stall, chunks go one at a time,
+in segments that any path carries, and grow step by step.
 """
 
 import time
@@ -18,48 +18,46 @@ from typing import Final, NamedTuple
 
 from pilotfish.wire.messages import MAX_CHUNK
 
-LEAST_BYTES: Final = 384  # with header, encryption and TCP's and IP's headers less than 576
-SEGMENT_BYTES: Final = 1024  # and this less than Ethernet's 1500
-_TOO_LARGE: Final = 1400  # which some paths lose
+LEAST_BYTES: Final = 384  # less than 576 with all headers and encryption
+SEGMENT_BYTES: Final = 1024  # less than Ethernet's 1500, likewise
+_TOO_LARGE: Final = 1400  # bytes of a segment that some paths lose
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
-_BEYOND_S: Final = 0.3  # bytes in flight beyond one RTT: what the link carries in this time
-_WHOLE_S: Final = 0.25  # a message that takes the link longer than this goes in chunks
-_UNKNOWN_BYTES: Final = 16 << 10  # the same where the rate is unknown
-_RATES: Final = 8  # the last ones, of which the best counts
-_GROWTH, _STEADY = 1.25, 16  # a rate that has not grown so for so many chunks is the link's own
-_WAITED = 1.5  # times the least that a chunk took: it has waited for the link
-_GROW_AFTER: Final = 4  # chunks of a size that passed, until the double is tried
-_AGAIN_AFTER: Final = (
-    8  # likewise, until a size is tried again that did not pass; then 8 times more
-)
+_QUEUE_S: Final = 0.3  # bytes in flight beyond one RTT, in seconds of the link's rate
+_MAX_WHOLE_S: Final = 0.25  # a message that takes longer than this goes in chunks
+_UNKNOWN_BYTES: Final = 16 << 10  # the same limit for an unknown rate
+_RATES: Final = 8  # number of recent rates; the best counts
+_GROWTH, _STEADY = 1.25, 16  # the rate is the link's if it has not grown by 1.25 for 16 chunks
+_QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited for the link
+_GROW_AFTER: Final = 4  # delivered chunks of a size, until the double is tried
+_RETRY_AFTER: Final = 8  # likewise, until a blocked size is tried again; then 8 times as many
 
 
-class _UnderWay(NamedTuple):
-    end: int  # the offset behind it
+class _SentChunk(NamedTuple):
+    end: int  # offset of its end
     size: int
     sent_s: float
-    delivered: int  # bytes of all chunks, when it was sent
+    delivered: int  # bytes of all chunks delivered before it was sent
 
 
 class ChunkFlow:
-    """The chunks under way in one direction of one link, and what they tell of it.
+    """The chunks in flight in one direction of a link, and the rate that they measure.
 
-    full_bps: bits a second that the link carried while chunks waited for it; None: they never did.
+    full_bps: rate of the link while chunks waited for it, bit/s; None if none has waited.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.large_lost = 0  # times that a connection stood still, which carried smaller chunks
-        self._small: int | None = None  # the size of chunks, one at a time; None: any size passes
-        self._barrier: int | None = None  # the least size that did not pass
-        self._passed, self._again_after = 0, _AGAIN_AFTER
-        self._connection, self._broken = 0, False
+        self.large_lost = 0  # stalls of connections that carried smaller chunks
+        self._small_bytes: int | None = None  # size of chunks, one at a time; None: any size passes
+        self._blocked_bytes: int | None = None  # least size that did not pass
+        self._passed, self._retry_after = 0, _RETRY_AFTER
+        self._connection, self._reconnected = 0, False
         self._begin()
 
     def follow(self, connection: int) -> None:
-        """Begin anew, if this is another connection: of its path nothing is known."""
+        """Reset the measurements for another connection, which may use another path."""
         if connection != self._connection:
-            self._broken = self._connection != 0
+            self._reconnected = self._connection != 0
             self._connection = connection
             self._begin()
 
@@ -68,102 +66,102 @@ class ChunkFlow:
         self._rates: deque[float] = deque(maxlen=_RATES)
         self._steady = 0  # chunks since the rate last grew
         self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
-        self._least_bytes = 0  # size of the chunk with the shortest time
+        self._least_bytes = 0  # size of the fastest chunk
         self.forget()
 
     def forget(self) -> None:
-        """Note that nothing is under way any more."""
-        self._under_way: deque[_UnderWay] = deque()
-        self._bytes = 0
+        """Drop all chunks in flight."""
+        self._in_flight: deque[_SentChunk] = deque()
+        self._in_flight_bytes = 0
 
     @property
     def rate_bps(self) -> float:
-        """Bits a second that the link has carried lately, at least; 0 if unknown."""
+        """Lower bound of the link's recent rate, bit/s; 0 if unknown."""
         return 8 * max(self._rates, default=0.0)
 
     def whole_bytes(self, known_bps: float | None, unknown: int = _UNKNOWN_BYTES) -> int:
-        """Bytes that a message may have which is not cut; known_bps: the link's rate.
+        """Return the most bytes of a message in one piece; known_bps: the link's rate.
 
-        After a loss fewer, where the rate is unknown: whole messages may be what does not pass.
+        Fewer after a loss at unknown rate: large messages may be the cause of the loss.
         """
-        if self._small is not None:
-            return self._small
+        if self._small_bytes is not None:
+            return self._small_bytes
         if rate_bps := max(known_bps or 0.0, self.rate_bps):
-            return max(SEGMENT_BYTES, int(rate_bps * _WHOLE_S / 8))
-        return unknown // 4 if self._broken else unknown
+            return max(SEGMENT_BYTES, int(rate_bps * _MAX_WHOLE_S / 8))
+        return unknown // 4 if self._reconnected else unknown
 
     @property
     def first_offset(self) -> int:
-        """The offset at which begins what is under way; 0 if nothing is."""
-        return self._under_way[0].end - self._under_way[0].size if self._under_way else 0
+        """Offset of the first byte in flight; 0 if there is none."""
+        return self._in_flight[0].end - self._in_flight[0].size if self._in_flight else 0
 
     @property
     def tries_larger(self) -> bool:
-        """Whether a chunk is under way that is larger than any since large ones were lost."""
-        largest = max([chunk.size for chunk in self._under_way], default=0)
-        return self._barrier is not None and not self._passed and largest > LEAST_BYTES
+        """Whether a chunk in flight is larger than any delivered since large ones were lost."""
+        largest = max([chunk.size for chunk in self._in_flight], default=0)
+        return self._blocked_bytes is not None and not self._passed and largest > LEAST_BYTES
 
     def next_size(self, left: int) -> int:
-        """Bytes of the next chunk, with so many ``left`` to send; 0: it has to wait."""
-        if self._small is not None:
-            return 0 if self._under_way else min(left, self._small)
-        # several, so that acknowledgements come steadily; each large beside its header
+        """Return the bytes of the next chunk, of ``left`` bytes to send; 0: wait."""
+        if self._small_bytes is not None:
+            return 0 if self._in_flight else min(left, self._small_bytes)
+        # several chunks, for steady acknowledgements; each large compared to its header
         part = max(self._window // 8, min(self._window // 2, 2 * SEGMENT_BYTES), SEGMENT_BYTES)
         size = min(left, MAX_CHUNK, part)
-        return size if not self._under_way or self._bytes + size <= self._window else 0
+        return size if not self._in_flight or self._in_flight_bytes + size <= self._window else 0
 
     def on_sent(self, end: int, size: int) -> None:
-        """Note that a chunk was sent, and the offset behind it."""
-        self._under_way.append(_UnderWay(end, size, self._clock(), self._delivered))
-        self._bytes += size
+        """Add a sent chunk to those in flight; end: offset of its end."""
+        self._in_flight.append(_SentChunk(end, size, self._clock(), self._delivered))
+        self._in_flight_bytes += size
 
     def on_acknowledged(self, offset: int) -> None:
-        """Note that the bytes before this offset have arrived."""
+        """Remove the chunks that end at or before this offset, and measure the rate."""
         now_s = self._clock()
-        while self._under_way and self._under_way[0].end <= offset:
-            chunk = self._under_way.popleft()
-            self._bytes -= chunk.size
+        while self._in_flight and self._in_flight[0].end <= offset:
+            chunk = self._in_flight.popleft()
+            self._in_flight_bytes -= chunk.size
             self._delivered += chunk.size
             self._learn(chunk, max(1e-6, now_s - chunk.sent_s))
 
-    def _learn(self, chunk: _UnderWay, took_s: float) -> None:
+    def _learn(self, chunk: _SentChunk, took_s: float) -> None:
         rate = (self._delivered - chunk.delivered) / took_s
         grows = rate > _GROWTH * max(self._rates, default=0.0)
         self._steady = 0 if grows else self._steady + 1
         self._rates.append(rate)
-        if took_s > _WAITED * self._least_s and self._steady >= _STEADY:
+        if took_s > _QUEUED_FACTOR * self._least_s and self._steady >= _STEADY:
             self.full_bps = 8 * median(self._rates)
         if took_s < self._least_s:
             self._least_s, self._least_bytes = took_s, chunk.size
-        if self._steady >= _STEADY or took_s > _WAITED * self._least_s + _BEYOND_S / 10:
+        if self._steady >= _STEADY or took_s > _QUEUED_FACTOR * self._least_s + _QUEUE_S / 10:
             rate = max(self._rates)
             rtt_s = max(0.0, self._least_s - self._least_bytes / rate)
-            most = rate * (rtt_s + _BEYOND_S)
-        else:  # the link is not full yet: twice as much with each round trip
+            most = rate * (rtt_s + _QUEUE_S)
+        else:  # the link is not full yet: double the window with each round trip
             most = _MOST_WINDOW
         self._window = int(min(most, self._window + chunk.size, _MOST_WINDOW))
-        if self._barrier is not None and chunk.size >= self._barrier:
-            self._barrier = None
-        if self._small is not None:
-            self._grow(self._small)
+        if self._blocked_bytes is not None and chunk.size >= self._blocked_bytes:
+            self._blocked_bytes = None
+        if self._small_bytes is not None:
+            self._grow(self._small_bytes)
 
     def _grow(self, small: int) -> None:
-        """After enough chunks of one size, try the double."""
+        """Double the size after enough chunks."""
         self._passed += 1
-        blocked = self._barrier is not None and 2 * small >= self._barrier
-        if self._passed < (self._again_after if blocked else _GROW_AFTER):
+        blocked = self._blocked_bytes is not None and 2 * small >= self._blocked_bytes
+        if self._passed < (self._retry_after if blocked else _GROW_AFTER):
             return
         self._passed = 0
-        self._small = 2 * small if 2 * small < _FIRST_WINDOW else None
+        self._small_bytes = 2 * small if 2 * small < _FIRST_WINDOW else None
 
     def on_stall(self) -> None:
-        """Note that a connection was given up on which what was under way did not move any more."""
-        size = max([chunk.size for chunk in self._under_way], default=_TOO_LARGE)
+        """Reduce the size of chunks after a stalled connection."""
+        size = max([chunk.size for chunk in self._in_flight], default=_TOO_LARGE)
         if size <= LEAST_BYTES:
-            return  # not for its size
-        if self._barrier is not None:
+            return  # the size is not the cause
+        if self._blocked_bytes is not None:
             self.large_lost += 1
-            self._again_after *= _AGAIN_AFTER
-        self._barrier = min(size, self._barrier or size)
-        before = self._small if self._small is not None else 0
-        self._small, self._passed = max(LEAST_BYTES, before // 2), 0
+            self._retry_after *= _RETRY_AFTER
+        self._blocked_bytes = min(size, self._blocked_bytes or size)
+        before = self._small_bytes if self._small_bytes is not None else 0
+        self._small_bytes, self._passed = max(LEAST_BYTES, before // 2), 0

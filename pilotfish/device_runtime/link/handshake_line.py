@@ -1,7 +1,7 @@
-"""The handshake that begins every connection to an edge, and the state of the link that follows.
+"""The handshake at the beginning of every connection to an edge, and the link's state after it.
 
-In: what the device says of its drafter (`Hello`). Out: the edge's `Welcome`, or what it says
-instead; another edge may answer after a loss, with another model, other limits, another release.
+In:  a `Hello` that describes the drafter. Out: the edge's `Welcome`, or its refusal. After a loss
+     another edge may answer, with another model, other limits or another release.
 """
 
 import logging
@@ -21,15 +21,15 @@ from pilotfish.wire.messages import Failure, Hello, Welcome
 _log = logging.getLogger("pilotfish.device")
 
 NO_CONNECTION = 0
-_WHOLE_REPLY_BYTES = 64 << 10  # that come whole over a link of unknown rate
+_WHOLE_REPLY_BYTES = 64 << 10  # most bytes of a reply in one piece over a link of unknown rate
 
 
 class HandshakeLine(SlicedLine):
-    """A line over which edges are greeted.
+    """A line with the handshake.
 
-    met: the last welcome, even of an unsuitable edge. welcome: the same, or None if the vocabulary
-    is not the one required. unusable: fingerprint of a vocabulary for which the device cannot
-    draft. changed: is called when the state of the link may have changed.
+    welcomed: the last welcome, even an unsuitable edge's. welcome: the last welcome, or None if its
+    vocabulary is not the required one. unusable: fingerprint of a vocabulary for which the device
+    cannot draft. changed: callback after a possible change of the link's state.
     """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
@@ -41,44 +41,44 @@ class HandshakeLine(SlicedLine):
         self.changed: Callable[[], None] = lambda: None
         self._hello: Hello | None = None
         self._required: str | None = None  # fingerprint of a vocabulary
-        self._greeted = self._asked = self._unsuited = NO_CONNECTION
-        self._ask_again_s = 0.0
-        # what the edge said of itself over which connection, instead of a welcome
-        self._said: tuple[int, Connectivity] | None = None
-        self._last_news = ""  # of what edges said since one welcomed us
+        self._greeted_on = self._hello_sent_on = self._unsuitable_on = NO_CONNECTION
+        self._hello_again_s = 0.0
+        # connection over which the edge refused, and the state that it reported
+        self._refusal: tuple[int, Connectivity] | None = None
+        self._last_news = ""  # last logged refusal since the last welcome
 
     def set_hello(self, hello: Hello) -> None:
-        """Greet edges with what this says of the drafter."""
+        """Set the `Hello` sent on every new connection."""
         self._hello = hello
 
     def require_vocabulary(self, fingerprint: str | None) -> None:
         """Accept only edges with this vocabulary from now on; None: any."""
         if fingerprint != self._required:
             self._required = fingerprint
-            self._unsuited = self._asked = NO_CONNECTION
+            self._unsuitable_on = self._hello_sent_on = NO_CONNECTION
             self.on_welcome(self.welcomed)
 
     def on_welcome(self, welcome: Welcome | None) -> None:
-        """Note an edge's welcome."""
+        """Set the edge's welcome."""
         self.welcomed = welcome
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; older edges, which send none, have ours."""
+        """Fingerprint of the last edge's vocabulary; an older edge sends none and has ours."""
         if self.welcomed is None or self._hello is None:
             return None
         return self.welcomed.tokenizer or self._hello.tokenizer
 
     @property
     def _ready(self) -> bool:
-        """Whether a suitable edge was greeted over the present connection."""
+        """Whether the handshake with a suitable edge is complete on the present connection."""
         if not self.is_connected:
             return False
         if self._hello is None:
             return True
-        return self._greeted == self.connection and self.welcome is not None
+        return self._greeted_on == self.connection and self.welcome is not None
 
     @property
     def takes_chunks(self) -> bool:
@@ -88,11 +88,11 @@ class HandshakeLine(SlicedLine):
     @property
     def status(self) -> LinkStatus:
         """The link's state, in words. For any thread."""
-        said = self._said
+        refusal = self._refusal
         if not self.channel.connected:
             state = self.unconnected_state()
-        elif said is not None and said[0] == self.connection:
-            state = said[1]
+        elif refusal is not None and refusal[0] == self.connection:
+            state = refusal[1]
         elif self.channel.quiet:
             state = Connectivity.QUIET
         else:
@@ -100,17 +100,21 @@ class HandshakeLine(SlicedLine):
         return self.status_of(state)
 
     def attend(self) -> None:
-        """Greet the edge over a new connection, where no answer does; never waits or raises."""
+        """Greet the edge over a new connection, between answers; never waits or raises."""
         try:
             self.refresh()
-            if self.channel.connected and self._unsuited != self.connection and not self._ready:
+            if (
+                self.channel.connected
+                and self._unsuitable_on != self.connection
+                and not self._ready
+            ):
                 self._say_hello(0.0)
         except PilotfishError as error:
             self._log_news(logging.INFO, "%s", error)
         self.changed()
 
     def _log_news(self, level: int, form: str, error: PilotfishError) -> None:
-        """Log what an edge says, unless it has just said the same."""
+        """Log an edge's refusal, unless it repeats the last one."""
         if str(error) != self._last_news:
             self._last_news = str(error)
             _log.log(level, form, error)
@@ -118,53 +122,55 @@ class HandshakeLine(SlicedLine):
     def _say_hello(self, wait_s: float) -> None:
         """Greet the edge if needed, and wait up to ``wait_s`` for its welcome."""
         now = time.monotonic()
-        if self._asked != self.connection or now >= self._ask_again_s:
-            self._asked, self._ask_again_s = self.connection, now + RESEND_S
-            if self.try_send(self._hello_now()) is None:
-                self._asked = NO_CONNECTION
+        if self._hello_sent_on != self.connection or now >= self._hello_again_s:
+            self._hello_sent_on, self._hello_again_s = self.connection, now + RESEND_S
+            if self.try_send(self._current_hello()) is None:
+                self._hello_sent_on = NO_CONNECTION
         while (arrived := self.receive(wait_s)) is not None:
             reply = arrived[0]
             if isinstance(reply, Failure) and reply.session is None:
-                self._asked = NO_CONNECTION  # ask anew, next time
-                raise self._turned_away(from_code(reply.code, reply.message))
+                self._hello_sent_on = NO_CONNECTION  # send it again next time
+                raise self._note_refusal(from_code(reply.code, reply.message))
             if isinstance(reply, Welcome):
-                self._welcomed(reply)
+                self._on_welcome_reply(reply)
                 return
 
-    def _hello_now(self) -> Hello:
-        """The greeting, with how large a reply may be that comes whole over this link."""
+    def _current_hello(self) -> Hello:
+        """Return the `Hello`, with the most bytes of a reply in one piece over this link."""
         assert self._hello is not None
         down_bps = self.estimator.rates_bps()[1]
         most = self.downlink.whole_bytes(down_bps, _WHOLE_REPLY_BYTES)
         return msgspec.structs.replace(self._hello, reply_bytes=most)
 
-    def _turned_away(self, error: PilotfishError) -> PilotfishError:
-        """Note what the edge says instead of a welcome; returns the error to raise."""
+    def _note_refusal(self, error: PilotfishError) -> PilotfishError:
+        """Record the edge's refusal; returns the error to raise."""
         state = state_of_error(error)
         if state is not None:
-            self._said = self.connection, state
+            self._refusal = self.connection, state
             self.changed()
-        if state is Connectivity.KEY_REFUSED:  # it may be allowed again before it is cut
+        if (
+            state is Connectivity.KEY_REFUSED
+        ):  # the key may be allowed again before the connection is closed
             return AccessDeniedError(str(self.status))
         if not isinstance(error, BUSY):
-            self._unsuited = self.connection
+            self._unsuitable_on = self.connection
         return error
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _on_welcome_reply(self, welcome: Welcome) -> None:
         before = self.welcomed
         self.on_welcome(welcome)
         if self.welcome is None:
-            self._asked, self._unsuited = NO_CONNECTION, self.connection
-            # the next answer takes to its vocabulary, if that is possible
-            other = self.vocabulary == self.unusable
-            state = Connectivity.OTHER_VOCABULARY if other else Connectivity.CONNECTED
-            self._said = self.connection, state
+            self._hello_sent_on, self._unsuitable_on = NO_CONNECTION, self.connection
+            # the next answer switches to the edge's vocabulary, if possible
+            is_unusable = self.vocabulary == self.unusable
+            state = Connectivity.OTHER_VOCABULARY if is_unusable else Connectivity.CONNECTED
+            self._refusal = self.connection, state
             self.changed()
             raise PairMismatchError(
-                f"The edge serves {welcome.model} now, whose vocabulary is another one than this "
-                "answer's: ask again."
+                f"The edge serves {welcome.model} now, with another vocabulary than this answer's: "
+                "ask again."
             )
-        self._greeted, self._said, self._last_news = self._asked, None, ""
+        self._greeted_on, self._refusal, self._last_news = self._hello_sent_on, None, ""
         self._diagnosis.clear()
         self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):

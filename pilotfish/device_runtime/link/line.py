@@ -1,7 +1,7 @@
-"""The socket to the edge, which may be replaced by one to another address at any time.
+"""The socket to the edge; a redirect may replace it by one to another address at any time.
 
-One thread sends and receives. Other threads may ask for the connection's state, redirect the line
-or strike the interrupt, at once and without blocking the first.
+One thread sends and receives. Other threads may read the connection's state, redirect the line or
+cancel, without delay and without blocking the first thread.
 """
 
 import os
@@ -23,15 +23,15 @@ from pilotfish.wire.link.diagnosis import AddressState, Diagnosis
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
-SLICE_S = 0.1  # of a wait, after which the interrupt and the address are checked
-REPLY_BYTES = 16 * 1024 * 1024  # of one reply; the longest, of `dssd`, have one at most
-# A quiet connection that nobody waits for is ended after so long.
-_QUIET_MOST_S = 30.0
-_STOOD_S = 0.15  # by which a wait took longer than was asked: this process stood still
+SLICE_S = 0.1  # longest wait before checking for cancellation and a redirect
+REPLY_BYTES = 16 * 1024 * 1024  # most bytes of a reply; the longest, those of `dssd`, have 1 MB
+# A quiet connection that nobody waits for is closed after this time.
+_MAX_QUIET_S = 30.0
+_STALL_S = 0.15  # excess of a wait that shows that this process was suspended
 
 
 class ReceivedReply(NamedTuple):
-    """A reply, its frames and its bytes. sliced: it came in slices, so its time says nothing."""
+    """A reply, its frames and bytes. sliced: it came in slices, so its time measures nothing."""
 
     reply: Reply
     frames: list[Buffer]
@@ -42,33 +42,33 @@ class ReceivedReply(NamedTuple):
 class Line:
     """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address.
 
-    While the present connection is quiet, a second one is tried beside it.
+    While the present connection is quiet, the line tries a second one.
     """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         self.channel = self._dial(endpoint, keys)
         self._diagnosis = Diagnosis(endpoint)
         self._keys = keys
-        self._interrupt = interrupt
-        self._turn = threading.Lock()  # to use the channel: one thread at a time
-        self._exchange = threading.Lock()  # to set or take the next channel
+        self._cancel_token = interrupt
+        self._channel_lock = threading.Lock()  # held while a thread uses the channel
+        self._next_lock = threading.Lock()  # held to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
-        self._process = os.getpid()  # the sockets' own; in one forked from it they are of no use
+        self._process = os.getpid()  # process that owns the sockets; a forked one cannot use them
         self._second = SecondConnection(lambda: self._dial(self.channel.endpoint, self._keys))
 
     @staticmethod
     def _dial(endpoint: str, keys: DeviceKeys | None) -> EdgeChannel:
-        return EdgeChannel(endpoint, keys, REPLY_BYTES, _QUIET_MOST_S)
+        return EdgeChannel(endpoint, keys, REPLY_BYTES, _MAX_QUIET_S)
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection that lives."""
+        """Whether there is a live connection."""
         return self.channel.connected and not self.channel.quiet
 
     @property
     def connection(self) -> int:
-        """Names the present connection, or the last one; never 0."""
+        """Number of the present or last connection; never 0."""
         return self.channel.connection
 
     def try_send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
@@ -78,7 +78,7 @@ class Line:
         """
         if os.getpid() != self._process:
             return None
-        with self._turn:
+        with self._channel_lock:
             if self._closed:
                 return None
             try:
@@ -91,9 +91,9 @@ class Line:
 
         Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
         """
-        self._interrupt.check()
-        with self._turn:
-            if self._replace():
+        self._cancel_token.check()
+        with self._channel_lock:
+            if self._take_next():
                 return None
             arrived = self.channel.receive(min(timeout_s, SLICE_S))
             if arrived is None:
@@ -103,30 +103,30 @@ class Line:
 
     def refresh(self) -> None:
         """Update the connection's state without waiting."""
-        with self._turn:
-            self._replace()
+        with self._channel_lock:
+            self._take_next()
             self.channel.read_events()
             self._try_second()
 
     def is_up(self) -> bool:
-        """Whether there is a connection that lives. For any thread."""
-        # a thread that waits on the channel now updates the state itself
-        if self._turn.acquire(blocking=False):
+        """Whether there is a live connection. For any thread."""
+        # if the lock is taken, the thread that waits on the channel updates the state
+        if self._channel_lock.acquire(blocking=False):
             try:
                 if self._closed:
                     return False
-                self._replace()
+                self._take_next()
                 self.channel.read_events()
                 self._try_second()
             finally:
-                self._turn.release()
+                self._channel_lock.release()
         return self.is_connected
 
     def redirect(self, endpoint: str, keys: DeviceKeys | None) -> None:
-        """Use another address from now on; keys None: the same keys. For any thread."""
+        """Use another address from now on; keys None: keep the keys. For any thread."""
         keys = keys or self._keys
         channel = self._dial(endpoint, keys)
-        with self._exchange:
+        with self._next_lock:
             if self._closed:
                 unused: EdgeChannel | None = channel
             else:
@@ -136,7 +136,7 @@ class Line:
             unused.close(0)
 
     def unconnected_state(self) -> Connectivity:
-        """Return why there is no connection, and begin to find out more. For any thread."""
+        """Return the reason for no connection, and start a diagnosis. For any thread."""
         attempts, diagnosis = self.channel.attempts, self._diagnosis
         if attempts.failure in (ConnectFailure.CONNECT, ConnectFailure.CLOSED):
             diagnosis.poll()
@@ -149,15 +149,15 @@ class Line:
         return LinkStatus.from_state(state, self.channel.endpoint, keys=self._keys is not None)
 
     def retry(self) -> None:
-        """Have the next attempt to connect made soon: something has changed. For any thread."""
+        """Start the next attempt to connect soon: something has changed. For any thread."""
         self._diagnosis.probe_now()
         self.channel.attempts.retry_now()
 
-    def _replace(self) -> bool:
-        """Take the next channel; False if there is none. Only while ``_turn`` is held."""
+    def _take_next(self) -> bool:
+        """Take the next channel; False if there is none. The caller holds `_channel_lock`."""
         if self._next is None:
             return False
-        with self._exchange:
+        with self._next_lock:
             (channel, self._keys), self._next = self._next, None
         before, self.channel = self.channel, channel
         self._diagnosis = Diagnosis(channel.endpoint)
@@ -166,33 +166,33 @@ class Line:
         return True
 
     def _try_second(self) -> None:
-        """Try another connection while the present one is quiet; only while ``_turn`` is held."""
+        """Try a second connection if the present one is quiet. The caller holds `_channel_lock`."""
         if self._closed:
             return
-        better = self._second.replacement(self.channel, at_once=self._at_stake)
+        better = self._second.replacement(self.channel, at_once=self._is_risky)
         if better is not None:
             before, self.channel = self.channel, better
             liveness = before.liveness()
             if liveness is not None:
-                self._stood_still(liveness)
+                self._on_stall(liveness)
             before.close(0)
 
     @property
-    def _at_stake(self) -> bool:
-        """Whether the connection was risked, so that it will not move again if it stands still."""
+    def _is_risky(self) -> bool:
+        """Whether a test of larger chunks may have stalled the connection for good."""
         return False
 
-    def _stood_still(self, liveness: Liveness) -> None:
-        """Note that a connection was given up on which nothing moved any more."""
+    def _on_stall(self, liveness: Liveness) -> None:
+        """Handle a connection that was dropped because it had stalled."""
 
-    def _standing(self, *, doubted: bool) -> LinkPhase:
-        """How the link to the edge stands; doubted: it was away, and nothing crossed since."""
+    def _phase(self, *, in_doubt: bool) -> LinkPhase:
+        """Return the link's phase; in_doubt: the edge was away, and nothing has crossed since."""
         channel, liveness = self.channel, self.channel.liveness()
         if not channel.connected:
             progresses = liveness is not None and liveness.progresses
         elif liveness is None:  # no TCP: a socket of this machine
             return LinkPhase.IDLE
-        elif not (liveness.quiet or (doubted and liveness.overdue)):
+        elif not (liveness.quiet or (in_doubt and liveness.overdue)):
             return LinkPhase.CARRYING if liveness.transfers else LinkPhase.IDLE
         elif liveness.blocked and not self._second.is_connected:
             return LinkPhase.BLOCKED
@@ -202,7 +202,7 @@ class Line:
 
     def close(self) -> None:
         """Close the socket."""
-        with self._turn, self._exchange:
+        with self._channel_lock, self._next_lock:
             self._closed = True
             self._second.drop()
             self.channel.close()
@@ -212,6 +212,6 @@ class Line:
 
 
 def stalled_s(since_s: float) -> float:
-    """How long this process stood still in a wait of `SLICE_S` since then; 0 if it did not."""
-    beyond_s = time.monotonic() - since_s - SLICE_S
-    return beyond_s if beyond_s > _STOOD_S else 0.0
+    """Return the seconds for which this process was suspended in a wait of `SLICE_S`."""
+    excess_s = time.monotonic() - since_s - SLICE_S
+    return excess_s if excess_s > _STALL_S else 0.0

@@ -1,7 +1,7 @@
-"""Measure the link by the edge's replies, with a `LinkMeter` that follows the connection.
+"""Measure the link by the edge's replies, with one `LinkMeter` per connection.
 
-In: replies with their sizes and times. Out: the stages of rounds, and the link's state.
-One thread measures, any may read.
+In:  replies with their sizes and times. Out: the stages of rounds, and the link's state. One thread
+     measures; any thread may read.
 """
 
 import threading
@@ -10,20 +10,18 @@ from typing import NamedTuple
 
 from pilotfish.device_runtime.record import Probing, Timings
 from pilotfish.wire.link.meter import LinkMeter, Transit
-from pilotfish.wire.link.radio import signal_dbm
-from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.link.state import LinkState, signal_dbm
 from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import Buffer, Reply, Times
 
 
 class TimedReply(NamedTuple):
-    """A reply, the bytes both ways, and when the request left and the reply came (monotonic).
+    """A reply, the bytes both ways, and the times of sending and arrival (monotonic).
 
-    resent: the request went out more than once, so the times say nothing about the link.
-    connection: that of the reply. late: the reply had arrived before it was waited for, so its time
-    of arrival is unknown, and the times say nothing about the link either. stood: nor do they if
-    this process stood still meanwhile: a suspended or paused machine, or an overloaded one.
-    behind_bytes: of older replies, which came first.
+    connection: the reply's connection. behind_bytes: bytes of older replies that came first. The
+    times do not measure the link if one of these is true. resent: the request was sent more than
+    once. late: the reply arrived before the device waited for it, at an unknown time. stalled: this
+    process was suspended (a paused or overloaded machine).
     """
 
     reply: Reply
@@ -40,35 +38,33 @@ class TimedReply(NamedTuple):
 
 
 class LinkEstimator:
-    """Feeds the meter of one link: tells connections apart, and counts bytes sent ahead."""
+    """Measures one link: separates its connections, and counts bytes sent ahead of requests."""
 
     def __init__(self) -> None:
         self._meter = LinkMeter()
-        self._connection = 0  # the one that the meter knows
-        self._sent_bytes = 0  # since the last reply that was measured
-        self.echoes = True  # the edge sends the bytes of a ping back
+        self._connection = 0  # the meter's connection
+        self._sent_bytes = 0  # bytes sent since the last measured reply
+        self.echoes = True  # whether the edge returns the bytes of a ping
         self._lock = threading.Lock()
         self.probing = Probing()
 
     def on_sent(self, size: int) -> None:
-        """Count bytes that were sent: those without a reply, or whose reply nobody waited for, are
-        in the way of the next request.
-        """
+        """Count sent bytes: those without a measured reply delay the next request."""
         self._sent_bytes += size
 
     def next_answer(self) -> None:
-        """Note that the next answer begins; see `rtt_is_new`."""
+        """Begin the next answer; see `rtt_is_new`."""
         with self._lock:
             self._meter.begin_answer()
 
     @property
     def rtt_is_new(self) -> bool:
-        """Whether an RTT was measured since `begin_answer`."""
+        """Whether an RTT was measured since `next_answer`."""
         with self._lock:
             return self._meter.rtt_is_new
 
     def measure(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> Transit:
-        """Return the seconds that an exchange spent on the link each way, and feed the meter."""
+        """Return the seconds that an exchange spent on the link each way; updates the meter."""
         ahead, self._sent_bytes = max(0, self._sent_bytes - answer.uplink_bytes), 0
         with self._lock:
             if self._connection != answer.connection:  # maybe another path and clock
@@ -86,38 +82,38 @@ class LinkEstimator:
             )
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
-        """Return the stages of an exchange whose encoding began at ``ready_ns``.
+        """Return the stages of an exchange; its encoding began at ``ready_ns``.
 
-        Without `settle`; `draft` holds only the drafter's work after the reply had arrived.
+        Without `settle`; `draft` is only the drafter's work after the reply had arrived.
         """
-        # the edge's times are not trusted to fit
+        # the edge's times are untrusted: limit them to possible ones
         held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
         verify_ns = min(times.verify_ns, held_ns)
         up_s, down_s = self.measure(answer, times.received_ns, held_ns)
-        # it arrived while the drafter was at work: assume downlink ≤ uplink
-        lain_s = max(0.0, down_s - up_s) if answer.late else 0.0
+        # the reply arrived while the drafter worked: assume downlink ≤ uplink
+        queued_s = max(0.0, down_s - up_s) if answer.late else 0.0
         return Timings(
-            draft=lain_s,
+            draft=queued_s,
             encode=(answer.sent_ns - ready_ns) * 1e-9,
             uplink=up_s,
             queue=(held_ns - verify_ns) * 1e-9,
             verify=verify_ns * 1e-9,
-            downlink=down_s - lain_s,
+            downlink=down_s - queued_s,
         )
 
     def on_ping(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
-        """Feed the meter with the reply to a ping."""
+        """Update the meter with the reply to a ping."""
         self.measure(answer, edge_received_ns, held_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
 
     def on_transfer(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
-        """Note the rate at which the link carried a message in chunks, where it is known."""
+        """Update the meter with the rates at which the link carried a chunked message."""
         with self._lock:
             self._meter.record_rates(up_bps, down_bps)
 
     def rates_bps(self) -> tuple[float | None, float | None]:
-        """The best of the last rates up and down; None where they are unknown."""
+        """Return the best recent rates, up and down; None if unknown."""
         with self._lock:
             return self._meter.rates_bps
 

@@ -19,25 +19,25 @@ from pilotfish.wire.transport import is_loopback
 LINK_LOG = "pilotfish.device.link"
 _log = logging.getLogger(LINK_LOG)
 
-_ORDER = {state: at for at, state in enumerate(Connectivity)}
+_RANK = {state: at for at, state in enumerate(Connectivity)}
 
 
 class LinkGroup:
     """The links of devices that share one drafter and one edge. Thread-safe.
 
-    A change of their state is logged once, whichever of them notices it.
+    Logs each change of state once, whichever link notices it.
     """
 
     def __init__(self, edge: str, keys: DeviceKeys | None) -> None:
         self.address = edge, keys
         self._links: set[EdgeLink] = set()
         self._lock = threading.Lock()
-        self._journal = threading.Lock()  # to look at the state and log it: in this order
+        self._log_lock = threading.Lock()  # held to read and log the state, in order
         self._logged = Connectivity.CONNECTING
         self._away_s = time.monotonic()
 
     def open(self, patience: RetryPolicy, interrupt: CancelToken) -> EdgeLink:
-        """Open a link to the present address; later changes reach it too."""
+        """Open a link to the present address; later redirects reach it too."""
         with self._lock:
             link = EdgeLink(*self.address, patience, interrupt)
             link.changed = partial(self._log_change, patience)
@@ -62,22 +62,22 @@ class LinkGroup:
             self.address = address
 
     def retry(self) -> None:
-        """Have all links without a connection try again now: keys may have changed."""
+        """Reconnect all unconnected links now: keys may have changed."""
         with self._lock:
             for link in self._links:
                 link.retry()
 
     @property
     def status(self) -> LinkStatus | None:
-        """The state of the link that is best off, in words; None: there is no link."""
+        """The best state among the links, in words; None without links."""
         with self._lock:
             links = [*self._links]
         states = (link.status for link in links)
-        return min(states, key=lambda status: _ORDER[status.state], default=None)
+        return min(states, key=lambda status: _RANK[status.state], default=None)
 
     def _log_change(self, patience: RetryPolicy) -> None:
-        """Log the state if it is another one: a loss as a warning, and the end of it."""
-        with self._journal:
+        """Log the state if it has changed: a loss as a warning, its end as information."""
+        with self._log_lock:
             status, before = self.status, self._logged
             if status is None or status.state in (before, Connectivity.CONNECTING):
                 return
@@ -87,7 +87,7 @@ class LinkGroup:
                 and status.state is not Connectivity.CONNECTED
                 and not patience.starts_without_edge
             ):
-                return  # it cannot start, and its error says the same
+                return  # the device cannot start, and raises an error with the same text
             self._logged = status.state
             if status.state is not Connectivity.CONNECTED:
                 if before is Connectivity.CONNECTED:
@@ -98,16 +98,16 @@ class LinkGroup:
             away_s = time.monotonic() - self._away_s
             after = "" if first else f", {away_s:.1f} s after {before.value}"
             _log.info("%s%s: %s", status.state.value, after, status)
-        self.retry()  # what kept one of them out may be over for all
+        self.retry()  # the cause of the loss may be over for all links
 
 
 def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
-    """Read the keys in this folder; beyond loopback they are needed."""
+    """Read the keys in this folder; beyond loopback, keys are required."""
     require_address(edge)
     if folder is None and not is_loopback(edge):
         raise UnsupportedError(
-            f"Without keys a device talks to loopback only, not to {edge}: name the folder "
-            "with device.key and edge.pub (--keys DIR). `pilotfish keys new device` makes the one, "
-            "and the edge has the other."
+            f"Without keys a device connects to loopback only, not to {edge}: name the folder "
+            "with device.key and edge.pub (--keys DIR). `pilotfish keys new device` creates the "
+            "first; copy the second from the edge."
         )
     return DeviceKeys.load(Path(folder)) if folder is not None else None

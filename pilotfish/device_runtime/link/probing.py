@@ -1,4 +1,4 @@
-"""Measure the link with pings where recent messages do not suffice."""
+"""Measure the link with pings if recent messages do not suffice."""
 
 import secrets
 
@@ -8,47 +8,47 @@ from pilotfish.wire.link.state import Reading
 from pilotfish.wire.messages import Ping, Pong
 
 RATES_FRESH_S = 60.0
-PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to tell a rate
-_PINGS = 2  # at most, for one RTT
+PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to measure a rate
+_PINGS = 2  # most pings for one RTT
 
 
 def ping(link: EdgeLink, size: int = 0) -> None:
     """Measure the RTT, or the rates with ``size`` bytes each way; waits for the reply.
 
-    An older edge sends no bytes back: then the downlink stays unknown.
+    An older edge returns no bytes: then the downlink stays unknown.
     """
     nonce = secrets.randbits(63)
     frames = (secrets.token_bytes(size),) if size else ()  # random, so that no link compresses it
     answer = link.request(
         Ping(nonce=nonce), frames, lambda reply: isinstance(reply, Pong) and reply.nonce == nonce
     )
-    pong, gauge = answer.reply, link.estimator
+    pong, estimator = answer.reply, link.estimator
     assert isinstance(pong, Pong)
-    gauge.echoes = gauge.echoes and len(answer.frames) == len(frames)
-    gauge.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    estimator.echoes = estimator.echoes and len(answer.frames) == len(frames)
+    estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
 
 
 def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
-    """Measure what is unknown or old of RTT and, if wanted, rates, with one ping at most.
+    """Update an unknown or old RTT and, with ``rates``, the rates; with one ping at most.
 
-    One ping measures only one of them: rates that are due come first, unless the RTT is as old.
-    anew: always measure the RTT, and the rates as well if they are due.
+    One ping measures only one of them: old rates come first, unless the RTT is as old. anew: always
+    measure the RTT, and the rates too if they are old.
     """
     if anew:
         _measure_rtt(link)
     state = link.estimator.state(None)
     readings = (state.up, state.down) if link.estimator.echoes else (state.up,)
-    due = rates and any(_older(rate, RATES_FRESH_S) for rate in readings)
-    if due and not _older(state.rtt, RATES_FRESH_S):
+    rates_due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in readings)
+    if rates_due and not _is_older(state.rtt, RATES_FRESH_S):
         ping(link, PROBE_BYTES)
-    elif _older(state.rtt, FRESH_S):
+    elif _is_older(state.rtt, FRESH_S):
         ping(link)
 
 
 def _measure_rtt(link: EdgeLink) -> None:
-    """Measure the RTT with a ping, and with another one if the first was of no use.
+    """Measure the RTT with a ping, and with a second one if the first failed.
 
-    A ping is of no use if it was sent twice, or waited behind a prompt that the edge was reading.
+    A ping fails to measure if it was sent twice, or had to wait while the edge read a prompt.
     """
     link.estimator.next_answer()
     for _ in range(_PINGS):
@@ -57,5 +57,5 @@ def _measure_rtt(link: EdgeLink) -> None:
             return
 
 
-def _older(reading: Reading | None, age_s: float) -> bool:
+def _is_older(reading: Reading | None, age_s: float) -> bool:
     return reading is None or reading.age_s > age_s

@@ -1,7 +1,7 @@
-"""Put large replies together, which the edge sends in slices as the device asks for them.
+"""Assemble large replies, which the edge sends in slices on request.
 
-In: what arrives. Out: whole replies in their order, and what to ask for next. What an edge sends is
-not believed: it gets as much memory as one reply may have.
+In:  arriving messages. Out: whole replies in order, and requests for more slices. The edge is not
+     trusted: its slices get no more memory than one reply may have.
 """
 
 from collections import deque
@@ -14,34 +14,34 @@ from pilotfish.device_runtime.link.line import REPLY_BYTES, ReceivedReply
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
-_BEHIND: Final = 256  # replies that wait for a large one before them
-_MOST_SETBACKS: Final = 8  # times that the edge may forget a reply while it is fetched
+_MAX_QUEUED: Final = 256  # most replies that wait for a large one before them
+_MAX_SETBACKS: Final = 8  # times that the edge may lose a reply during its transfer
 
 
 @dataclass(slots=True)
 class _ReplyDownload:
     transfer: bytes
     total: int
-    asked: int = 0  # the bytes before here were asked for
-    size: int = 0  # bytes that arrived, headers included
+    requested: int = 0  # end of the requested bytes
+    size: int = 0  # arrived bytes, headers included
     body: bytearray = field(default_factory=bytearray)
 
 
 class Reassembly:
-    """The replies of one link. flow: that of its downlink.
+    """The replies of one link. flow: chunks on its downlink.
 
-    gone: the edge does not have the rest of a reply any more, so the request must be sent again.
+    is_lost: the edge has lost the rest of a reply, so the request must be sent again.
     """
 
     def __init__(self, flow: ChunkFlow) -> None:
         self._flow = flow
         self._current: _ReplyDownload | None = None
         self._ready: deque[ReceivedReply] = deque()
-        self._behind: deque[ReceivedReply] = deque()
-        self._behind_bytes = 0
-        self._furthest = self._noted = 0  # bytes of the reply that is waited for: the most so far
+        self._queued: deque[ReceivedReply] = deque()
+        self._queued_bytes = 0
+        self._furthest = self._reported = 0  # most bytes so far of the expected reply
         self._setbacks = 0
-        self.gone = False
+        self.is_lost = False
 
     @property
     def is_incomplete(self) -> bool:
@@ -49,76 +49,76 @@ class Reassembly:
         return self._current is not None
 
     def next(self) -> ReceivedReply | None:
-        """The next whole reply, if there is one."""
+        """Return the next whole reply, if any."""
         return self._ready.popleft() if self._ready else None
 
     def advance(self) -> bool:
-        """Whether more of a reply has come since the last call than ever before."""
-        before, self._noted = self._noted, self._furthest
+        """Whether more of the reply than ever before has arrived since the last call."""
+        before, self._reported = self._reported, self._furthest
         return self._furthest > before
 
     def take(self, arrival: ReceivedReply) -> None:
-        """Take in what has arrived."""
+        """Add an arriving message."""
         reply, current = arrival.reply, self._current
         if isinstance(reply, m.Slice) and (current is None or reply.transfer == current.transfer):
             self._take_slice(reply, arrival)
-        elif current is None or not _keeps_its_turn(reply):
+        elif current is None or not _is_ordered(reply):
             self._ready.append(arrival)
-        elif len(self._behind) < _BEHIND and self._behind_bytes + arrival.size <= REPLY_BYTES:
-            self._behind.append(arrival)
-            self._behind_bytes += arrival.size
+        elif len(self._queued) < _MAX_QUEUED and self._queued_bytes + arrival.size <= REPLY_BYTES:
+            self._queued.append(arrival)
+            self._queued_bytes += arrival.size
 
     def chunk_requests(self) -> list[m.More]:
-        """What may be asked for now."""
-        asked: list[m.More] = []
+        """Return the requests that may be sent now."""
+        requests: list[m.More] = []
         if (current := self._current) is None:
-            return asked
-        while size := self._flow.next_size(current.total - current.asked):
-            more = m.More(transfer=current.transfer, offset=current.asked, bytes=size)
-            current.asked += size
-            self._flow.on_sent(current.asked, size)
-            asked.append(more)
-        return asked
+            return requests
+        while size := self._flow.next_size(current.total - current.requested):
+            more = m.More(transfer=current.transfer, offset=current.requested, bytes=size)
+            current.requested += size
+            self._flow.on_sent(current.requested, size)
+            requests.append(more)
+        return requests
 
     def resume(self) -> None:
-        """Ask again for what was asked for and has not come."""
+        """Request again all bytes that have not arrived."""
         self._flow.forget()
         if self._current is not None:
-            self._current.asked = len(self._current.body)
+            self._current.requested = len(self._current.body)
 
     def abandon(self) -> None:
-        """Forget what is missing: nobody waits for it any more."""
+        """Drop the incomplete reply: nobody waits for it."""
         if self._current is not None:
             self._finish()
-        self.gone = False
-        self._begin()
+        self.is_lost = False
+        self._reset_progress()
 
     def begin_again(self) -> None:
-        """Note that the request whose reply the edge has forgotten is sent again."""
-        self.gone = False
+        """Clear `is_lost`: the request is sent again."""
+        self.is_lost = False
 
-    def _begin(self) -> None:
-        """Note that the next reply is another one."""
-        self._furthest = self._noted = self._setbacks = 0
+    def _reset_progress(self) -> None:
+        """Reset the progress for another reply."""
+        self._furthest = self._reported = self._setbacks = 0
 
     def _take_slice(self, part: m.Slice, arrival: ReceivedReply) -> None:
         if self._current is None and (part.offset or not part.total):
-            return  # of a reply for which nobody waits any more
+            return  # slice of an abandoned reply
         try:
-            self._expect_possible(part, arrival.frames)
+            self._check_slice(part, arrival.frames)
             data = arrival.frames[0]
             if self._current is None:
                 self._flow.forget()
-                self._current = _ReplyDownload(part.transfer, part.total, asked=len(data))
+                self._current = _ReplyDownload(part.transfer, part.total, requested=len(data))
             if not part.total:
-                self._lose()
-            elif part.offset == len(self._current.body):  # else it came before
+                self._on_lost()
+            elif part.offset == len(self._current.body):  # otherwise it is a repetition
                 self._append(self._current, data, arrival.size)
         except MalformedError:
             self._finish()
             raise
 
-    def _expect_possible(self, part: m.Slice, frames: "list[m.Buffer]") -> None:
+    def _check_slice(self, part: m.Slice, frames: "list[m.Buffer]") -> None:
         most = REPLY_BYTES + PACKING_BYTES
         if len(frames) != 1 or part.total > most or (not part.total and len(frames[0])):
             raise MalformedError(
@@ -138,30 +138,30 @@ class Reassembly:
         header, frames = unpack(memoryview(current.body).toreadonly())
         reply = m.decode_reply(header)
         if isinstance(reply, m.Slice):
-            raise MalformedError("A reply that comes in slices is no slice itself.")
+            raise MalformedError("The edge sent a slice within slices.")
         self._ready.append(ReceivedReply(reply, frames, current.size, sliced=True))
-        self._begin()
+        self._reset_progress()
         self._finish()
 
-    def _lose(self) -> None:
-        """Note that the edge has not got the rest any more."""
+    def _on_lost(self) -> None:
+        """Handle a reply of which the edge has lost the rest."""
         self._finish()
         self._setbacks += 1
-        if self._setbacks > _MOST_SETBACKS:
-            raise BusyError("The edge forgets its reply again and again; try later.")
-        self.gone = True
+        if self._setbacks > _MAX_SETBACKS:
+            raise BusyError("The edge keeps losing its reply; try later.")
+        self.is_lost = True
 
     def _finish(self) -> None:
-        """Go on with what came behind the reply."""
-        behind, self._behind, self._behind_bytes = self._behind, deque(), 0
+        """End the reply, and handle the replies that arrived after it."""
+        queued, self._queued, self._queued_bytes = self._queued, deque(), 0
         self._current = None
         self._flow.forget()
-        for arrival in behind:
+        for arrival in queued:
             self.take(arrival)
 
 
-def _keeps_its_turn(reply: m.Reply) -> bool:
-    """Whether a reply must not overtake one that came before it."""
+def _is_ordered(reply: m.Reply) -> bool:
+    """Whether a reply must not overtake earlier ones."""
     if isinstance(reply, m.Failure):
         return reply.session is not None
     return isinstance(reply, m.Verdict | m.StatesRequest | m.Tokens | m.Slice)

@@ -1,22 +1,22 @@
 """Policies for a lost edge: how long to wait, how to end a wait, and a log of the losses.
 
 ``fail``: the edge has 2.2 s to come back, then the answer ends in a typed error. ``wait``: it has
-as long as the caller says. ``local``: after a second the drafter goes on alone, and its tokens are
-marked as its own, until the edge is back.
+the caller's time. ``local``: after a second the drafter continues alone, and its tokens are marked
+as local, until the edge is back.
 
-Away is an edge without a connection, and one over whose connection nothing moves
-(`wire.link.liveness`). The seconds add up whatever breaks in between
-(`device_runtime.link.absence`). A message that crosses is never away, however slowly it does.
+An edge is away without a connection, or if nothing moves on the connection
+(`wire.link.liveness`). The seconds add up across reconnections (`device_runtime.link.absence`).
+While a message is crossing, however slowly, the edge is not away.
 
-An edge counts as away also if it answers but takes no work: it drains, is full, is asked too often,
-or lacks a part of its target.
+An edge also counts as away if it answers but takes no work: it drains, is full, gets too many
+requests, or lacks a part of its target.
 """
 
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from pilotfish.base.errors import (
     AccessDeniedError,
@@ -35,18 +35,15 @@ from pilotfish.base.errors import (
 from pilotfish.device_runtime.record import Recovery, Round
 from pilotfish.wire.protocols import LOCAL
 
-if TYPE_CHECKING:
-    from pilotfish.device_runtime.link.edge_link import EdgeLink
-
 OnLinkLoss = Literal["wait", "local", "fail"]
 
 CONNECT_S = 2.2  # until an edge that does not answer counts as absent
-GRACE_S = 1.0  # the same under `local`, where the drafter can go on at once
-RESEND_S = 10.0  # a reply that is overdue for so long may have been lost; doubling
-SILENT_S = 120.0  # after so long an overdue reply is given up
+GRACE_S = 1.0  # the same under `local`, where the drafter can continue at once
+RESEND_S = 10.0  # a reply may be lost after this time; doubles with each repetition
+SILENT_S = 120.0  # an overdue reply is given up after this time
 
 BUSY = (BusyError, DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
-# Under `local` the drafter goes on alone: no edge, none that takes work, or none that suits.
+# Under `local` the drafter continues alone: no edge, none that takes work, or an unsuitable one.
 AWAY: tuple[type[PilotfishError], ...] = (
     EdgeLostError,
     *BUSY,
@@ -60,9 +57,9 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 4.0
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long an edge may be away, in seconds.
+    """The most seconds that an edge may be away.
 
-    absent_s: to come back. silent_s: to answer over an open connection.
+    absent_s: time to come back. silent_s: time to answer over an open connection.
     """
 
     policy: OnLinkLoss
@@ -75,7 +72,7 @@ class RetryPolicy:
         return self.policy != "fail"
 
     def consequence(self, *, refused: bool) -> str:
-        """A sentence on what becomes of requests while the edge is away, or refuses the device."""
+        """Describe the fate of requests while the edge is away, or refuses the device."""
         if self.policy == "local":
             return "Meanwhile the drafter answers alone."
         if self.policy == "wait" and not refused:
@@ -111,7 +108,7 @@ def backoff() -> Iterator[float]:
 class CancelToken:
     """Lets another thread end the waits of this one. Thread-safe.
 
-    looked_s: when the waiting thread last called `check` (monotonic): a sign of life.
+    last_checked_s: time of the waiting thread's last `check` (monotonic), a sign of life.
     """
 
     def __init__(self) -> None:
@@ -119,7 +116,7 @@ class CancelToken:
         self.last_checked_s = time.monotonic()
 
     def reset(self) -> None:
-        """Forget earlier strikes, at the start of an answer."""
+        """Clear earlier cancellations, at the start of an answer."""
         self._event.clear()
         self.last_checked_s = time.monotonic()
 
@@ -128,37 +125,48 @@ class CancelToken:
         self._event.set()
 
     def check(self) -> None:
-        """Raise `InterruptedGenerationError` after a strike."""
+        """Raise `InterruptedGenerationError` after `cancel`."""
         self.last_checked_s = time.monotonic()
         if self._event.is_set():
             raise InterruptedGenerationError("The answer was interrupted before its end.")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until a strike, which raises `InterruptedGenerationError`."""
+        """Sleep; `cancel` ends the sleep with `InterruptedGenerationError`."""
         self._event.wait(seconds)
         self.check()
 
 
+class RetryingLink(Protocol):
+    """A link that can wait for a busy edge."""
+
+    @property
+    def connection(self) -> int:
+        """Number of the present connection."""
+
+    def wait_or_raise(self, error: PilotfishError, since_s: float) -> None:
+        """Wait before asking a busy edge again, or raise ``error``."""
+
+
 class RetryBudget:
-    """Counts the failures of one request, and raises when there are too many."""
+    """Counts the failures of one request, and raises after too many."""
 
-    _MOST = 3  # times that an edge may lose the session within one round
+    _MAX_LOST_SESSIONS = 3  # times that an edge may lose the session within one round
 
-    def __init__(self, link: "EdgeLink") -> None:
+    def __init__(self, link: RetryingLink) -> None:
         self._link = link
         self._since_s = time.monotonic()
         self._connection = 0
-        self._forgotten = 0
+        self._lost_sessions = 0
 
     def add(self, error: PilotfishError) -> None:
         """Count a failure and wait until the next attempt, or raise ``error``."""
         if isinstance(error, BUSY):
             self._link.wait_or_raise(error, self._since_s)
             return
-        if self._connection != self._link.connection:  # another edge, maybe
-            self._connection, self._forgotten = self._link.connection, 0
-        self._forgotten += 1
-        if self._forgotten == self._MOST:
+        if self._connection != self._link.connection:  # perhaps another edge
+            self._connection, self._lost_sessions = self._link.connection, 0
+        self._lost_sessions += 1
+        if self._lost_sessions == self._MAX_LOST_SESSIONS:
             raise error
 
 
@@ -169,23 +177,25 @@ class OutageLog:
         self.recoveries: list[Recovery] = []
         self._at = 0
         self._since_ns: int | None = None
-        self._local = 0
+        self._local_tokens = 0
 
     def add(self, record: Round, lost_ns: int | None, now_ns: int) -> bool:
         """Add a round; True if it is the first verified one after a loss."""
         if lost_ns is None:
             return False
         if self._since_ns is None:
-            self._at, self._since_ns, self._local = record.start, lost_ns, 0
+            self._at, self._since_ns, self._local_tokens = record.start, lost_ns, 0
         if record.protocol == LOCAL:
-            self._local += len(record.tokens)
+            self._local_tokens += len(record.tokens)
             return False
         self.end(now_ns)
         return True
 
     def end(self, now_ns: int) -> None:
-        """End an open loss: the edge is back, or the answer ends."""
+        """Record the end of an open loss: the edge is back, or the answer ends."""
         if self._since_ns is not None:
             lost_s = (now_ns - self._since_ns) * 1e-9
-            self.recoveries.append(Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local))
+            self.recoveries.append(
+                Recovery(at=self._at, lost_s=lost_s, local_tokens=self._local_tokens)
+            )
             self._since_ns = None

@@ -1,7 +1,7 @@
-"""Another connection to the same edge, tried while the present one is quiet.
+"""A second connection to the same edge, tried while the present one is quiet.
 
 A quiet connection may come back (a cellular outage) or never (the device has another address now).
-So it is kept, and a second one is tried beside it: whichever moves first is used.
+So the device keeps it, tries a second one, and uses the first to make progress.
 """
 
 import logging
@@ -13,20 +13,20 @@ from pilotfish.wire.channel import EdgeChannel
 
 _log = logging.getLogger("pilotfish.device")
 
-# What a quiet connection has left to move once the second one stands: its kernel, or the edge's,
-# sends again what was lost within a second.
+# Time for the quiet connection to recover once the second one is connected: either kernel
+# retransmits within a second.
 _GRACE_S = 1.1
 
 
 class SecondConnection:
-    """At most one further connection. dial: begins to connect."""
+    """At most one further connection. dial: starts to connect."""
 
     def __init__(self, dial: Callable[[], EdgeChannel]) -> None:
         self._dial = dial
         self._channel: EdgeChannel | None = None
-        self._stands_s: float | None = None  # since when it is connected
+        self._connected_s: float | None = None  # time of connection
         self._pauses = backoff()  # between attempts
-        self._try_s = 0.0  # when the next one may begin
+        self._next_try_s = 0.0  # earliest time of the next attempt
 
     @property
     def is_connected(self) -> bool:
@@ -35,21 +35,21 @@ class SecondConnection:
 
     @property
     def is_handshaking(self) -> bool:
-        """Whether its handshake goes on."""
+        """Whether its handshake makes progress."""
         if self._channel is None or self._channel.connected:
             return False
         liveness = self._channel.liveness()
         return liveness is not None and liveness.progresses
 
     def replacement(self, present: EdgeChannel, *, at_once: bool = False) -> EdgeChannel | None:
-        """Return the channel to use instead of the present one, if there is a better one.
+        """Return a better channel than the present one, if there is one.
 
-        at_once: the present one is not expected to move again.
+        at_once: the present one is not expected to recover.
         """
         if self._channel is None:
-            if present.quiet and time.monotonic() >= self._try_s:
-                self._try_s = time.monotonic() + next(self._pauses)
-                self._stands_s, self._channel = None, self._dial()
+            if present.quiet and time.monotonic() >= self._next_try_s:
+                self._next_try_s = time.monotonic() + next(self._pauses)
+                self._connected_s, self._channel = None, self._dial()
             return None
         if present.connected and not present.quiet:
             self.drop()
@@ -57,24 +57,24 @@ class SecondConnection:
         self._channel.read_events()
         if not self._is_better(self._channel, present, at_once=at_once):
             return None
-        _log.info("nothing moves on the connection to the edge any more: another one is used")
+        _log.info("the connection to the edge has stalled: using another one")
         better, self._channel = self._channel, None
         return better
 
     def _is_better(self, second: EdgeChannel, present: EdgeChannel, *, at_once: bool) -> bool:
         if not second.connected:
-            self._stands_s = None
-            return second.attempts.refuses_key  # the key was revoked meanwhile: that is news
+            self._connected_s = None
+            return second.attempts.refuses_key  # the key was revoked: report it
         if at_once or not present.connected:
             return True
         if second.local_host != present.local_host:
             return True  # this machine is on another network now
-        self._stands_s = self._stands_s or time.monotonic()
-        return time.monotonic() - self._stands_s >= _GRACE_S
+        self._connected_s = self._connected_s or time.monotonic()
+        return time.monotonic() - self._connected_s >= _GRACE_S
 
     def on_progress(self) -> None:
-        """Note that the present connection is of use: the next attempt need not wait."""
-        self._pauses, self._try_s = backoff(), 0.0
+        """Reset the pauses: the present connection works, so the next attempt need not wait."""
+        self._pauses, self._next_try_s = backoff(), 0.0
 
     def drop(self) -> None:
         """End the attempt, if there is one."""

@@ -1,7 +1,6 @@
-"""A line over which large replies come in slices, as far as the device asks for them.
+"""A line over which large replies arrive in slices, on the device's request.
 
-What asks and what puts them together is `link.reassembly`; how many bytes are under way, either
-way, is `link.flow`.
+`link.reassembly` requests and assembles slices; `link.flow` limits the bytes in flight each way.
 """
 
 import logging
@@ -18,7 +17,7 @@ _log = logging.getLogger("pilotfish.device")
 
 
 class SlicedLine(Line):
-    """A `Line` that hands out whole replies only. uplink, downlink: what is under way."""
+    """A `Line` that returns whole replies only. uplink, downlink: chunks in flight."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         super().__init__(endpoint, keys, interrupt)
@@ -27,7 +26,7 @@ class SlicedLine(Line):
         self._warned = False
 
     def receive(self, timeout_s: float) -> ReceivedReply | None:
-        """As `Line.receive`; a reply that comes in slices only once it is whole."""
+        """Return the next whole reply; see `Line.receive`."""
         if (ready := self._replies.next()) is None:
             arrived = super().receive(timeout_s)
             if arrived is None:
@@ -35,35 +34,35 @@ class SlicedLine(Line):
             if isinstance(arrived.reply, Slice):
                 self.downlink.follow(self.connection)
                 self._replies.take(arrived)
-                self._ask_on()
-            else:  # over another connection nothing is asked for before `resume`
+                self._request_chunks()
+            else:  # over another connection, no slices are requested before `resume`
                 self._replies.take(arrived)
             ready = self._replies.next()
         return ready
 
     def resume(self) -> None:
-        """Go on with a reply that came in part, over the present connection."""
+        """Continue an incomplete reply over the present connection."""
         self.downlink.follow(self.connection)
         self._replies.resume()
-        self._ask_on()
+        self._request_chunks()
 
-    def _ask_on(self) -> None:
-        """Ask for more of a reply that comes in slices."""
+    def _request_chunks(self) -> None:
+        """Request the next slices of a reply."""
         for more in self._replies.chunk_requests():
             self.try_send(more)
 
     def holds(self, connection: int) -> bool:
-        """Whether this connection is the present one, and not over."""
+        """Whether this connection is the present one, and still open."""
         return self.channel.connected and self.connection == connection
 
     @property
-    def _at_stake(self) -> bool:
+    def _is_risky(self) -> bool:
         return self.uplink.tries_larger or self.downlink.tries_larger
 
-    def _stood_still(self, liveness: Liveness) -> None:
-        """Learn from a connection that was given up whether the path loses large segments.
+    def _on_stall(self, liveness: Liveness) -> None:
+        """Infer from a stalled connection whether the path loses large segments.
 
-        It may where one direction lives and the other does not; a path that is gone loses all.
+        It may if one direction works and the other does not; a broken path loses all.
         """
         if liveness.only_receives:
             self.uplink.on_stall()

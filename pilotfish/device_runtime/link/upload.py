@@ -1,33 +1,33 @@
-"""Send large messages in chunks, each acknowledged; after a break go on where the edge stopped.
+"""Send large messages in acknowledged chunks; after a break, continue where the edge stopped.
 
-In: a message and its frames. Out: its bytes, once the edge has it all. A message that the edge has,
-and whose reply was lost, is not sent again: the edge serves it again when it is asked.
+In:  a message and its frames. Out: the number of sent bytes, once the edge has it all. If the reply
+     to a complete message is lost, only a question is sent: the edge then handles it again.
 """
 
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from pilotfish.base.errors import BusyError, from_code
-from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES
-from pilotfish.device_runtime.link.retry import BUSY, RESEND_S
+from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES, ChunkFlow
+from pilotfish.device_runtime.link.line import ReceivedReply
+from pilotfish.device_runtime.link.link_estimator import LinkEstimator
+from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, RetryingLink
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 
-if TYPE_CHECKING:
-    from pilotfish.device_runtime.link.edge_link import EdgeLink
-
-_SLICE_S: Final = 0.1  # of a wait
-_MOST_SETBACKS: Final = 8  # times that the edge may have less of a message than before
+_SLICE_S: Final = 0.1  # longest wait for an acknowledgement between checks
+_MAX_SETBACKS: Final = 8  # times that the edge may have less of a message than before
 _NONE: Final = 0  # no connection
 
 
 class _ChunkedUpload:
-    """One message, and how far it has come.
+    """One message and its progress.
 
-    acked: the edge has the bytes before here. unsure: it must say how many it has before more are
-    sent; asked: it was asked. moved_s: when more of them arrived, or the sending began.
+    acked: bytes that the edge has. next: offset of the next byte to send. is_unsure: the edge must
+    report its bytes before more are sent; is_asked: the question was sent. progress_s: time of the
+    last progress, or of the beginning.
     """
 
     def __init__(self, message: m.Request, frames: Sequence[m.Buffer]) -> None:
@@ -36,39 +36,39 @@ class _ChunkedUpload:
         self._body = memoryview(pack(m.encode(message), frames))
         self.acked = self.next = 0
         self.connection = _NONE
-        self.unsure = self.asked = False
+        self.is_unsure = self.is_asked = False
         self.progress_s = time.monotonic()
         self._setbacks = 0
 
     @property
     def left(self) -> int:
-        """Bytes that were not sent yet."""
+        """Bytes that are not sent yet."""
         return len(self._body) - self.next
 
     @property
     def complete(self) -> bool:
-        """Whether the edge has it all."""
+        """Whether the edge has all bytes."""
         return self.acked == len(self._body)
 
     def chunk(self, size: int) -> tuple[m.Chunk, list[m.Buffer]]:
-        """The next chunk, of this many bytes; of none: the question how many the edge has."""
+        """Return the next chunk, of ``size`` bytes; with 0, it asks how many the edge has."""
         data = self._body[self.next : self.next + size]
         chunk = m.Chunk(transfer=self._transfer, offset=self.next, total=len(self._body))
         return chunk, [data]
 
     def ask(self) -> None:
-        """Go on where the edge says that it stopped."""
-        self.unsure, self.asked, self.next = True, False, self.acked
+        """Ask the edge where it stopped before sending more."""
+        self.is_unsure, self.is_asked, self.next = True, False, self.acked
 
     def on_acknowledged(self, ack: m.Ack) -> bool:
-        """Note how much the edge has; whether it is more than before."""
+        """Update the edge's bytes; returns whether there are more than before."""
         if ack.transfer != self._transfer or ack.offset > len(self._body):
             return False
-        before, self.acked, self.unsure = self.acked, ack.offset, False
-        if ack.offset < before:  # another edge, or one that forgot
+        before, self.acked, self.is_unsure = self.acked, ack.offset, False
+        if ack.offset < before:  # another edge, or one that lost them
             self._setbacks += 1
-            if self._setbacks > _MOST_SETBACKS:
-                raise BusyError("The edge forgets again and again what it was sent; try later.")
+            if self._setbacks > _MAX_SETBACKS:
+                raise BusyError("The edge keeps losing the bytes of a message; try later.")
             self.next = ack.offset
         self.next = max(self.next, ack.offset)
         if ack.offset > before:
@@ -76,19 +76,45 @@ class _ChunkedUpload:
         return ack.offset > before
 
 
+class UploadLink(RetryingLink, Protocol):
+    """The part of a link that sends a message in chunks."""
+
+    uplink: ChunkFlow
+    estimator: LinkEstimator
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether the edge takes large messages in chunks."""
+
+    def await_handshake(self) -> None:
+        """Wait for a connection over which the edge has been greeted."""
+
+    def try_send(self, message: m.Request, frames: Sequence[m.Buffer] = ()) -> int | None:
+        """Send a message without waiting; returns its bytes, or None if there is no connection."""
+
+    def receive(self, timeout_s: float) -> ReceivedReply | None:
+        """Return the next reply; None after a time-out."""
+
+    def on_progress(self) -> None:
+        """Note that more of a large message has arrived than before."""
+
+    def check_transfer(self, last_checked_s: float) -> None:
+        """Raise if the edge has been away, or has taken nothing, for too long."""
+
+
 class ChunkedUploads:
     """Sends the large messages of one link."""
 
-    def __init__(self, link: "EdgeLink") -> None:
+    def __init__(self, link: UploadLink) -> None:
         self._link = link
         self._flow = link.uplink
         self._upload: _ChunkedUpload | None = None
 
     def send(self, message: m.Request, frames: Sequence[m.Buffer], *, again: bool) -> int | None:
-        """Send a large message, or what the edge lacks of it; returns the bytes that this took.
+        """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
-        None if it is to go whole: it is small, or the edge takes no chunks. again: it was sent, and
-        may have been lost.
+        None if the message must go in one piece: it is small, or the edge takes no chunks. again:
+        it was sent before, and may be lost.
         """
         size = sum(map(len, frames))
         if size <= LEAST_BYTES or not self._link.takes_chunks:
@@ -105,7 +131,7 @@ class ChunkedUploads:
         try:
             return self._deliver(upload)
         finally:
-            self._flow.forget()  # where it is broken off, the next one does not wait for it
+            self._flow.forget()  # if it was interrupted, the next one must not wait for it
 
     def _whole_bytes(self, again: bool) -> int:
         most = self._flow.whole_bytes(self._link.estimator.rates_bps()[0])
@@ -113,7 +139,7 @@ class ChunkedUploads:
 
     def _deliver(self, upload: _ChunkedUpload) -> int | None:
         size, begun_s = 0, time.monotonic()
-        while not upload.complete or upload.unsure:
+        while not upload.complete or upload.is_unsure:
             self._link.await_handshake()
             if not self._link.takes_chunks:
                 return None
@@ -122,21 +148,21 @@ class ChunkedUploads:
             self._flow.follow(self._link.connection)
             upload.connection = self._link.connection
             size += self._push(upload)
-            looked_s = time.monotonic()
+            checked_s = time.monotonic()
             try:
-                self._hear(upload)
+                self._receive_ack(upload)
             except BUSY as error:
                 self._link.wait_or_raise(error, begun_s)
                 upload.ask()
-            self._look(upload, looked_s)
+            self._check_progress(upload, checked_s)
         if self._flow.full_bps is not None:
             self._link.estimator.on_transfer(up_bps=self._flow.full_bps)
         return size
 
     def _push(self, upload: _ChunkedUpload) -> int:
-        """Send what may be sent now; returns its bytes."""
-        if upload.unsure:
-            return 0 if upload.asked else self._ask(upload)
+        """Send all chunks that may be sent now; returns their bytes."""
+        if upload.is_unsure:
+            return 0 if upload.is_asked else self._ask(upload)
         size = 0
         while more := self._flow.next_size(upload.left):
             sent = self._link.try_send(*upload.chunk(more))
@@ -150,11 +176,11 @@ class ChunkedUploads:
     def _ask(self, upload: _ChunkedUpload) -> int:
         self._flow.forget()
         sent = self._link.try_send(*upload.chunk(0))
-        upload.asked = sent is not None
+        upload.is_asked = sent is not None
         return sent or 0
 
-    def _hear(self, upload: _ChunkedUpload) -> None:
-        """Wait a little for an acknowledgement; raises what the edge refuses a chunk with."""
+    def _receive_ack(self, upload: _ChunkedUpload) -> None:
+        """Wait briefly for an acknowledgement; raises the edge's refusal of a chunk."""
         arrived = self._link.receive(_SLICE_S)
         if arrived is None:
             return
@@ -163,14 +189,14 @@ class ChunkedUploads:
             if upload.on_acknowledged(reply):
                 self._flow.on_acknowledged(upload.acked)
                 self._link.on_progress()
-            elif self._flow.first_offset > upload.acked:  # a chunk between was refused
+            elif self._flow.first_offset > upload.acked:  # the edge refused a chunk in between
                 upload.ask()
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
 
-    def _look(self, upload: _ChunkedUpload, looked_s: float) -> None:
-        """Note that the connection is over, or that nothing moves any more."""
+    def _check_progress(self, upload: _ChunkedUpload, last_checked_s: float) -> None:
+        """Ask the edge again after a time without progress; raise if it is away for too long."""
         if time.monotonic() - upload.progress_s > RESEND_S:
             upload.progress_s = time.monotonic()
             upload.ask()
-        self._link.check_transfer(looked_s)
+        self._link.check_transfer(last_checked_s)

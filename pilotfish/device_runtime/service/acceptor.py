@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from pilotfish.base.descriptors import EXHAUSTED, open_files, raised_limit
+from pilotfish.base.descriptors import EXHAUSTED, open_files, raise_limit
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -46,7 +46,7 @@ class Acceptor:
         self._made = made
         self._make_room = make_room
         self._loop = asyncio.get_running_loop()
-        limit = raised_limit(connections + _OWN)
+        limit = raise_limit(connections + _OWN)
         free = _KEPT * 2 if limit is None else limit - open_files()
         self._kept = min(_KEPT, max(1, free // 2))
         self._entering: set[asyncio.Task[None]] = set()

@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from pilotfish import wire
 from pilotfish.base.metrics import (
     Histogram,
     Histograms,
@@ -30,6 +29,7 @@ from pilotfish.base.metrics import (
     metric_families,
     notes,
 )
+from pilotfish.base.version import SOFTWARE
 from pilotfish.device_runtime.energy import Rail, Watch, rails
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round
@@ -149,7 +149,7 @@ class ServiceMetrics:
         execution: Execution | None = None,
     ) -> None:
         how = ("none", "", "") if execution is None else (*execution[:2], str(execution.threads))
-        self._build = (wire.SOFTWARE, drafter, *how)
+        self._build = (SOFTWARE, drafter, *how)
         self.energy = Watch(rails() if power is None else power).start()
         self._counts = _Counts()
         # the state, the readings, and when they were

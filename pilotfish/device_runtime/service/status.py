@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from pilotfish import wire
+from pilotfish.base.version import SOFTWARE
 from pilotfish.device_runtime.energy import Watch
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
@@ -137,7 +137,7 @@ class ServiceStatus:
             rounds = list(self._rounds)
             waiting, running = self._queue
             return {
-                "software": wire.SOFTWARE,
+                "software": SOFTWARE,
                 "uptime_s": now_s - self._began_s,
                 "drafter": self._drafter,
                 "target": target,

@@ -1,8 +1,8 @@
 """Run a whole model or a stage as an actor of a cluster (`edge_runtime.targets.cluster`).
 
-A plain class; the cluster's runtime makes it an actor, restarts it after a loss, and passes its
-methods the arguments from the edge or the actor before it. A restarted actor holds nothing, and
-refuses steps that assume more.
+`NodeActor` is a plain class. The cluster's runtime makes it an actor, restarts it after a loss, and
+passes arguments from the edge or the actor before it. A restarted actor has empty slots, and
+refuses steps until `hold` is called again.
 """
 
 import os
@@ -22,7 +22,7 @@ from pilotfish.wire.nodes import Item
 
 
 class ActorInfo(NamedTuple):
-    """An actor's state. context: positions of each slot; pid: of its process."""
+    """An actor's artifact digest, positions of each slot (context) and process id."""
 
     digest: str
     context: int
@@ -30,10 +30,11 @@ class ActorInfo(NamedTuple):
 
 
 class StageResult(NamedTuple):
-    """The result of a step so far.
+    """The result of a step after one or more actors.
 
-    states: f32 [Σ size, width] for the next stage; of the last stage and of a whole model hidden
-    states [Σ rows, d]. logits: of a whole model, f32 [Σ rows, V]. compute_ns: of each actor so far.
+    states: f32 [Σ size, width] for the next stage; from the last stage or a whole model, hidden
+    states [Σ rows, d]. logits: f32 [Σ rows, V], from a whole model only. compute_ns: one computing
+    time for each actor so far.
     """
 
     states: NDArray[np.float32]
@@ -51,12 +52,14 @@ class NodeActor:
         self._digest = artifact.manifest.digest
         self._incarnation: bytes | None = None
         opened = open_model if artifact.manifest.stage is None else Stage
-        held = opened(artifact, slots=slots, context=context, threads=threads, provider=provider)
-        self._context = held.context
-        self._slots = ModelSlots(held) if isinstance(held, LanguageModel) else StageSlots(held)
+        engine = opened(artifact, slots=slots, context=context, threads=threads, provider=provider)
+        self._context = engine.context
+        self._slots = (
+            ModelSlots(engine) if isinstance(engine, LanguageModel) else StageSlots(engine)
+        )
 
     def hold(self, incarnation: bytes) -> ActorInfo:
-        """Empty all slots, under a new incarnation."""
+        """Empty all slots and take a new incarnation."""
         self._slots.forget()
         self._incarnation = incarnation
         return ActorInfo(self._digest, self._context, os.getpid())
@@ -65,23 +68,23 @@ class NodeActor:
         self,
         incarnation: bytes,
         items: list[Item],
-        given: "NDArray[np.int64] | StageResult",
+        inputs: "NDArray[np.int64] | StageResult",
         parents: bytes,
     ) -> StageResult:
         """Run a step on tokens i64 [Σ size], or on the result of the stage before.
 
-        `TargetLostError` if the actor was restarted since `hold`.
+        Raises `TargetLostError` if the actor was restarted since `hold`.
         """
         if incarnation != self._incarnation:
             raise TargetLostError("An actor of the target has lost its slots.")
         begun_ns = time.monotonic_ns()
-        before = given.compute_ns if isinstance(given, StageResult) else ()
+        before = inputs.compute_ns if isinstance(inputs, StageResult) else ()
         if isinstance(self._slots, StageSlots):
-            fed = given.states if isinstance(given, StageResult) else given
-            states, logits = self._slots.run(items, fed, parents), None
+            values = inputs.states if isinstance(inputs, StageResult) else inputs
+            states, logits = self._slots.run(items, values, parents), None
         else:
-            assert not isinstance(given, StageResult)
-            answers = self._slots.run(items, given, parents)
-            states = np.concatenate([answer.hidden for answer in answers])
-            logits = np.concatenate([answer.logits for answer in answers])
+            assert not isinstance(inputs, StageResult)
+            outputs = self._slots.run(items, inputs, parents)
+            states = np.concatenate([answer.hidden for answer in outputs])
+            logits = np.concatenate([answer.logits for answer in outputs])
         return StageResult(states, (*before, time.monotonic_ns() - begun_ns), logits)

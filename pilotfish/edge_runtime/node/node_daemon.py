@@ -30,9 +30,9 @@ from pilotfish.wire.transport import Listener
 _log = logging.getLogger("pilotfish.edge")
 
 _LOADING_S = 600.0
-_CONNECTIONS = 32  # of edges and stages, with their earlier ones
+_CONNECTIONS = 32  # connections of edges and stages, including stale ones
 _OWN_DESCRIPTORS = 128  # open files of the process besides connections
-_PATIENCE_S = 60.0  # the watchdog's least interval, for one pass
+_PATIENCE_S = 60.0  # least watchdog interval: a pass must fit
 
 
 def serve_node(
@@ -70,7 +70,15 @@ def serve_node(
         announce(listener.endpoint)
         _log.info("%s on %s", work.ready.model, listener.endpoint)
         loop = NodeLoop(
-            listener, service, work, signals, supervisor, config, lifeline, inspection, keys
+            listener=listener,
+            service=service,
+            work=work,
+            signals=signals,
+            supervisor=supervisor,
+            config=config,
+            lifeline=lifeline,
+            inspection=inspection,
+            keys=keys,
         )
         supervisor.ready(loop.status)
         inspection.start()
@@ -80,7 +88,7 @@ def serve_node(
 def _load(
     artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, feed_watchdog: Callable[[], None]
 ) -> NodeWork:
-    """Load the artifact's weights as a worker or a stage."""
+    """Load the artifact as a worker (whole model) or a stage."""
     options: Any = {
         "slots": config.sessions,
         "context": config.context,
@@ -95,12 +103,13 @@ def _load(
 class NodeLoop(ServingLoop):
     """Runs steps until a signal ends it.
 
-    No message is answered during a step. That costs little: a node serves one edge, and ZeroMQ
+    No message is answered during a step. That costs little, since a node serves one edge and ZeroMQ
     sends the heartbeats.
     """
 
     def __init__(
         self,
+        *,
         listener: Listener,
         service: NodeService,
         work: NodeWork,
@@ -111,21 +120,28 @@ class NodeLoop(ServingLoop):
         inspection: Inspection | None = None,
         keys: EdgeKeys | None = None,
     ) -> None:
-        super().__init__(listener, service.handle, signals, supervisor, inspection, lifeline)
+        super().__init__(
+            listener=listener,
+            handle=service.handle,
+            signals=signals,
+            supervisor=supervisor,
+            inspection=inspection,
+            lifeline=lifeline,
+        )
         self._service = service
         self._work = work
         self._config = config
         self._rotation = None if keys is None else KeyRotation(keys)
         if keys is not None and self._rotation is not None:
-            self._note([*keys.listed.broken, *self._rotation.start(listener)])
+            self._set_problems([*keys.allow_list.broken, *self._rotation.start(listener)])
             _log.info("%s; %d keys are allowed", self._rotation, len(keys.allowed))
         else:
-            self._note(())
+            self._set_problems(())
 
     def step(self) -> None:
-        """Run the steps that have come, and update the attachment."""
-        self._watch(self._work.sources)
-        self._take_in(self._idle_s)
+        """Run the steps that have arrived, and update the attachment."""
+        self._set_sources(self._work.sources)
+        self._poll(self._idle_s)
         self._service.update_attachment()
 
     @property
@@ -133,9 +149,8 @@ class NodeLoop(ServingLoop):
         """The status line for systemd."""
         doing = "attached" if self._service.attached else "waiting for an edge"
         problem = f"; not in force: {self._problem}" if self._problem else ""
-        return (
-            f"{self._work.ready.model}: {doing}, {self._service.steps} steps{problem}{self._room}"
-        )
+        model, steps = self._work.ready.model, self._service.steps
+        return f"{model}: {doing}, {steps} steps{problem}{self._crowd_status}"
 
     def _tick(self) -> None:
         gate = self._listener.gate
@@ -147,20 +162,22 @@ class NodeLoop(ServingLoop):
         return SIGNAL_EXIT_CODES.get(number, 0)
 
     def _reload(self) -> str:
-        """Read the allow-list again and apply its valid part."""
+        """Reload the allow-list and apply its valid part."""
         if self._config.keys is None or self._listener.gate is None or self._rotation is None:
             return self._problem
         try:
             listed = AllowList.load(self._config.keys)
-        except KeysError as error:  # not known whether keys were removed: keep them
-            self._note([str(error)])
+        except KeysError as error:  # unknown whether keys were removed: keep them
+            self._set_problems([str(error)])
         else:
             self._listener.gate.allowed = listed.names
-            rotated = self._rotation.reload(self._config.keys, self._listener, listed.names)
-            self._note([*listed.broken, *rotated])
+            rotation_problems = self._rotation.reload(
+                self._config.keys, self._listener, listed.names
+            )
+            self._set_problems([*listed.broken, *rotation_problems])
         return self._problem
 
-    def _note(self, problems: Sequence[str]) -> None:
+    def _set_problems(self, problems: Sequence[str]) -> None:
         for problem in problems:
             _log.error("not in force: %s", problem)
         self._problem = summarize(problems)

@@ -1,8 +1,8 @@
 """Serve a node's messages. Called by the node's loop; never waits.
 
-A node works for one edge at a time. Another edge with the same key takes over, since it is the same
-one restarted; an edge with another key may attach when the first is gone. Steps must name the
-incarnation: they come from the edge, and from the stage before this one. Other messages get a typed
+A node works for one edge at a time. A connection with the same key takes over, since it is the same
+edge restarted; an edge with another key may attach when the first is gone. Steps come from the edge
+or from the stage before this one, and must name the present incarnation. Other messages get a typed
 refusal.
 """
 
@@ -17,14 +17,14 @@ from pilotfish.base.errors import AccessDeniedError, ConflictError, InternalErro
 from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, Attached, Greet, Refused, Scored, Step, decode_order
+from pilotfish.wire.nodes import Attach, AttachReply, Greet, Refused, Scored, Step, decode_order
 from pilotfish.wire.transport import Envelope, Listener, check_size
 
 _log = logging.getLogger("pilotfish.edge")
 
 
 class NodeService:
-    """Serves messages and keeps the attachment. Used by the node's loop. steps: done so far."""
+    """Serves messages and manages the attachment. Used by the node's loop. steps: steps run."""
 
     def __init__(self, listener: Listener, work: NodeWork, message_bytes: int) -> None:
         self._listener = listener
@@ -32,17 +32,17 @@ class NodeService:
         self._message_bytes = message_bytes
         self._edge, self._owner = b"", b""  # connection and key of the attached edge
         self._incarnation: bytes | None = None
-        self._joining = False  # the attachment has not been confirmed to the edge yet
+        self._joining = False  # the attachment is not confirmed to the edge yet
         self.steps = 0
 
     @property
     def attached(self) -> bool:
         """Whether an edge is attached and connected."""
-        return self._incarnation is not None and self._listener.connections.has(self._edge)
+        return self._incarnation is not None and self._listener.connections.is_connected(self._edge)
 
     def handle(self, envelope: Envelope) -> None:
         """Serve one message."""
-        concerns = None
+        incarnation = None
         try:
             gate = self._listener.gate
             if gate is not None and envelope.owner not in gate.allowed:
@@ -55,7 +55,7 @@ class NodeService:
                 case Attach():
                     self._attach(order, envelope)
                 case Step() if order.incarnation == self._incarnation:
-                    concerns = self._incarnation
+                    incarnation = self._incarnation
                     self._step(order, envelope.frames)
                 case Step():
                     over = ConflictError(
@@ -65,11 +65,11 @@ class NodeService:
                     self._refuse(envelope.client, over, order.incarnation)
         except Exception as error:
             if isinstance(error, PilotfishError) and is_client_error(error):
-                told: PilotfishError = error
+                refusal: PilotfishError = error
             else:
-                _log.exception("a step could not be done")
-                told = InternalError(f"The node failed at this step ({error}); see its log.")
-            self._refuse(envelope.client, told, concerns)
+                _log.exception("a step failed")
+                refusal = InternalError(f"The node failed at this step ({error}); see its log.")
+            self._refuse(envelope.client, refusal, incarnation)
 
     def update_attachment(self) -> None:
         """Confirm a complete attachment to the edge, or end a failed one."""
@@ -78,7 +78,7 @@ class NodeService:
         try:
             if self._work.joined and self._joining:
                 self._joining = False
-                self._reply(self._edge, Attached(incarnation=self._incarnation))
+                self._reply(self._edge, AttachReply(incarnation=self._incarnation))
         except PilotfishError as error:
             self._refuse(self._edge, error, self._incarnation)
 
@@ -96,22 +96,22 @@ class NodeService:
 
     def _step(self, step: Step, frames: Sequence[Buffer]) -> None:
         begun_ns = time.monotonic_ns()
-        made = self._work.run_step(step, frames)
+        answer = self._work.run_step(step, frames)
         self.steps += 1
-        if made is not None:
+        if answer is not None:
             scored = Scored(
                 incarnation=step.incarnation,
                 number=step.number,
                 compute_ns=add_compute_time(step, begun_ns).compute_ns,
             )
-            self._reply(self._edge, scored, made)
+            self._reply(self._edge, scored, answer)
 
-    def _refuse(self, client: bytes, error: PilotfishError, concerns: bytes | None) -> None:
-        """Send a refusal; if it concerns the attachment, send it to the edge and detach."""
-        if concerns is not None and concerns == self._incarnation:
+    def _refuse(self, client: bytes, error: PilotfishError, incarnation: bytes | None) -> None:
+        """Send a refusal; one of the attachment goes to the edge and ends the attachment."""
+        if incarnation is not None and incarnation == self._incarnation:
             self._incarnation, client = None, self._edge
-            self._work.close()  # the connection to the next stage would not be read any more
-        refused = Refused(incarnation=concerns, code=error.code, message=str(error)[:1024])
+            self._work.close()  # nobody would read the connection to the next stage
+        refused = Refused(incarnation=incarnation, code=error.code, message=str(error)[:1024])
         self._reply(client, refused)
 
     def _reply(self, client: bytes, report: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:

@@ -1,6 +1,7 @@
 """Run a stage of a pipeline: some layers of a model (decentralized §2.2).
 
-Takes states and sends states to the next stage; the last stage sends hidden states to the edge.
+A stage receives states and sends states to the next stage; the last one sends hidden states to the
+edge.
 """
 
 import time
@@ -8,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
 from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.engines.stage import Stage
@@ -20,14 +21,14 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import VERSION, Attach, Ready, Refused, Step, decode_report
 from pilotfish.wire.transport import is_loopback
 
-_JOIN_S = 10.0  # for connecting to the next stage
+_JOIN_S = 10.0  # time limit for connecting to the next stage
 _REPLY_BYTES = 1 << 16  # the next stage only sends refusals
 
 
 class StageWork(NodeWork):
     """A stage and its connection to the next one.
 
-    keys: the node's own, for that connection. breathe: called within a long step.
+    keys: the node's, for that connection. feed_watchdog: called within a long step.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class StageWork(NodeWork):
         self._form = HIDDEN_FORMATS[0]
         self._next: EdgeChannel | None = None
         self._join_by_s = 0.0
-        self._reached = 0  # connections of the channel when the next stage was first reached
+        # the channel's connections when the next stage was reached; 0: not yet
+        self._reached = 0
         self.ready = Ready(
             version=VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=manifest.model,
             digest=manifest.digest,
             tokenizer=manifest.tokenizer_fingerprint,
@@ -60,7 +62,7 @@ class StageWork(NodeWork):
         )
 
     def attach(self, attach: Attach) -> None:
-        """Note the format of states and connect to the next stage."""
+        """Empty the slots, set the format of states, and connect to the next stage."""
         if attach.states not in HIDDEN_FORMATS or self._cut.first:
             raise UnsupportedError(
                 f"This node is {self._cut} of a pipeline: it takes states as "
@@ -79,17 +81,17 @@ class StageWork(NodeWork):
             self._join_by_s, self._reached = time.monotonic() + _JOIN_S, 0
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
-        """Run the layers; sends the states to the next stage, or returns the hidden states."""
+        """Run the layers; sends states to the next stage, or returns the last stage's frame."""
         begun_ns = time.monotonic_ns()
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
         total = sum(item.size for item in step.items)
         states = decode_hidden(frames[0], total, self._width, self._form)
-        made = self._slots.run(step.items, states, frames[1])
+        outputs = self._slots.run(step.items, states, frames[1])
         try:
-            frame = encode_hidden(made, self._form) if len(made) else b""
+            frame = encode_hidden(outputs, self._form) if len(outputs) else b""
         except ValueError as error:
-            raise UnsupportedError(f"{error} Have states sent in another format.") from error
+            raise UnsupportedError(f"{error} Configure another format of states.") from error
         if self._next is None:
             return [frame]
         try:
@@ -100,7 +102,7 @@ class StageWork(NodeWork):
 
     @property
     def joined(self) -> bool:
-        """Whether the next stage is connected; `TargetLostError` if it was lost or is overdue."""
+        """Whether the next stage is connected; `TargetLostError` if it is lost or overdue."""
         if self._next is None:
             return True
         self._read_next(self._next)
@@ -121,10 +123,10 @@ class StageWork(NodeWork):
         return True
 
     def _read_next(self, following: EdgeChannel) -> None:
-        """Read the next stage's messages; it only sends refusals, which raise."""
+        """Read the next stage's messages; raises on a refusal, the only kind it sends."""
         following.read_events()
-        while (taken := following.take(0.0)) is not None:
-            report = decode_report(taken[0])
+        while (message := following.receive_raw(0.0)) is not None:
+            report = decode_report(message[0])
             if isinstance(report, Refused):
                 raise TargetLostError(f"The stage after {self._cut} refuses: {report.message}")
 

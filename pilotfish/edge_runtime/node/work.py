@@ -1,17 +1,14 @@
-"""The interface of a node's work: one subclass for each kind of artifact."""
+"""`NodeWork`, the interface of what a node runs: one subclass for each kind of artifact."""
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
+import zmq
 
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Step
-
-if TYPE_CHECKING:
-    import zmq
 
 
 class NodeWork(ABC):
@@ -25,18 +22,18 @@ class NodeWork(ABC):
 
     @abstractmethod
     def attach(self, attach: Attach) -> None:
-        """Empty all slots for an edge; a typed error if its request cannot be met."""
+        """Empty all slots for an edge; raises a typed error if its request cannot be met."""
 
     @abstractmethod
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
-        """Run a step; returns the answer's frames, or None if it went on to the next node.
+        """Run a step; returns the answer's frames, or None if the next node continues it.
 
-        A typed error for a malformed step, or if the next node is lost.
+        Raises a typed error for a malformed step, or if the next node is lost.
         """
 
     @property
     def joined(self) -> bool:
-        """Whether the attachment is complete; a typed error if it failed or was lost."""
+        """Whether the attachment is complete; raises a typed error if it failed or was lost."""
         return True
 
     @property

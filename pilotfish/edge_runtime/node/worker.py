@@ -1,13 +1,13 @@
-"""Run a worker of a federation: send the top K of every row asked for (specfed §II-§III)."""
+"""Run a worker of a federation: it sends the top K of each requested row (specfed §II-§III)."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pilotfish import wire
 from pilotfish.base.errors import MalformedError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork
-from pilotfish.edge_runtime.step_slots import ModelSlots, numbers
+from pilotfish.edge_runtime.step_slots import ModelSlots, read_numbers
 from pilotfish.engines.language_model import LanguageModel
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
@@ -16,9 +16,9 @@ from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
 class Worker(NodeWork):
-    """A whole model. Takes tokens, and sends the top K of the rows asked for.
+    """A whole model that receives tokens and sends the top K of the requested rows.
 
-    breathe: called within a long step.
+    feed_watchdog: called within a long step.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Worker(NodeWork):
         manifest = decoder.artifact.manifest
         self._slots = ModelSlots(decoder, feed_watchdog)
         self._vocab = manifest.vocab_size
-        self._kept, self._values = 0, ""
+        self._k, self._values = 0, ""
         self.ready = Ready(
             version=VERSION,
-            software=wire.SOFTWARE,
+            software=SOFTWARE,
             model=manifest.model,
             digest=manifest.digest,
             tokenizer=manifest.tokenizer_fingerprint,
@@ -41,31 +41,31 @@ class Worker(NodeWork):
         )
 
     def attach(self, attach: Attach) -> None:
-        """Note K and the format of values."""
-        if attach.values not in TOPK_FORMATS or not attach.kept:
+        """Empty the slots, and set K and the format of values."""
+        if attach.values not in TOPK_FORMATS or not attach.top_k:
             raise UnsupportedError(
-                "This node is a worker of a federation: it tells the top K of its distributions as "
+                "This node is a worker of a federation: it sends the top K of its distributions as "
                 f"{', '.join(TOPK_FORMATS)}, with K of at least 1."
             )
         self._slots.forget()
-        self._kept, self._values = attach.kept, attach.values
+        self._k, self._values = attach.top_k, attach.values
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; returns the top K of each row, in the order of the items."""
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
-        tokens = numbers(frames[0], "<u4")
+        tokens = read_numbers(frames[0], "<u4")
         if len(tokens) and int(tokens.max()) >= self._vocab:
             raise TokenOutOfRangeError(f"This model has no token {tokens.max()}.")
-        answers = self._slots.run(step.items, tokens, frames[1])
-        found = [
-            top_rows(answer.logits, item.temperature, self._kept)
-            for item, answer in zip(step.items, answers, strict=True)
+        outputs = self._slots.run(step.items, tokens, frames[1])
+        top = [
+            top_rows(answer.logits, item.temperature, self._k)
+            for item, answer in zip(step.items, outputs, strict=True)
             if item.rows
         ]
-        if not found:
+        if not top:
             return [b""]
         # [Σ rows, K]
-        ids = np.concatenate([rows.ids for rows in found])
-        values = np.concatenate([rows.values for rows in found])
+        ids = np.concatenate([rows.ids for rows in top])
+        values = np.concatenate([rows.values for rows in top])
         return [encode_topk(TopRows(ids, values), self._vocab, self._values)]

@@ -4,12 +4,12 @@ In:  passes. A slot belongs to one replica, so its session stays there.
 Out: their scores. States go from actor to actor; the edge talks to the first and the last.
 
 Ray places the actors, and restarts lost actors, worker processes and nodes. It does not restore
-their slots, and does not notice a frozen process. So a replica that lost an actor is joined again,
-and its passes are sent again with as much of their sequences as needed; the actors of an overdue
-replica are killed, so that Ray restarts them.
+their slots, and does not notice a frozen process. So the edge attaches a replica again after it
+lost an actor, and sends its passes again, with as much of their sequences as needed. It kills the
+actors of an overdue replica, so that Ray restarts them.
 
-Ray carries pickled Python objects, and anything that reaches its ports may run code: a cluster is
-for machines that trust each other, behind a firewall (`docs/scale.md`).
+Ray transports pickled Python objects, and whoever reaches its ports can run code: a cluster is for
+machines that trust each other, behind a firewall (`docs/scale.md`).
 """
 
 import logging
@@ -32,11 +32,11 @@ from pilotfish.edge_runtime.node.actor import ActorInfo, StageResult
 from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.ray_cluster import (
-    actors_for,
-    error_of,
+    cause_of,
     is_permanent,
     leave,
     restart,
+    start_actors,
 )
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
@@ -45,14 +45,14 @@ from pilotfish.engines.stage import Head
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LOADING_S = 600.0  # for an actor's first loading of its weights
-_LOADED = 10.0  # for later ones, times as long as the first took
-_RETRY_S = 0.5  # between attempts to join a replica's actors
+_LOADING_S = 600.0  # time limit of a replica's first start
+_LOADED = 10.0  # time limit of later starts, in durations of the first
+_RETRY_S = 0.5  # pause before a replica is attached again
 
 
 @dataclass(eq=False)
 class _ReplicaPass(RemotePass):
-    """A pass under way; its spans use the slots of its replica. size: tokens sent."""
+    """A pass under way, with spans over its replica's slots. size: tokens sent."""
 
     lane: int = 0
     size: int = 0
@@ -60,33 +60,33 @@ class _ReplicaPass(RemotePass):
 
 @dataclass(eq=False)
 class _Replica:
-    """One lane: its actors, in the order of the stages."""
+    """One lane: its actors, in the order of their stages, and their attachment."""
 
     actors: list[Any]
     holding: Holding
-    incarnation: bytes = b""  # that its actors have, or are asked to take
-    joining: int = 0  # actors that have not confirmed it yet
-    standing: bool = False
-    retry_s: float | None = 0.0  # when to join them
-    joined_s: float = 0.0  # when joining began
-    loading_s: float | None = None  # the longest that joining may take, once known
-    news_s: float = 0.0  # when the last pass came in
-    held: dict[int, ActorInfo] = field(default_factory=dict)
+    incarnation: bytes = b""  # present or requested incarnation of its actors
+    joining: int = 0  # actors that have not confirmed it
+    ready: bool = False
+    retry_s: float | None = 0.0  # when to attach; None: attached or attaching
+    joined_s: float = 0.0  # when attaching began
+    loading_s: float | None = None  # time limit of attaching; None: not known yet
+    answered_s: float = 0.0  # when the last result arrived
+    actor_infos: dict[int, ActorInfo] = field(default_factory=dict)
 
 
-class _News(NamedTuple):
-    """The result of a call: of ``hold``, with the actor's index, or of a step, with its number."""
+class _CallResult(NamedTuple):
+    """The result of ``hold`` (with the actor's index) or of a step (with its number)."""
 
     lane: int
     incarnation: bytes
     actor: int | None
     number: int | None
-    made: "ActorInfo | StageResult | None"
+    result: "ActorInfo | StageResult | None"
     error: BaseException | None
 
 
 class ClusterTarget(RemoteTarget[_ReplicaPass]):
-    """Replicas on a cluster."""
+    """Passes run by replicas on a cluster."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self._plan = plan
         self._head = head
         self._metrics = options.metrics
-        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
-        self._over = ""
+        self._results: queue.SimpleQueue[_CallResult] = queue.SimpleQueue()
+        self._fatal_error = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ringing = threading.Lock()  # guards writing to the bell, and closing it
         self._closed = False
@@ -117,63 +117,69 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     @property
     def attached(self) -> int:
         """Replicas that can compute."""
-        return sum(replica.standing for replica in self._replicas)
+        return sum(replica.ready for replica in self._replicas)
 
-    # A target's
+    # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Send the pass to its replica, as soon as that can compute."""
+        """Send the pass to its replica, as soon as the replica is ready."""
         lane = spans[0].slot % self.lanes
-        own = [span._replace(slot=span.slot // self.lanes) for span in spans]
-        one = self._passes[number] = _ReplicaPass(number, own, self._clock.now_s, lane=lane)
-        if self._replicas[lane].standing:
-            self._send(one)
+        local_spans = [span._replace(slot=span.slot // self.lanes) for span in spans]
+        pending = self._passes[number] = _ReplicaPass(
+            number, local_spans, self._clock.now_s, lane=lane
+        )
+        if self._replicas[lane].ready:
+            self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep the path; the replica gets it with the slot's next step."""
         self._replicas[slot % self.lanes].holding.keep_path(slot // self.lanes, path)
 
     def _work(self, now_s: float) -> None:
-        """Take the actors' results, join replicas, and handle overdue passes."""
+        """Process results, attach replicas, and handle overdue passes."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        while not self._news.empty():
-            news = self._news.get()
-            replica = self._replicas[news.lane]
-            if news.incarnation == replica.incarnation:
-                self._receive(replica, news)
+        while not self._results.empty():
+            call = self._results.get()
+            replica = self._replicas[call.lane]
+            if call.incarnation == replica.incarnation:
+                self._receive(replica, call)
         for lane, replica in enumerate(self._replicas):
             self._attach_if_ready(lane, replica)
-        for one in list(self._passes.values()):
-            self._reattach_if_overdue(one, now_s)
+        for pending in list(self._passes.values()):
+            self._reattach_if_overdue(pending, now_s)
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """A descriptor that is readable after a call of an actor has ended."""
+        """Descriptor that is readable after an actor's call has ended."""
         return (self._bell,)
 
     def _deadlines(self) -> list[float]:
-        """The times at which a replica is to be joined, or a pass is overdue."""
+        """Return when a replica is to be attached, or a pass becomes overdue."""
         ends_s = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
-        ends_s += [self._overdue_at(one) for one in self._passes.values() if one.sent_s is not None]
+        ends_s += [
+            self._overdue_at(pending)
+            for pending in self._passes.values()
+            if pending.sent_s is not None
+        ]
         ends_s += [r.joined_s + (r.loading_s or _LOADING_S) for r in self._replicas if r.joining]
         return ends_s
 
     @property
     def problem(self) -> str:
         """The replicas that cannot compute."""
-        away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.standing]
+        away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.ready]
         return f"replica {', '.join(away)} being started" if away else ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
         """The replicas by name, and whether each can compute."""
-        return {_named(lane): replica.standing for lane, replica in enumerate(self._replicas)}
+        return {_replica_name(lane): replica.ready for lane, replica in enumerate(self._replicas)}
 
     @property
     def fatal_error(self) -> str:
-        """Why no pass can be computed any more: Ray will not restart an actor."""
-        return self._over
+        """The error after which Ray will not restart an actor; "" for none."""
+        return self._fatal_error
 
     def close(self) -> None:
         """Leave the cluster; a private one ends."""
@@ -185,22 +191,22 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     # Passes
 
-    def _send(self, one: _ReplicaPass) -> None:
-        replica = self._replicas[one.lane]
-        items, tokens = zip(*map(replica.holding.item, one.spans), strict=True)
-        fed = np.concatenate(tokens).astype(np.int64)
-        one.sent_s, one.size = self._clock.now_s, len(fed)
-        parents = parents_of(one.spans)
-        made: Any = fed
+    def _send(self, pending: _ReplicaPass) -> None:
+        replica = self._replicas[pending.lane]
+        items, tokens = zip(*map(replica.holding.item, pending.spans), strict=True)
+        inputs = np.concatenate(tokens).astype(np.int64)
+        pending.sent_s, pending.size = self._clock.now_s, len(inputs)
+        parents = parents_of(pending.spans)
+        result: Any = inputs
         try:
             for actor in replica.actors:
-                made = actor.step.remote(replica.incarnation, list(items), made, parents)
-            self._await(made, one.lane, replica, number=one.number)
+                result = actor.step.remote(replica.incarnation, list(items), result, parents)
+            self._post_result_of(result, pending.lane, replica, number=pending.number)
         except Exception as error:  # Ray could not take the call
-            self._fail(one, error)
-            self._lost(one.lane, error)
+            self._fail(pending, error)
+            self._lose_actor(pending.lane, error)
 
-    def _await(
+    def _post_result_of(
         self,
         call: Any,
         lane: int,
@@ -209,107 +215,113 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         actor: int | None = None,
         number: int | None = None,
     ) -> None:
-        """Report the end of a call, which Ray signals in a thread of its own."""
-        tell = partial(self._post, lane, replica.incarnation, actor, number)
-        call.future().add_done_callback(tell)
+        """Post the call's result when it ends, which Ray signals in another thread."""
+        post = partial(self._post, lane, replica.incarnation, actor, number)
+        call.future().add_done_callback(post)
 
     def _post(
         self, lane: int, incarnation: bytes, actor: int | None, number: int | None, future: Any
     ) -> None:
         error = future.exception()
-        made = None if error is not None else future.result()
-        self._news.put(_News(lane, incarnation, actor, number, made, error))
+        result = None if error is not None else future.result()
+        self._results.put(_CallResult(lane, incarnation, actor, number, result, error))
         with self._ringing:
             if not self._closed:
                 os.eventfd_write(self._bell, 1)
 
-    def _receive(self, replica: _Replica, news: _News) -> None:
-        one = None if news.number is None else self._passes.get(news.number)
-        if isinstance(news.made, ActorInfo) and news.actor is not None:
-            replica.held[news.actor] = news.made
+    def _receive(self, replica: _Replica, call: _CallResult) -> None:
+        pending = None if call.number is None else self._passes.get(call.number)
+        if isinstance(call.result, ActorInfo) and call.actor is not None:
+            replica.actor_infos[call.actor] = call.result
             replica.joining -= 1
-        elif isinstance(news.made, StageResult) and one is not None:
-            replica.news_s = self._clock.now_s
-            self._bring_in(one, news.made)
-        elif news.error is not None:
-            own = error_of(news.error)
-            if own is not None and not isinstance(own, TargetLostError):
-                if one is not None:
-                    self._fail(one, own)
+        elif isinstance(call.result, StageResult) and pending is not None:
+            replica.answered_s = self._clock.now_s
+            self._complete(pending, call.result)
+        elif call.error is not None:
+            cause = cause_of(call.error)
+            if cause is not None and not isinstance(cause, TargetLostError):
+                if pending is not None:
+                    self._fail(pending, cause)
                     return
-                if news.number is not None:
-                    return  # the pass was given up
-            if is_permanent(news.error):
-                self._over = f"An actor of {_named(news.lane)} is gone for good: {news.error}"
-            self._lost(news.lane, news.error)
+                if call.number is not None:
+                    return  # its pass has timed out
+            if is_permanent(call.error):
+                self._fatal_error = (
+                    f"An actor of {_replica_name(call.lane)} is gone for good: {call.error}"
+                )
+            self._lose_actor(call.lane, call.error)
 
-    def _lost(self, lane: int, error: BaseException) -> None:
-        """Note that an actor of a replica is lost."""
+    def _lose_actor(self, lane: int, error: BaseException) -> None:
+        """Record the loss of a replica's actor."""
         replica = self._replicas[lane]
-        if replica.standing:
-            self._note(lane, "gone")
-        _log.warning("%s has lost an actor: %s", _named(lane), _first_line(error))
-        self._break_up(replica)
+        if replica.ready:
+            self._record_event(lane, "gone")
+        _log.warning("%s has lost an actor: %s", _replica_name(lane), _first_line(error))
+        self._reset(replica)
 
-    def _bring_in(self, one: _ReplicaPass, made: StageResult) -> None:
-        for index, ns in enumerate(made.compute_ns, 1):
-            self._metrics.node_compute_s[f"{_named(one.lane)}, stage {index}"] += ns * 1e-9
-        logits = made.logits
+    def _complete(self, pending: _ReplicaPass, result: StageResult) -> None:
+        for index, ns in enumerate(result.compute_ns, 1):
+            self._metrics.node_compute_s[f"{_replica_name(pending.lane)}, stage {index}"] += (
+                ns * 1e-9
+            )
+        logits = result.logits
         if logits is None:
             assert self._head is not None
             try:
-                logits = self._head.logits(made.states)
+                logits = self._head.logits(result.states)
             except Exception as error:
-                self._fail(one, error)
+                self._fail(pending, error)
                 return
-        self._finish(one, split_outputs(one.spans, logits, made.states))
+        self._finish(pending, split_outputs(pending.spans, logits, result.states))
 
-    def _forget(self, one: _ReplicaPass) -> None:
-        for span in one.spans:
-            self._replicas[one.lane].holding.forget(span.slot)
+    def _forget(self, pending: _ReplicaPass) -> None:
+        for span in pending.spans:
+            self._replicas[pending.lane].holding.forget(span.slot)
 
-    def _overdue_at(self, one: _ReplicaPass) -> float:
-        """Return when a pass is overdue: ``late_s`` for each chunk of tokens that it brings."""
-        assert one.sent_s is not None
-        since_s = max(one.sent_s, self._replicas[one.lane].news_s)
-        return since_s + self._plan.late_s * max(1, -(-one.size // CHUNK))
+    def _overdue_at(self, pending: _ReplicaPass) -> float:
+        """Return when a pass is overdue: after ``late_s`` for each chunk of its tokens."""
+        assert pending.sent_s is not None
+        since_s = max(pending.sent_s, self._replicas[pending.lane].answered_s)
+        return since_s + self._plan.late_s * max(1, -(-pending.size // CHUNK))
 
-    def _timeout_at(self, one: _ReplicaPass) -> float:
-        return max(one.started_s, self._replicas[one.lane].news_s) + self._plan.give_up_s
-
-    def _timeout_message(self, one: _ReplicaPass, now_s: float) -> str:
+    def _timeout_at(self, pending: _ReplicaPass) -> float:
         return (
-            f"Of this edge's target {_named(one.lane)} did not answer within "
+            max(pending.started_s, self._replicas[pending.lane].answered_s) + self._plan.give_up_s
+        )
+
+    def _timeout_message(self, pending: _ReplicaPass, now_s: float) -> str:
+        return (
+            f"Of this edge's target {_replica_name(pending.lane)} did not answer within "
             f"{self._plan.give_up_s:g} s."
         )
 
-    def _reattach_if_overdue(self, one: _ReplicaPass, now_s: float) -> None:
-        """Restart the actors of an overdue pass, unless it is given up now."""
-        if one.sent_s is None or now_s >= self._timeout_at(one):
+    def _reattach_if_overdue(self, pending: _ReplicaPass, now_s: float) -> None:
+        """Restart the actors of an overdue pass, unless it times out now."""
+        if pending.sent_s is None or now_s >= self._timeout_at(pending):
             return
-        if now_s > self._overdue_at(one):
-            self._note(one.lane, "late")
-            _log.warning("%s is overdue: its actors are started again", _named(one.lane))
-            self._restart(self._replicas[one.lane])
+        if now_s > self._overdue_at(pending):
+            self._record_event(pending.lane, "late")
+            _log.warning("%s is overdue: restarting its actors", _replica_name(pending.lane))
+            self._restart(self._replicas[pending.lane])
 
     # Replicas
 
-    def _break_up(self, replica: _Replica) -> None:
-        """Mark a replica's slots as lost; its actors are to be joined again."""
-        replica.standing, replica.incarnation, replica.joining = False, b"", 0
+    def _reset(self, replica: _Replica) -> None:
+        """Detach a replica; its actors will be attached again with empty slots."""
+        replica.ready, replica.incarnation, replica.joining = False, b"", 0
         replica.retry_s = self._clock.now_s + _RETRY_S
-        for one in self._passes.values():
-            if self._replicas[one.lane] is replica:
-                one.sent_s = None
+        for pending in self._passes.values():
+            if self._replicas[pending.lane] is replica:
+                pending.sent_s = None
 
     def _restart(self, replica: _Replica) -> None:
         """Kill the processes of all its actors."""
         for actor in replica.actors:
             restart(actor)
-        self._break_up(replica)
+        self._reset(replica)
 
     def _attach_if_ready(self, lane: int, replica: _Replica) -> None:
-        """Join a replica if it is due, and send its waiting passes."""
+        """Attach a replica if it is due, and send its waiting passes."""
         now_s = self._clock.now_s
         if replica.retry_s is not None and now_s >= replica.retry_s:
             replica.retry_s, replica.joined_s = None, now_s
@@ -317,29 +329,31 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             try:
                 for index, actor in enumerate(replica.actors):
                     call = actor.hold.remote(replica.incarnation)
-                    self._await(call, lane, replica, actor=index)
+                    self._post_result_of(call, lane, replica, actor=index)
             except Exception as error:  # Ray could not take the call
-                self._lost(lane, error)
+                self._lose_actor(lane, error)
         elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
             if replica.loading_s is not None:  # a disk may be slower than it was
                 replica.loading_s = min(2.0 * replica.loading_s, max(replica.loading_s, _LOADING_S))
             self._restart(replica)
-        elif not replica.standing and replica.incarnation and not replica.joining:
+        elif not replica.ready and replica.incarnation and not replica.joining:
             took_s = now_s - replica.joined_s
             replica.loading_s = replica.loading_s or max(_LOADED * took_s, self._plan.give_up_s)
-            replica.standing = True
+            replica.ready = True
             replica.holding.lose()
-            self.context = min(self.context, *(held.context for held in replica.held.values()))
-            _log.info("%s stands", _named(lane))
-        for one in list(self._passes.values()):
-            if replica.standing and one.lane == lane and one.sent_s is None:
-                self._send(one)
+            self.context = min(
+                self.context, *(held.context for held in replica.actor_infos.values())
+            )
+            _log.info("%s is ready", _replica_name(lane))
+        for pending in list(self._passes.values()):
+            if replica.ready and pending.lane == lane and pending.sent_s is None:
+                self._send(pending)
 
-    def _note(self, lane: int, what: str) -> None:
-        self._metrics.node_events[_named(lane), what] += 1
+    def _record_event(self, lane: int, what: str) -> None:
+        self._metrics.node_events[_replica_name(lane), what] += 1
 
 
-def _named(lane: int) -> str:
+def _replica_name(lane: int) -> str:
     return f"replica {lane + 1}"
 
 
@@ -348,7 +362,7 @@ def _first_line(error: object) -> str:
 
 
 def open_target(options: TargetOptions) -> ClusterTarget:
-    """Start the replicas on the configured cluster; returns when all can compute."""
+    """Start the replicas on the configured cluster; returns when all are ready."""
     config, plan = options.config, options.config.cluster
     artifacts = [options.artifact]
     head = None
@@ -357,12 +371,12 @@ def open_target(options: TargetOptions) -> ClusterTarget:
         head = Head(artifacts[0], threads=config.threads, provider=config.provider)
     if len(artifacts) != plan.stages:
         raise ConfigError(
-            f"--target holds a model in {len(artifacts)} stages, not {plan.stages}: cut it so with "
+            f"--target holds a model in {len(artifacts)} stages, not {plan.stages}: split it with "
             "`pilotfish export split`."
         )
     stage = artifacts[0].manifest.stage
     digest = artifacts[0].manifest.digest if stage is None else stage.whole
-    chains = actors_for(options, artifacts)
+    chains = start_actors(options, artifacts)
     target = ClusterTarget(plan, chains, head, options, digest)
     try:
         wait_for_nodes(target, lambda: target.attached == plan.replicas, options.on_idle, None)

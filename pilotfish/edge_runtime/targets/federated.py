@@ -1,15 +1,15 @@
 """The target as a weighted ensemble of workers (specfed §II-§III; docs/papers.md).
 
-In:  passes, which every worker makes by itself, with its own model on its own machine.
+In:  passes, which every worker computes with its own model on its own machine.
 Out: scores: logits of Σ w_m p̃_m at every position of each window and at the bonus position,
-     rebuilt from the top K that each worker has told.
+     rebuilt from each worker's top K.
 
 A worker is *late* if it has not answered within ``late_s``, and *gone* if it is not attached. The
 federation's policy decides on such a pass: ``wait`` for the worker, up to ``give_up_s``; ``drop``
 it from the pass and renormalise the other weights; or ``fail`` the pass. A worker with a malformed
 answer is gone until it is attached again. All these events are counted. Tokens that a worker has
-missed are sent with its next step; under ``drop``, if they are many, in a step of their own while
-the others go on.
+missed are sent with its next step; under ``drop``, many missed tokens are sent in a step of their
+own, while the other workers continue.
 
 The ensemble has no hidden states. Its logits are valid for the request's temperature
 (`speculation.ensemble`); top-k and top-p act on the average.
@@ -42,15 +42,15 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 @dataclass(eq=False)
 class _EnsemblePass(RemotePass):
-    """A pass under way. missing: members that have not answered; rows: the others' answers."""
+    """A pass under way. missing: workers that have not answered. rows: answers by worker."""
 
     missing: set[int] = field(default_factory=set)
     rows: dict[int, TopRows] = field(default_factory=dict)
-    late: bool = False  # its late members were counted
+    late: bool = False  # its late workers were counted
 
 
 class FederatedTarget(RemoteTarget[_EnsemblePass]):
-    """Workers with their weights, and one policy for all."""
+    """Passes run by all workers, averaged by weight, with one policy for late workers."""
 
     has_hidden_states = False
     model_logits = False
@@ -68,154 +68,160 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         self._workers: list[WorkerClient] = []
         with ExitStack() as stack:
             stack.callback(self.close)
-            for listed, spot in zip(federation.worker, addresses, strict=True):
-                self._workers.append(WorkerClient(listed, spot, federation, options, self._clock))
+            for entry, address in zip(federation.worker, addresses, strict=True):
+                self._workers.append(WorkerClient(entry, address, federation, options, self._clock))
             stack.pop_all()
 
     def fix_context(self) -> None:
         """Fix context and digest by the attached workers; later changes make a worker unfit."""
-        for member in self._workers:
-            if member.ready is not None and member.ready.context < self.context:
+        for worker in self._workers:
+            if worker.ready is not None and worker.ready.context < self.context:
                 _log.warning(
-                    "%s has room for %d tokens a slot: so has this federation, instead of %d",
-                    *(member.name, member.ready.context, self.context),
+                    "%s has room for %d tokens a slot: this federation's context, instead of %d",
+                    worker.name,
+                    worker.ready.context,
+                    self.context,
                 )
-                self.context = member.ready.context
-        for member in self._workers:
-            member.context = self.context
-        told = [(member.digest, member.weight) for member in self._workers]
-        of = self._federation
-        what = repr((told, of.kept, of.values, of.reconstruction))
-        self.digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+                self.context = worker.ready.context
+        for worker in self._workers:
+            worker.context = self.context
+        workers = [(member.digest, member.weight) for member in self._workers]
+        federation = self._federation
+        identity = repr((workers, federation.kept, federation.values, federation.reconstruction))
+        self.digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
     def attached(self) -> int:
         """Number of workers that can take part."""
-        return sum(member.attached for member in self._workers)
+        return sum(worker.attached for worker in self._workers)
 
-    # A target's
+    # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         """Send the pass to every worker that can take part."""
         now_s = self._clock.now_s
         everyone = set(range(len(self._workers)))
         self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
-        for member in self._workers:
-            if not member.take_part(number, spans, now_s):
-                member.skip(spans)
+        for worker in self._workers:
+            if not worker.take_part(number, spans, now_s):
+                worker.skip(spans)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the path; each worker in the slot's last pass gets it with its next step."""
-        for member in self._workers:
-            member.keep_path(slot, path)
+        """Record the path; each worker of the slot's last pass gets it with its next step."""
+        for worker in self._workers:
+            worker.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
-        """Take the workers' answers, apply the policy to late ones, and finish complete passes."""
-        for index, member in enumerate(self._workers):
-            for number, rows in member.receive():
+        """Process answers, apply the policy to late workers, and finish complete passes."""
+        for index, worker in enumerate(self._workers):
+            for number, rows in worker.receive():
                 waiting = self._passes.get(number)
                 if waiting is not None and index in waiting.missing:
                     waiting.missing.discard(index)
                     waiting.rows[index] = rows
-            member.attach_if_ready()
-            for number, one in self._passes.items():
-                if index in one.missing and not member.awaits(number):
-                    member.take_part(number, one.spans, self._clock.now_s)
-        for one in list(self._passes.values()):
-            if one.missing:
-                self._apply_policy(one, now_s)
-            if not one.missing:
-                self._complete(one)
+            worker.attach_if_ready()
+            for number, pending in self._passes.items():
+                if index in pending.missing and not worker.awaits(number):
+                    worker.take_part(number, pending.spans, self._clock.now_s)
+        for pending in list(self._passes.values()):
+            if pending.missing:
+                self._apply_policy(pending, now_s)
+            if not pending.missing:
+                self._complete(pending)
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
         """The workers' connections."""
-        return [source for member in self._workers for source in member.sources]
+        return [source for worker in self._workers for source in worker.sources]
 
     def _deadlines(self) -> list[float]:
-        """The times at which a worker is late, or is to be asked again."""
+        """Return when a worker becomes late, or is to be contacted again."""
         now_s = self._clock.now_s
-        ends_s = [now_s + due for member in self._workers if (due := member.due_s) is not None]
+        ends_s = [now_s + due for worker in self._workers if (due := worker.due_s) is not None]
         late_s = self._federation.late_s
-        return ends_s + [one.started_s + late_s for one in self._passes.values() if not one.late]
+        return ends_s + [
+            pending.started_s + late_s for pending in self._passes.values() if not pending.late
+        ]
 
     @property
     def problem(self) -> str:
         """The workers that cannot take part or are late, and why."""
-        return ", ".join(filter(None, (member.problem for member in self._workers)))
+        return ", ".join(filter(None, (worker.problem for worker in self._workers)))
 
     @property
     def nodes(self) -> Mapping[str, bool]:
         """The workers by name, and whether each takes part."""
-        return {member.name: member.takes_part for member in self._workers}
+        return {worker.name: worker.takes_part for worker in self._workers}
 
     def close(self) -> None:
         """Close the connections."""
-        for member in self._workers:
-            member.close()
+        for worker in self._workers:
+            worker.close()
 
-    # Each pass
+    # Passes
 
-    def _apply_policy(self, one: _EnsemblePass, now_s: float) -> None:
-        """Count the workers that are late; under ``drop`` go on without them."""
-        of = self._federation
-        if now_s >= one.started_s + of.late_s and not one.late:
-            one.late = True
-            for index in one.missing:
-                self._workers[index].note("late")
-        if of.late == "drop" and one.rows:
-            for index in list(one.missing):
-                if one.late or not self._workers[index].awaits(one.number):
-                    one.missing.discard(index)
-                    self._workers[index].note("dropped")
+    def _apply_policy(self, pending: _EnsemblePass, now_s: float) -> None:
+        """Count late workers; under ``drop`` continue without them."""
+        federation = self._federation
+        if now_s >= pending.started_s + federation.late_s and not pending.late:
+            pending.late = True
+            for index in pending.missing:
+                self._workers[index].record_event("late")
+        if federation.late == "drop" and pending.rows:
+            for index in list(pending.missing):
+                if pending.late or not self._workers[index].awaits(pending.number):
+                    pending.missing.discard(index)
+                    self._workers[index].record_event("dropped")
 
-    def _timeout_at(self, one: _EnsemblePass) -> float:
-        of = self._federation
-        if of.late == "drop" and one.rows:
+    def _timeout_at(self, pending: _EnsemblePass) -> float:
+        federation = self._federation
+        if federation.late == "drop" and pending.rows:
             return math.inf
-        return one.started_s + (of.late_s if of.late == "fail" else of.give_up_s)
+        return pending.started_s + (
+            federation.late_s if federation.late == "fail" else federation.give_up_s
+        )
 
-    def _timeout_message(self, one: _EnsemblePass, now_s: float) -> str:
-        names = ", ".join(self._workers[index].name for index in one.missing)
-        age_s = now_s - one.started_s
+    def _timeout_message(self, pending: _EnsemblePass, now_s: float) -> str:
+        names = ", ".join(self._workers[index].name for index in pending.missing)
+        age_s = now_s - pending.started_s
         return f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
 
-    def _complete(self, one: _EnsemblePass) -> None:
-        self._log_changes(one)
+    def _complete(self, pending: _EnsemblePass) -> None:
+        self._log_changes(pending)
         try:
-            self._finish(one, self._averaged(one))
+            self._finish(pending, self._average(pending))
         except Exception as error:  # such as MemoryError: only this pass fails
-            self._fail(one, error)
+            self._fail(pending, error)
 
-    def _averaged(self, one: _EnsemblePass) -> list[Output]:
+    def _average(self, pending: _EnsemblePass) -> list[Output]:
         """Average the workers' rows; returns each span's logits."""
-        present = sorted(one.rows)
+        present = sorted(pending.rows)
         outputs = []
-        if any(span.rows for span in one.spans):
+        if any(span.rows for span in pending.spans):
             # [Σ rows, V]
             p = aggregate(
                 [self._workers[index].weight for index in present],
-                [one.rows[index] for index in present],
+                [pending.rows[index] for index in present],
                 self._vocab,
                 self._federation.reconstruction,
             )
         end = 0
-        for span in one.spans:
+        for span in pending.spans:
             begin, end = end, end + span.rows
             logits = as_logits(p[begin:end], span.temperature) if span.rows else _NOTHING
             outputs.append(Output(logits, _NOTHING))
         return outputs
 
-    def _log_changes(self, one: _EnsemblePass) -> None:
-        """Log workers that are left out from this pass on, or are back."""
-        for index, member in enumerate(self._workers):
-            left_out = index not in one.rows
-            if left_out and not member.left_out:
-                why = member.problem or f"{member.name}: left out"
-                _log.warning("%s; passes go on by the other weights", why)
-            elif member.left_out and not left_out:
-                _log.info("%s takes part again", member.name)
-            member.left_out = left_out
+    def _log_changes(self, pending: _EnsemblePass) -> None:
+        """Log workers that this pass leaves out for the first time, or uses again."""
+        for index, worker in enumerate(self._workers):
+            left_out = index not in pending.rows
+            if left_out and not worker.left_out:
+                why = worker.problem or f"{worker.name}: left out"
+                _log.warning("%s; passes continue with the other workers' weights", why)
+            elif worker.left_out and not left_out:
+                _log.info("%s takes part again", worker.name)
+            worker.left_out = left_out
 
 
 def open_target(options: TargetOptions) -> FederatedTarget:

@@ -1,4 +1,4 @@
-"""The target in this process: a decoder that computes in `start`."""
+"""The target in this process: a decoder that computes each pass in `start`."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class LocalTarget(Target):
             self._finished.append(Scores(number, outputs))
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Move the K/V of these nodes behind the chain, without computing again."""
+        """Move the path's K/V directly after the chain, without computing again."""
         chain = self._chains[slot]
         self._decoder.keep_path(slot, [*range(chain), *(chain + node for node in path)])
 
@@ -58,7 +58,7 @@ def open_target(options: TargetOptions) -> LocalTarget:
 
 
 def as_pass(span: Span) -> Pass:
-    """Convert a span for a decoder, which takes the chain before a tree as part of the tree."""
+    """Convert a span to a decoder's pass; a chain before a tree becomes part of the tree."""
     tokens = span.tokens[span.base :].astype(np.int64)
     if span.parents is None:
         return Pass(span.slot, tokens, span.rows)

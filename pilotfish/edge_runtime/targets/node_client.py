@@ -1,8 +1,8 @@
 """The edge's connection to one node: lost, connected, or attached.
 
 After a loss of any length ZeroMQ connects again, and the node is greeted and attached with empty
-slots. An unusable node (it holds another model, sent a malformed answer, or left at its first step)
-is ignored for a pause and then asked again; the pause doubles until the node gives a good answer.
+slots. An unusable node (wrong model, malformed answer, or lost during its first step) is ignored
+for a pause and then greeted again; the pause doubles until the node gives a good answer.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import (
     VERSION,
     Attach,
-    Attached,
+    AttachReply,
     Greet,
     Ready,
     Refused,
@@ -33,9 +33,9 @@ from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.edge")
 
-_RETRY_S = (0.5, 30.0)  # first and longest pause of an unusable node
+_RETRY_S = (0.5, 30.0)  # first and longest pause before an unusable node is greeted again
 _MESSAGES = 64  # received in one turn
-# possible reasons for a missing handshake: with a key, and without
+# likely reason for a failed handshake, by whether a key is configured
 _MUTE = {
     True: "it answers, but not to this handshake: is the key in the list its present edge.pub?",
     False: "it answers, but not to this handshake: it may demand keys (key = ..., and --keys)",
@@ -43,7 +43,7 @@ _MUTE = {
 
 
 class NodeAddress(NamedTuple):
-    """A node's name and address. key: its public key in Z85; "" without keys."""
+    """A node's name, address and public key (Z85; empty without keys)."""
 
     name: str
     address: str
@@ -53,8 +53,8 @@ class NodeAddress(NamedTuple):
 class NodeClient:
     """A connection to one node. Never waits.
 
-    expect: returns why the node's artifact or room does not suit; "" if it does. happened: is
-    called with the name of each event. Raises `UnsupportedError` for a malformed address.
+    check: returns why the node's artifact or room does not fit; "" if it does. on_event: called
+    with the name of each event. Raises `UnsupportedError` for a malformed address.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class NodeClient:
         if keys is not None and node.key:
             device_keys = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), node.key)
         self._channel = EdgeChannel(node.address, device_keys, message_bytes)
-        self._connections = 0  # number of the channel's connection noted last
-        self._failed = 0  # the channel's failed handshakes noted so far
+        self._connections = 0  # number of the channel's last known connection
+        self._failed = 0  # the channel's failed handshakes so far
         self._retry_s = _RETRY_S[0]
         self._paused_until_s = 0.0
         self._greeted = False
-        self._doubtful = False  # sent a step since it was attached, without a good answer so far
+        self._doubtful = False  # got a step since it was attached, but gave no good answer yet
         self._reason = "not there yet"
-        self.received_bytes = 0  # headers included
-        self.ready: Ready | None = None  # the node's artifact and room, if suitable
-        self._asked: bytes | None = None  # the incarnation of the last attach request
-        self.incarnation: bytes | None = None  # of the attachment; None: not attached
+        self.received_bytes = 0  # including headers
+        self.ready: Ready | None = None  # the node's artifact and room, if they fit
+        self._requested: bytes | None = None  # incarnation of the last attach request
+        self.incarnation: bytes | None = None  # incarnation of the attachment; None: not attached
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
@@ -92,59 +92,59 @@ class NodeClient:
     @property
     def unattached(self) -> Ready | None:
         """The node's artifact and room, if it is ready to be attached."""
-        return None if self._asked else self.ready
+        return None if self._requested else self.ready
 
     @property
     def problem(self) -> str:
-        """Why it cannot be used at the moment; "" if it can."""
+        """Why the node cannot be used now; "" if it can."""
         return "" if self.incarnation else f"{self.node.name}: {self._reason}"
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until it is to be asked again."""
+        """Seconds until the node is to be contacted again; None: nothing is due."""
         if self._greeted or not (self._channel.connected or self._channel.attempts.stopped):
             return None
         paused_s = self._paused_until_s - time.monotonic()
-        return max(paused_s, self._channel.attempts.left_s)
+        return max(paused_s, self._channel.attempts.wait_s)
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
-        """Read its messages; returns the answers of the present attachment."""
-        self._watch()
+        """Read the node's messages; returns the answers of the present attachment."""
+        self._check_connection()
         answers = []
         for _ in range(_MESSAGES):
-            taken = self._channel.take(0.0)
-            self._watch()
-            if taken is None:
+            message = self._channel.receive_raw(0.0)
+            self._check_connection()
+            if message is None:
                 break
-            self.received_bytes += taken[2]
+            self.received_bytes += message[2]
             if not self._greeted:
                 continue
             try:
-                report = decode_report(taken[0])
+                report = decode_report(message[0])
             except MalformedError as error:
                 self._on_event("lied")
-                self.detach(f"it talks nonsense: {error}")
+                self.detach(f"it sent a malformed message: {error}")
                 continue
             match report:
                 case Ready():
                     self._welcome(report)
-                case Attached():
-                    if report.incarnation == self._asked:
-                        self.incarnation = self._asked
+                case AttachReply():
+                    if report.incarnation == self._requested:
+                        self.incarnation = self._requested
                         _log.info("%s is attached", self.node.name)
                 case Refused():
-                    if report.incarnation in (None, self._asked):
+                    if report.incarnation in (None, self._requested):
                         if self.incarnation and report.code == TargetLostError.code:
                             self._retry_s = _RETRY_S[0]  # the fault is the next stage's
                         self.detach(report.message)
                 case Scored():
                     if report.incarnation == self.incarnation:
-                        answers.append((report, taken[1]))
+                        answers.append((report, message[1]))
         return answers
 
     def attach(self, attach: Attach) -> None:
-        """Ask to attach the node; ``incarnation`` is set when it has confirmed."""
-        self._asked, self.incarnation = attach.incarnation, None
+        """Request the attachment; ``incarnation`` is set when the node confirms it."""
+        self._requested, self.incarnation = attach.incarnation, None
         self._reason, self._doubtful = "being attached", False
         self._send(attach)
 
@@ -154,34 +154,34 @@ class NodeClient:
         return self._send(step, frames)
 
     def detach(self, reason: str) -> None:
-        """Detach the unusable node and ignore it for a pause."""
-        self._note_refusal(reason)
+        """Detach an unusable node and ignore it for a pause."""
+        self._record_refusal(reason)
         self._forget()
         self._pause()
 
-    def note_success(self) -> None:
-        """Note a good answer: the next pause is short again."""
+    def record_success(self) -> None:
+        """Record a good answer; the next pause is short again."""
         self._retry_s, self._doubtful = _RETRY_S[0], False
 
     def close(self) -> None:
         """Close the connection."""
         self._channel.close(0.0)
 
-    def _watch(self) -> None:
-        """Note a lost connection, and greet the node over a new one or after a pause."""
+    def _check_connection(self) -> None:
+        """Detect a lost connection, and greet the node over a new one or after a pause."""
         channel, attempts = self._channel, self._channel.attempts
         channel.read_events()
         if self._connections != channel.connections or not channel.connected:
-            self._note_loss()
+            self._record_loss()
         if channel.connected:
             self._connections = channel.connections
         elif attempts.handshakes_failed > self._failed:
             self._failed = attempts.handshakes_failed
             if attempts.failure is ConnectFailure.KEY:
-                # no pause: the channel's own grow, too
-                self._note_refusal("it does not let this edge in: put edge.pub on its allow-list")
+                # no pause here: the channel's own pauses grow
+                self._record_refusal("it refuses this edge's key: put edge.pub on its allow-list")
             elif attempts.failure is ConnectFailure.TIMEOUT:
-                self._reason = "it takes the connection, but says nothing"
+                self._reason = "it accepts the connection, but does not answer"
             else:
                 self._reason = _MUTE[bool(self.node.key)]
         if channel.connected and not self._greeted and not self._paused:
@@ -190,17 +190,17 @@ class NodeClient:
 
     @property
     def _paused(self) -> bool:
-        """Whether the node is in a pause."""
+        """Whether the node is being ignored for a pause."""
         return time.monotonic() < self._paused_until_s
 
-    def _note_refusal(self, reason: str) -> None:
+    def _record_refusal(self, reason: str) -> None:
         if self.ready is not None or reason != self._reason:
             _log.warning("%s cannot be used: %s", self.node.name, reason)
             self._on_event("refused")
         self._reason = reason
 
-    def _note_loss(self) -> None:
-        if self._asked:
+    def _record_loss(self) -> None:
+        if self._requested:
             _log.warning("%s is gone", self.node.name)
             self._on_event("gone")
             self._reason = "gone"
@@ -210,7 +210,7 @@ class NodeClient:
 
     def _forget(self) -> None:
         """Forget the node's state."""
-        self.ready = self._asked = self.incarnation = None
+        self.ready = self._requested = self.incarnation = None
         self._greeted = self._doubtful = False
 
     def _pause(self) -> None:
@@ -220,7 +220,7 @@ class NodeClient:
     def _welcome(self, ready: Ready) -> None:
         if ready.version != VERSION:
             self.detach(
-                f"it speaks version {ready.version} of the nodes' wire, this edge {VERSION}: "
+                f"it speaks version {ready.version} of the node protocol, this edge {VERSION}: "
                 "install the same Pilotfish release on both"
             )
         elif reason := self._check(ready):
@@ -237,11 +237,11 @@ class NodeClient:
 
 def expect_encrypted(path: Path, nodes: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
     """Raise if a node beyond loopback, or any node of an edge with keys, has no key listed."""
-    for place in nodes:
-        if place.key and keys is None:
-            raise KeysError(f"{path} names a key for {place.name}, but this edge has none: --keys.")
-        if not place.key and (keys is not None or not is_loopback(place.address)):
+    for node in nodes:
+        if node.key and keys is None:
+            raise KeysError(f"{path} names a key for {node.name}, but this edge has none: --keys.")
+        if not node.key and (keys is not None or not is_loopback(node.address)):
             raise KeysError(
-                f"{path} names no key for {place.name} at {place.address}: beyond loopback, and "
+                f"{path} names no key for {node.name} at {node.address}: beyond loopback, and "
                 'wherever the edge has keys, each node needs one (key = "its edge.pub").'
             )

@@ -23,8 +23,8 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node.
 
-    address: tcp://HOST:PORT. key: the file of its public key. name: in logs and metrics; by default
-    the address. digest: of the artifact that it must hold; by default of the one that it holds when
+    address: tcp://HOST:PORT. key: file with its public key. name: for logs and metrics; default:
+    the address. digest: required digest of its artifact; default: that of the artifact it has when
     the edge starts.
     """
 
@@ -35,7 +35,7 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorkerEntry(NodeEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker of a federation. weight: in proportion to the others'."""
+    """A worker of a federation. weight: relative to the others'."""
 
     weight: Positive = 1.0
 
@@ -43,7 +43,7 @@ class WorkerEntry(NodeEntry, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a pass waits for a node.
 
-    late_s: after which a node counts as late. give_up_s: after which a pass fails in any case.
+    late_s: seconds after which a node counts as late. give_up_s: seconds after which a pass fails.
     """
 
     late_s: Positive = 10.0
@@ -59,7 +59,7 @@ class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=
 
     late: policy for a late or lost worker: ``wait`` for it; ``drop`` it from the pass and
     renormalise the other weights; or ``fail``. kept: K. values: format of probabilities.
-    reconstruction: of the tokens outside the top K.
+    reconstruction: how the probabilities outside the top K are rebuilt.
     """
 
     worker: Annotated[list[WorkerEntry], msgspec.Meta(min_length=1, max_length=64)]
@@ -70,7 +70,7 @@ class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The stages behind the first one, which the edge runs itself (decentralized §2.2).
+    """The stages after the first, which the edge runs itself (decentralized §2.2).
 
     states: format of hidden states between stages; ``fp32`` is exact.
     """
@@ -80,7 +80,7 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def lacks_room(ready: Ready, slots: int, context: int) -> str:
-    """Describe a lack of slots or context at a node, and what to do; "" if the node has enough."""
+    """Describe what a node lacks in slots or context, and the remedy; "" if it has enough."""
     if ready.slots < slots:
         return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
     if ready.context < context:
@@ -112,7 +112,7 @@ def read_node_list(path: Path, kind: type[L]) -> L:
 
 def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
     """Return the addresses of the nodes in the file ``path``; `KeysError` for a bad key."""
-    found = [
+    addresses = [
         NodeAddress(
             node.name or node.address,
             node.address,
@@ -120,8 +120,8 @@ def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
         )
         for node in nodes
     ]
-    if len({place.name for place in found}) < len(found):
+    if len({place.name for place in addresses}) < len(addresses):
         raise ConfigError(f"{path} names a node twice: give each a name of its own.")
-    if len({place.address for place in found}) < len(found):
+    if len({place.address for place in addresses}) < len(addresses):
         raise ConfigError(f"{path} names an address twice: a node does one part.")
-    return found
+    return addresses

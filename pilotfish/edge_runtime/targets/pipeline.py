@@ -4,10 +4,10 @@ In:  passes. The edge itself runs stage 1 and the head; the other stages are nod
 Out: their scores, once each pass has crossed all nodes: edge → stage 2 → … → stage N → edge, N hops
      a round for any window. Only hidden states cross them.
 
-A pass is one step, after further steps if its slots are far behind. Steps follow each other through
-the stages, so several sessions, or the pieces of a long prompt, keep all stages busy. Law: answers
-come in the order of the steps. When the stages are attached again, every pass under way is sent
-again, with as much of its sequence as needed.
+A pass is one step, preceded by further steps if its slots are far behind. Steps follow each other
+through the stages, so several sessions, or the chunks of a long prompt, keep all stages busy. Law:
+answers arrive in the order of the steps. When the stages are attached again, every pass under way
+is sent again, with as much of its sequence as needed.
 """
 
 import logging
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, MalformedError, TargetLostError
 from pilotfish.edge_runtime.step_slots import CHUNK, StageSlots
-from pilotfish.edge_runtime.targets.depth import PipelineDepth
 from pilotfish.edge_runtime.targets.holding import Holding, parents_of
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Pipeline, read_addresses, read_node_list
@@ -38,12 +37,12 @@ from pilotfish.wire.nodes import Scored
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIES = 8  # of a pass, since the pass itself may break the stages
+_TRIES = 8  # most attempts at a pass, since the pass itself may crash the stages
 
 
 @dataclass(eq=False)
 class _PipelinePass(RemotePass):
-    """A pass under way; tries: how often it was sent again."""
+    """A pass under way. tries: how often it was sent again."""
 
     tries: int = 0
 
@@ -51,8 +50,8 @@ class _PipelinePass(RemotePass):
 class _SentStep(NamedTuple):
     """A step under way.
 
-    pass_number: of the pass that it completes; None: it only brings a slot up to date. alone: no
-    other step was under way when it was sent.
+    pass_number: the pass that it completes; None: it only brings a slot up to date. alone: whether
+    no other step was under way when it was sent.
     """
 
     number: int
@@ -60,6 +59,33 @@ class _SentStep(NamedTuple):
     rows: int
     sent_s: float
     alone: bool
+
+
+class PipelineDepth:
+    """How many passes the stages should work on at once, as ``passes``.
+
+    As many as the slowest stage computes while one pass crosses all stages: fewer leave stages
+    idle, more only wait before the slowest one. At least the number of stages, at most that of
+    slots.
+    """
+
+    def __init__(self, stages: int, slots: int) -> None:
+        self._least, self._most = min(stages, slots), slots
+        self._hops_s = 0.0  # duration of a step without the computing
+        self.passes = self._least
+
+    def update(self, step_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
+        """Learn from a step's duration, stage 1 to its answer, and from its computing times.
+
+        A step that was not alone may have waited for others: its duration is an upper bound.
+        """
+        computed_s = sum(compute_ns) * 1e-9
+        hops_s = max(0.0, step_s - sum(compute_ns[1:]) * 1e-9)
+        self._hops_s = hops_s if alone else min(hops_s, self._hops_s)
+        slowest_s = max(compute_ns, default=0) * 1e-9
+        if slowest_s > 0.0:
+            fitting = round((self._hops_s + computed_s) / slowest_s)
+            self.passes = min(max(self._least, fitting), self._most)
 
 
 class PipelineTarget(RemoteTarget[_PipelinePass]):
@@ -76,13 +102,13 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         super().__init__()
         self._first, self._head = StageSlots(stage), head
         self._stages = Stages(stage, pipeline, addresses, options)
-        self._incarnation = self._stages.incarnation  # that the following belongs to
+        self._incarnation = self._stages.incarnation  # attachment of the state below
         self._holding = Holding(stage.slots)
         self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
         self._metrics = options.metrics
-        self._numbers = count()  # of steps
-        self._news_s = 0.0  # when the last answer came
+        self._numbers = count()  # step numbers
+        self._answered_s = 0.0  # when the last answer arrived
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
@@ -95,27 +121,27 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         """Whether all stages are attached."""
         return self._stages.incarnation is not None
 
-    # A target's
+    # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Run stage 1 and send its states on, as soon as the stages are attached."""
-        one = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
+        """Run stage 1 and send its states, as soon as the stages are attached."""
+        pending = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
         if self._incarnation is not None:
-            self._send(one)
+            self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the path; the stages get it with the slot's next step."""
+        """Record the path; the stages get it with the slot's next step."""
         self._holding.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
-        """Take the stages' answers, attach stages, and send the next steps."""
+        """Process answers, attach stages, and send the next steps."""
         for scored, frames in self._stages.receive():
-            self._take(scored, frames)
+            self._take_answer(scored, frames)
         for name, size in self._stages.received_bytes.items():
             self._metrics.node_bytes[name, "from"] = size
         self._reattach_if_overdue()
         if self._stages.incarnation != self._incarnation:
-            self._begin_anew()
+            self._restart_passes()
         if (waiting := self._next_to_send()) is not None:
             self._send(waiting)
 
@@ -125,7 +151,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         return self._stages.sources
 
     def _deadlines(self) -> list[float]:
-        """The times at which a step can be sent or is overdue, or a stage is to be asked again."""
+        """Return when a step can be sent or is overdue, or a stage is to be contacted again."""
         now_s, due_s = self._clock.now_s, self._stages.due_s
         ends_s = [] if due_s is None else [now_s + due_s]
         if self._sent:
@@ -141,7 +167,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The stages but the first by name, and whether each is attached."""
+        """The stages after the first by name, and whether each is attached."""
         return self._stages.nodes
 
     def close(self) -> None:
@@ -153,17 +179,17 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     def _next_to_send(self) -> _PipelinePass | None:
         """Return a pass with a step to send now, if any.
 
-        Only as many steps are under way as keep the stages busy, so that a new pass need not wait
-        behind a whole prompt.
+        Only as many steps are under way as keep the stages busy, so that a new pass does not wait
+        for a whole prompt.
         """
         if self._incarnation is None or len(self._sent) > self.concurrent_passes:
             return None
-        return next((one for one in self._passes.values() if one.sent_s is None), None)
+        return next((pending for pending in self._passes.values() if pending.sent_s is None), None)
 
-    def _send(self, one: _PipelinePass) -> None:
-        """Run stage 1 for the next step of a pass, and send the states on."""
-        spans = self._next_step(one)
-        last = spans is one.spans
+    def _send(self, pending: _PipelinePass) -> None:
+        """Run stage 1 for the next step of a pass, and send its states."""
+        spans = self._next_step(pending)
+        last = spans is pending.spans
         items, tokens = zip(*map(self._holding.item, spans), strict=True)
         parents = parents_of(spans)
         begun_ns = time.monotonic_ns()
@@ -172,36 +198,36 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             spent_ns = time.monotonic_ns() - begun_ns
             frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
         except Exception as error:  # only this pass fails
-            self._fail(one, error)
+            self._fail(pending, error)
             return
         if last:
-            one.sent_s = self._clock.now_s
+            pending.sent_s = self._clock.now_s
         if not len(self._stages):
-            self._count([spent_ns])
+            self._count_compute([spent_ns])
             if last:
-                self._bring_in(one, states)
+                self._complete(pending, states)
             return
         rows = sum(span.rows for span in spans)
-        completes = one.number if last else None
+        completes = pending.number if last else None
         alone = not self._sent
         step = _SentStep(next(self._numbers), completes, rows, self._clock.now_s, alone)
         self._sent.append(step)
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
-    def _next_step(self, one: _PipelinePass) -> Sequence[Span]:
-        """Take the pass's remaining spans, or a piece for a slot that is far behind."""
-        for at, span in enumerate(one.spans):
+    def _next_step(self, pending: _PipelinePass) -> Sequence[Span]:
+        """Return the pass's spans, or one chunk for a slot that is far behind."""
+        for at, span in enumerate(pending.spans):
             start = self._holding.first_missing(span)
             end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
             if start < end and len(span.tokens) - start > CHUNK:
-                one.spans[at] = span._replace(base=end)
+                pending.spans[at] = span._replace(base=end)
                 return [Span(span.slot, span.tokens[:end], start, 0)]
-        return one.spans
+        return pending.spans
 
     # Answers in
 
-    def _take(self, scored: Scored, frames: Sequence[Buffer]) -> None:
-        """Take an answer of the last stage; a malformed one detaches all stages."""
+    def _take_answer(self, scored: Scored, frames: Sequence[Buffer]) -> None:
+        """Process an answer of the last stage; a malformed one detaches all stages."""
         if self._stages.incarnation is None:
             return  # an answer before it was malformed
         try:
@@ -215,84 +241,84 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         except MalformedError as error:
             self._stages.reject_answer(f"its answer makes no sense: {error}")
             return
-        self._stages.note_success()
-        self._count(scored.compute_ns)
+        self._stages.record_success()
+        self._count_compute(scored.compute_ns)
         step = self._sent.popleft()
         now_s = self._clock.now_s
         # stages slower than the limit must not be attached again at every step
-        waited_s = now_s - max(step.sent_s, self._news_s)
+        waited_s = now_s - max(step.sent_s, self._answered_s)
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
-        self._news_s = now_s
+        self._answered_s = now_s
         if step.pass_number is not None:
-            self._depth.learn(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
+            self._depth.update(now_s - step.sent_s, scored.compute_ns, alone=step.alone)
             self._set_depth()
-            if (one := self._passes.get(step.pass_number)) is not None:
-                self._bring_in(one, hidden)
+            if (pending := self._passes.get(step.pass_number)) is not None:
+                self._complete(pending, hidden)
 
     def _set_depth(self) -> None:
-        """Set the depth that keeps the stages busy; without stages, allow all passes to wait."""
+        """Set the depth that keeps the stages busy; while detached, all passes may wait."""
         self.concurrent_passes = self._depth.passes
         self.depth = self.concurrent_passes if self.attached else self._first.stage.slots
 
-    def _count(self, compute_ns: Sequence[int]) -> None:
+    def _count_compute(self, compute_ns: Sequence[int]) -> None:
         for name, ns in zip(["edge", *self._stages.names], compute_ns, strict=False):
             self._metrics.node_compute_s[name] += ns * 1e-9
 
-    def _bring_in(self, one: _PipelinePass, hidden: NDArray[np.float32]) -> None:
+    def _complete(self, pending: _PipelinePass, hidden: NDArray[np.float32]) -> None:
         """Finish a pass with its hidden states f32 [Σ rows, d]."""
         begun_ns = time.monotonic_ns()
         try:
             logits = self._head.logits(hidden)
         except Exception as error:
-            self._fail(one, error)
+            self._fail(pending, error)
             return
-        self._count([time.monotonic_ns() - begun_ns])
-        self._finish(one, split_outputs(one.spans, logits, hidden))
+        self._count_compute([time.monotonic_ns() - begun_ns])
+        self._finish(pending, split_outputs(pending.spans, logits, hidden))
 
     # Losses
 
-    def _begin_anew(self) -> None:
-        """Send all passes again, after the stages were lost or attached with empty slots."""
+    def _restart_passes(self) -> None:
+        """Send all passes again after the stages were lost or attached anew."""
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._sent.clear()
         self._holding.lose()
-        for one in list(self._passes.values()):
-            one.sent_s = None
-            one.tries += self._incarnation is not None
-            if one.tries > _TRIES:
+        for pending in list(self._passes.values()):
+            pending.sent_s = None
+            pending.tries += self._incarnation is not None
+            if pending.tries > _TRIES:
                 self._fail(
-                    one,
+                    pending,
                     TargetLostError(
                         f"The stages of this edge's target were lost {_TRIES} times during this "
-                        "pass: it may be what breaks them; see their logs."
+                        "pass: it may be what crashes them; see their logs."
                     ),
                 )
 
     def _overdue_at(self, step: _SentStep) -> float:
         """Return when the next answer is overdue."""
-        return max(step.sent_s, self._news_s) + self._patience_s
+        return max(step.sent_s, self._answered_s) + self._patience_s
 
     def _reattach_if_overdue(self) -> None:
         """Attach all stages again if an answer is overdue, and double the limit."""
         if self._sent and self._clock.now_s > self._overdue_at(self._sent[0]):
             _log.warning(
-                "a step over the stages has taken %.1f s: they are attached anew", self._patience_s
+                "a step over the stages has taken %.1f s: attaching them again", self._patience_s
             )
             self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
             self._stages.detach_overdue()
 
-    def _timeout_at(self, one: _PipelinePass) -> float:
-        return max(one.started_s, self._news_s) + self._pipeline.give_up_s
+    def _timeout_at(self, pending: _PipelinePass) -> float:
+        return max(pending.started_s, self._answered_s) + self._pipeline.give_up_s
 
-    def _timeout_message(self, one: _PipelinePass, now_s: float) -> str:
+    def _timeout_message(self, pending: _PipelinePass, now_s: float) -> str:
         return (
             "The stages of this edge's target did not answer within "
             f"{self._pipeline.give_up_s:g} s. {self.problem}"
         )
 
-    def _forget(self, one: _PipelinePass) -> None:
-        for span in one.spans:
+    def _forget(self, pending: _PipelinePass) -> None:
+        for span in pending.spans:
             self._holding.forget(span.slot)
 
 
@@ -313,8 +339,9 @@ def open_target(options: TargetOptions) -> PipelineTarget:
     )
     if not stage.first or stage.cut.count != len(addresses) + 1:
         raise ConfigError(
-            f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge runs "
-            f"stage 1 itself, and the list has the {stage.cut.count - 1} others in their order."
+            f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge "
+            f"runs stage 1 itself, and the list has the {stage.cut.count - 1} others in their "
+            "order."
         )
     head = Head(options.artifact, threads=config.threads, provider=config.provider)
     target = PipelineTarget(stage, head, pipeline, addresses, options)

@@ -2,8 +2,8 @@
 
 Only this module uses Ray, and Ray is imported only when a cluster is configured. A private cluster
 ends with the thread that started it, and serves this process only: it listens on loopback, with a
-token of its own. Most of its settings are environment variables that Ray reads at import (measured
-with 2.60: docs/scale.md).
+random token. Most settings are environment variables that Ray reads at import (measured with 2.60:
+docs/scale.md).
 """
 
 import logging
@@ -15,33 +15,33 @@ from typing import Any
 
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.errors import ConfigError, TargetLostError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.edge_runtime.node.actor import NodeActor
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
 
-_STORE_BYTES = 80 * 2**20  # of a private cluster's object store, about Ray's least
-_ROWS = 2 * 16  # of logits for each session in the store; those of longer windows go to disk
-_STORE_SHARE = 4  # of the machine's memory, at most
-_PROBE_S = 3.0  # Ray itself would wait for minutes for a missing cluster
+_STORE_BYTES = 80 * 2**20  # least object store of a private cluster, near Ray's minimum
+_ROWS = 2 * 16  # rows of logits per session in the store; longer windows go to disk
+_STORE_SHARE = 4  # the store uses at most this fraction (1/n) of memory
+_PROBE_S = 3.0  # connection test; Ray itself would wait minutes for a missing cluster
 
 _ENVIRONMENT = {
-    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # SIGTERM is the daemon's
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # the daemon handles SIGTERM
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # futures report the errors of calls
     # a lost actor shows after 0.2 s instead of 1.5
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
-_OF_ITS_OWN = {
+_PRIVATE_CLUSTER = {
     "RAY_AUTH_MODE": "token",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds to loopback, for a single node
     "RAY_worker_niceness": "0",
     "RAY_worker_oom_score_adjustment": "0",
-    "RAY_kill_worker_timeout_milliseconds": "500",  # of a frozen worker; 5 s by default
+    "RAY_kill_worker_timeout_milliseconds": "500",  # for a frozen worker; default 5 s
 }
 
 
-def actors_for(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
+def start_actors(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
     """Start each replica's actors, one for each of its artifacts; returns handles of `NodeActor`.
 
     They run on the configured cluster, or on a private one. Raises `ConfigError` without Ray, or
@@ -65,7 +65,7 @@ def actors_for(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[li
         num_cpus=threads,
         num_gpus=gpus,
         max_restarts=-1,
-        max_task_retries=0,  # report a lost call at once: a repeated one would find empty slots
+        max_task_retries=0,  # report a lost call at once; Ray's retry would meet empty slots
         scheduling_strategy="SPREAD",
     )
     slots = -(-config.limits.sessions // plan.replicas)
@@ -98,12 +98,12 @@ def leave() -> None:
     ray.shutdown()
 
 
-def error_of(error: BaseException) -> Exception | None:
+def cause_of(error: BaseException) -> Exception | None:
     """Return the error that a method raised; None if the call failed or the actor was lost."""
     from ray.exceptions import RayActorError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else None
-    # without its argument, a stage's call fails with the error of the stage before it
+    # a stage whose argument is missing fails with the error of the stage before it
     return None if isinstance(cause, RayActorError) else cause
 
 
@@ -115,10 +115,10 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def _start(cpus: int, store_bytes: int) -> None:
-    own = {**_OF_ITS_OWN, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**_PRIVATE_CLUSTER, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     store = max(_STORE_BYTES, min(store_bytes, memory // _STORE_SHARE))
-    _init(own, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
+    _init(environment, num_cpus=cpus, object_store_memory=store, include_dashboard=False)
 
 
 def _join(address: str) -> None:
@@ -148,7 +148,7 @@ def _init(environment: Mapping[str, str], address: str = "local", **options: Any
         import ray
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--cluster ray needs Ray, which is not installed: {installing('ray')}."
+            f"--cluster ray needs Ray, which is not installed: {install_command('ray')}."
         ) from error
     ray.init(
         address=address,
@@ -163,11 +163,11 @@ def _expect_room(wanted: Mapping[str, int]) -> None:
     """Raise `ConfigError` if the cluster could never run all actors at once."""
     import ray
 
-    found = ray.cluster_resources()
+    resources = ray.cluster_resources()
     for name, count in wanted.items():
-        if found.get(name, 0) < count:
+        if resources.get(name, 0) < count:
             leave()
             raise ConfigError(
-                f"The cluster has {found.get(name, 0):g} {name}s, and these actors need {count}: "
-                "fewer --replicas, --stages or --threads, or more nodes."
+                f"The cluster has {resources.get(name, 0):g} {name}s, and these actors need "
+                f"{count}: fewer --replicas, --stages or --threads, or more nodes."
             )

@@ -1,10 +1,10 @@
-"""The stages behind the first one, attached together or not at all.
+"""The stages after the first, attached together or not at all.
 
 In:  steps, with stage 1's states.
 Out: the last stage's answers, in the order of the steps.
 
-Law: the stages' slots belong together. When a stage is lost, or has lost the next one, all are
-attached again with empty slots, under another incarnation.
+Law: the stages' slots belong together. When a stage is lost, or loses the next one, all are
+attached again with empty slots, under a new incarnation.
 """
 
 import secrets
@@ -26,7 +26,7 @@ from pilotfish.wire.nodes import Attach, Item, Ready, Scored, Step
 class Stages:
     """The nodes of the stages, in order; there may be none. Never waits.
 
-    stage: the first one, which the others must fit.
+    stage: stage 1, which the others must fit.
     """
 
     def __init__(
@@ -39,23 +39,23 @@ class Stages:
         self._stage = stage
         self._metrics = options.metrics
         self._states = pipeline.states
-        self._digests = [listed.digest for listed in pipeline.stage]
+        self._digests = [entry.digest for entry in pipeline.stage]
         limit = options.config.limits.message_mib * MEBIBYTE
         self._clients: list[NodeClient] = []
         with ExitStack() as stack:
             stack.callback(self.close)
-            for index, spot in enumerate(addresses):
-                unfit, note = partial(self._unfit, index), partial(self._note, index)
+            for index, address in enumerate(addresses):
+                check, record = partial(self._check_fit, index), partial(self._record_event, index)
                 self._clients.append(
-                    NodeClient(spot, options.keys, limit, check=unfit, on_event=note)
+                    NodeClient(address, options.keys, limit, check=check, on_event=record)
                 )
             stack.pop_all()
         self._poller = zmq.Poller()
-        self._client_of = {source: peer for peer in self._clients for source in peer.sources}
+        self._client_of = {source: client for client in self._clients for source in client.sources}
         for source in self._client_of:
             self._poller.register(source, zmq.POLLIN)
-        self._asked: bytes | None = None  # the incarnation of the last attach requests
-        # of the attachment; None if not all are attached
+        self._requested: bytes | None = None  # incarnation of the last attach requests
+        # incarnation of the attachment; None unless all are attached
         self.incarnation: bytes | None = None if addresses else b""
 
     def __len__(self) -> int:
@@ -64,44 +64,46 @@ class Stages:
     @property
     def names(self) -> list[str]:
         """The nodes' names."""
-        return [peer.node.name for peer in self._clients]
+        return [client.node.name for client in self._clients]
 
     @property
     def nodes(self) -> dict[str, bool]:
         """The nodes by name, and whether each is attached. For any thread."""
-        return {peer.node.name: peer.incarnation is not None for peer in self._clients}
+        return {client.node.name: client.incarnation is not None for client in self._clients}
 
     @property
     def received_bytes(self) -> dict[str, int]:
         """Bytes received from each node, by name."""
-        return {peer.node.name: peer.received_bytes for peer in self._clients}
+        return {client.node.name: client.received_bytes for client in self._clients}
 
     @property
     def sources(self) -> "list[zmq.Socket[bytes] | int]":
-        """Their connections."""
-        return [source for peer in self._clients for source in peer.sources]
+        """The nodes' connections."""
+        return [source for client in self._clients for source in client.sources]
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until a node is to be asked again."""
-        return min((due for peer in self._clients if (due := peer.due_s) is not None), default=None)
+        """Seconds until a node is to be contacted again."""
+        return min(
+            (due for client in self._clients if (due := client.due_s) is not None), default=None
+        )
 
     @property
     def problem(self) -> str:
         """The nodes that are not attached, and why."""
-        return ", ".join(filter(None, (peer.problem for peer in self._clients)))
+        return ", ".join(filter(None, (client.problem for client in self._clients)))
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
         """Read the nodes' messages, attach the nodes, and return the answers."""
         answers: list[tuple[Scored, list[Buffer]]] = []
         news = {self._client_of[source] for source, _ in self._poller.poll(0)}
-        for peer in self._clients:
-            if peer in news or peer.due_s == 0.0:
-                received = peer.receive()
-                if peer is self._clients[-1]:
+        for client in self._clients:
+            if client in news or client.due_s == 0.0:
+                received = client.receive()
+                if client is self._clients[-1]:
                     answers = received
         if self.incarnation is None:
-            answers = []  # these belong to an earlier attachment
+            answers = []  # they belong to an earlier attachment
         self._attach_if_ready()
         return answers
 
@@ -116,68 +118,68 @@ class Stages:
         first = self._clients[0]
         self._metrics.node_bytes[first.node.name, "to"] += first.send(step, frames)
 
-    def note_success(self) -> None:
-        """Note a good answer."""
-        for peer in self._clients:
-            peer.note_success()
+    def record_success(self) -> None:
+        """Record a good answer."""
+        for client in self._clients:
+            client.record_success()
 
     def reject_answer(self, reason: str) -> None:
-        """Detach all after a malformed answer."""
-        self._note(-1, "lied")
+        """Detach all stages after a malformed answer."""
+        self._record_event(-1, "lied")
         self._clients[-1].detach(reason)
         self._attach_if_ready()
 
     def detach_overdue(self) -> None:
-        """Detach all after an overdue answer."""
-        self._note(-1, "late")
-        self.incarnation = self._asked = None
+        """Detach all stages after an overdue answer."""
+        self._record_event(-1, "late")
+        self.incarnation = self._requested = None
         self._attach_if_ready()
 
     def close(self) -> None:
         """Close the connections."""
-        for peer in self._clients:
-            peer.close()
+        for client in self._clients:
+            client.close()
 
     def _attach_if_ready(self) -> None:
-        """Attach all together, when all are there."""
+        """Attach all stages together, once all are ready."""
         if not self._clients:
             return
-        as_which = {peer.incarnation for peer in self._clients}
-        if self.incarnation is not None and as_which != {self.incarnation}:
-            self.incarnation = self._asked = None
+        incarnations = {client.incarnation for client in self._clients}
+        if self.incarnation is not None and incarnations != {self.incarnation}:
+            self.incarnation = self._requested = None
         if any(peer.ready is None for peer in self._clients):
-            self._asked = None
-        elif self._asked is None:
+            self._requested = None
+        elif self._requested is None:
             self._attach()
-        elif as_which == {self._asked}:
-            self.incarnation = self._asked
+        elif incarnations == {self._requested}:
+            self.incarnation = self._requested
 
     def _attach(self) -> None:
-        """Attach from the last one on, so that each finds the next one attached."""
+        """Attach from the last stage to the first, so that each finds the next one attached."""
         end = self._stage.cut.end
-        for peer in self._clients:
-            assert peer.ready is not None
-            if peer.ready.first_layer != end:
-                peer.detach(
-                    f"its first layer is {peer.ready.first_layer}, but {end} follows on the stage "
-                    "before: take the stages that one `pilotfish export split` has made"
+        for client in self._clients:
+            assert client.ready is not None
+            if client.ready.first_layer != end:
+                client.detach(
+                    f"its first layer is {client.ready.first_layer}, but the stage before it ends "
+                    f"before layer {end}: use the stages of one `pilotfish export split`"
                 )
                 return
-            end += peer.ready.layers
-        self._asked = secrets.token_bytes(16)
+            end += client.ready.layers
+        self._requested = secrets.token_bytes(16)
         following = [*(peer.node for peer in self._clients[1:]), None]
-        for peer, place in reversed(list(zip(self._clients, following, strict=True))):
-            peer.attach(
+        for client, node in reversed(list(zip(self._clients, following, strict=True))):
+            client.attach(
                 Attach(
-                    incarnation=self._asked,
+                    incarnation=self._requested,
                     states=self._states,
-                    next="" if place is None else place.address,
-                    next_key=b"" if place is None else place.key,
+                    next="" if node is None else node.address,
+                    next_key=b"" if node is None else node.key,
                 )
             )
 
-    def _unfit(self, index: int, ready: Ready) -> str:
-        """Describe why a node does not suit as stage ``index`` + 2; "" if it does."""
+    def _check_fit(self, index: int, ready: Ready) -> str:
+        """Describe why a node does not fit as stage ``index`` + 2; "" if it does."""
         cut, wanted = self._stage.cut, index + 2
         if (ready.stage, ready.stages, ready.whole) != (wanted, cut.count, cut.whole):
             holds = f"stage {ready.stage} of {ready.stages}" if ready.stages else "a whole model"
@@ -190,5 +192,5 @@ class Stages:
             return f"it holds a stage with digest {ready.digest}, not {self._digests[index]}"
         return lacks_room(ready, self._stage.slots, self._stage.context)
 
-    def _note(self, index: int, what: str) -> None:
+    def _record_event(self, index: int, what: str) -> None:
         self._metrics.node_events[self._clients[index].node.name, what] += 1

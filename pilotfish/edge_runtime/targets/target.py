@@ -1,12 +1,11 @@
-"""The interface of targets: they compute passes, in this process or at nodes.
+"""The interface of targets, which compute passes in this process or on nodes.
 
-In:  numbered passes over a few slots, each with the sequence that its slot is to hold.
-Out: their scores: the logits and hidden states of the rows asked for, or an error.
+In:  numbered passes over some slots, each with the whole sequence of its slot.
+Out: their scores: the logits and hidden states of the requested rows, or an error.
 
-The serving loop starts a pass and goes on; a local target has finished it by then, others finish
+The serving loop starts a pass and continues. A local target has finished it by then; others finish
 when their nodes have answered. Law: a slot is in one pass at a time. Its content follows from its
-last finished pass and the path kept since; a node that lost its K/V caches is fed the sequence
-again.
+last finished pass and the path kept since; a node that lost its K/V cache gets the sequence again.
 """
 
 import logging
@@ -29,19 +28,19 @@ from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIALS = count(2**62)  # numbers of passes that are only timed
-_LOADED_S = 600.0  # for one pass at the start
+_TRIAL_NUMBERS = count(2**62)  # numbers of trial passes
+_FIRST_PASS_S = 600.0  # time limit of a pass at the start
 _PAUSE_S = 0.2
-_TELL_S = 5.0  # between two log lines about missing nodes
+_LOG_EVERY_S = 5.0  # interval of log lines about missing nodes
 
 
 class Span(NamedTuple):
     """One slot's part of a pass.
 
-    tokens: u32 [n], the whole sequence up to the last token of this pass; the slot holds the first
-    ``base`` of them. rows: number of last tokens to output. parents: i64 [nodes], if the last
-    tokens are a tree: each node's parent, −1 for the token before the tree. temperature: for which
-    an ensemble's logits are valid; 0 is greedy.
+    tokens: u32 [n], the whole sequence up to the last token of this pass; the slot has cached the
+    first ``base`` of them. rows: number of last tokens to output. parents: i64 [nodes], if the last
+    tokens are a tree: each node's parent, −1 for the token before the tree. temperature: the one
+    that an ensemble's logits must be valid for; 0 is greedy.
     """
 
     slot: int
@@ -53,12 +52,12 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of tokens of the pass."""
+        """Number of tokens to compute."""
         return len(self.tokens) - self.base
 
     @property
     def nodes(self) -> int:
-        """Number of last tokens that are a tree."""
+        """Number of last tokens that form a tree."""
         return 0 if self.parents is None else len(self.parents)
 
 
@@ -74,17 +73,17 @@ class Scores(NamedTuple):
 
 
 class TargetOptions(NamedTuple):
-    """The arguments of opening a target.
+    """Arguments for opening a target.
 
-    artifact: the edge's, which gives vocabulary and end tokens. meanwhile: to be called a few times
-    a second while waiting for nodes.
+    artifact: the edge's, with vocabulary and end tokens. on_idle: called a few times a second with
+    the present problem while waiting for nodes.
     """
 
     config: EdgeConfig
     artifact: Artifact
     keys: EdgeKeys | None
     metrics: EdgeMetrics
-    on_idle: Callable[[str], None] = lambda trouble: None
+    on_idle: Callable[[str], None] = lambda problem: None
 
 
 class Target(ABC):
@@ -93,14 +92,14 @@ class Target(ABC):
     Attributes:
         context: positions of each slot.
         digest: identifies the target, in hex; targets with different outputs have different ones.
-        states: whether outputs have hidden states.
-        shapes: whether logits are the model's own, so that bias and penalties mean something.
+        has_hidden_states: whether outputs have hidden states.
+        model_logits: whether logits are one model's own, so that bias and penalties apply to them.
         lanes: parts that compute in parallel; slot s is in lane s mod lanes.
         depth: passes that may be under way in one lane.
-        abreast: passes of a lane computed at the same time, by different nodes; waiting jobs are
-            spread over them.
-        pieces: chunks of a prompt in one pass; more than one if stages pipeline them.
-        execution: how this process runs it; None: nodes do.
+        concurrent_passes: passes of a lane that different nodes compute at the same time; waiting
+            jobs are spread over them.
+        chunks_per_pass: chunks of a prompt in one pass; more than 1 if stages pipeline them.
+        execution: provider, precision and threads in this process; None: nodes compute.
     """
 
     context: int
@@ -115,11 +114,11 @@ class Target(ABC):
 
     @abstractmethod
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Start a pass; its errors, and those of nodes, come with its scores."""
+        """Start a pass; its scores carry any error, also of nodes."""
 
     @abstractmethod
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep these nodes, numbered from 0, of the tree that ended the slot's last pass."""
+        """Keep a path (nodes, numbered from 0) of the tree that ended the slot's last pass."""
 
     @abstractmethod
     def collect_scores(self) -> Sequence[Scores]:
@@ -127,27 +126,27 @@ class Target(ABC):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """Sockets to poll for events; after one, call `finished`."""
+        """Sockets to poll; after an event, call `collect_scores`."""
         return ()
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until `finished` should be called even without events; None: no need."""
+        """Seconds until `collect_scores` should be called without events; None: no need."""
         return None
 
     @property
     def problem(self) -> str:
-        """The present faults of its nodes, in a few words; "" for none."""
+        """The present problems of its nodes, in a few words; "" for none."""
         return ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """Its nodes by name, and whether each takes part now. For any thread."""
+        """Its nodes by name, and whether each takes part now. Thread-safe."""
         return {}
 
     @property
     def fatal_error(self) -> str:
-        """Why it can never compute again in this process; "" if it can."""
+        """Why this process can never use the target again; "" if it can."""
         return ""
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ class Target(ABC):
         self,
         number: int,
         spans: Sequence[Span],
-        timeout_s: float = _LOADED_S,
+        timeout_s: float = _FIRST_PASS_S,
     ) -> Sequence[Output]:
         """Make a pass and wait for its outputs; raises its error."""
         self.start(number, spans)
@@ -185,7 +184,7 @@ def time_pass(target: Target, width: int) -> float:
     """Time a pass over ``width`` tokens of the empty slot 0, with all their rows, in seconds."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
-    target.run(next(_TRIALS), [Span(0, tokens, 0, width)])
+    target.run(next(_TRIAL_NUMBERS), [Span(0, tokens, 0, width)])
     return time.perf_counter() - begun_s
 
 
@@ -208,9 +207,9 @@ def wait_for_nodes(
 ) -> None:
     """Wait until the target's nodes are ``complete``, up to ``patience_s``; None: without limit.
 
-    `TargetLostError` if they never can be.
+    Raises `TargetLostError` if they never can be.
     """
-    begun_s = told_s = time.monotonic()
+    begun_s = logged_s = time.monotonic()
     target.collect_scores()
     while not complete():
         now_s = time.monotonic()
@@ -218,8 +217,8 @@ def wait_for_nodes(
             raise TargetLostError(target.fatal_error)
         if patience_s is not None and now_s - begun_s > patience_s:
             return
-        if now_s - told_s > _TELL_S:
-            told_s = now_s
+        if now_s - logged_s > _LOG_EVERY_S:
+            logged_s = now_s
             _log.warning("waiting for nodes: %s", target.problem)
         on_idle(target.problem)
         target.pause()

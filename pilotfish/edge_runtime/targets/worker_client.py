@@ -1,6 +1,6 @@
-"""The edge's view of one worker of a federation: its slots, open steps, and answers.
+"""One worker of a federation, as the edge sees it: its slots, open steps and answers.
 
-In:  passes; out: whether the worker takes part in them, and its top K of each row.
+In:  passes. Out: whether the worker takes part in them, and its top K of each row.
 """
 
 import math
@@ -25,12 +25,12 @@ from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
-DEPTH = 2  # passes: one at the workers, and one on its way to them
-_BEHIND = 2 * DEPTH  # most unanswered steps of a worker
-_CATCHING_UP = 2**61  # first number of steps without a pass
-_ROUNDING = 1.0 - 1e-3  # of a row's mass
-_TRIED = 32  # rows of the largest pass that is timed at the start
-_TOKEN_BYTES = 16  # at most, of each of the top K in an answer; and of a row in addition
+DEPTH = 2  # passes: one at the workers, one on its way to them
+_MOST_OPEN_STEPS = 2 * DEPTH  # most unanswered steps of a worker
+_CATCHING_UP = 2**61  # first number of catch-up steps, which belong to no pass
+_LEAST_MASS = 1.0 - 1e-3  # tolerance of a row's least mass, for rounding
+_TRIAL_ROWS = 32  # rows of the largest trial pass at the start
+_TOKEN_BYTES = 16  # most bytes in an answer per top-K token, and per row in addition
 
 
 class _OpenStep(NamedTuple):
@@ -43,8 +43,8 @@ class _OpenStep(NamedTuple):
 class WorkerClient:
     """One worker and its weight in the federation.
 
-    digest: of the artifact that it must hold, once known. context: positions that its slots must
-    have, once fixed. left_out: whether the last finished pass was without it. clock: of the target.
+    digest: required digest of its artifact, once known. context: required positions of its slots,
+    once fixed. left_out: whether the last finished pass left it out. clock: the target's.
     """
 
     def __init__(
@@ -64,29 +64,31 @@ class WorkerClient:
         self._slots = limits.sessions
         self._metrics = options.metrics
         most = _answer_bytes(limits, federation, self._manifest)
-        self._client = NodeClient(node, options.keys, most, check=self._unfit, on_event=self.note)
-        self._incarnation: bytes | None = None  # of the attachment noted last
+        self._client = NodeClient(
+            node, options.keys, most, check=self._check_fit, on_event=self.record_event
+        )
+        self._incarnation: bytes | None = None  # incarnation of the last known attachment
         self._holding = Holding(self._slots)
         self._open_steps: dict[int, _OpenStep] = {}
         self._extra = count(_CATCHING_UP)
-        self._catch_up = -1  # number of the last step with missed tokens only
+        self._catch_up = -1  # number of the last catch-up step
         self.name = node.name
         self.sources = self._client.sources
         self.close = self._client.close
 
     @property
     def attached(self) -> bool:
-        """Whether it is attached."""
+        """Whether the worker is attached."""
         return self._client.incarnation is not None
 
     @property
     def takes_part(self) -> bool:
-        """Whether it is sent passes now."""
+        """Whether passes are sent to it now."""
         return self.attached and not self._catching_up
 
     @property
     def ready(self) -> Ready | None:
-        """Its artifact and room, if suitable."""
+        """Its artifact and room, if they fit."""
         return self._client.ready
 
     @property
@@ -100,84 +102,94 @@ class WorkerClient:
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until it is to be asked again."""
+        """Seconds until it is to be contacted again."""
         return self._client.due_s
 
     def awaits(self, number: int) -> bool:
-        """Whether it has not answered this step yet."""
+        """Whether it still owes the answer to this step."""
         return number in self._open_steps
 
     def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
-        """Send it a pass; False if it cannot take one now.
+        """Send the worker a pass; False if it cannot take one now.
 
-        Under ``drop`` a worker that has missed many tokens gets them in a step of their own, and
-        takes part again after that, so that the others do not wait.
+        Under ``drop`` a worker that has missed many tokens gets them in a catch-up step, and takes
+        part again after that, so that the others do not wait.
         """
-        if not self._able:
+        if not self._can_take_step:
             return False
         if self._federation.late == "drop":
             missed = [span for span in spans if self._holding.first_missing(span) < span.base]
-            # by slot, since the new tokens of many sessions together would keep it out forever
+            # compared per slot: the sum over many sessions would keep the worker out forever
             if any(span.base - self._holding.first_missing(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
-                told = [Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed]
-                self._send(self._catch_up, told, now_s)
+                missing = [
+                    Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed
+                ]
+                self._send(self._catch_up, missing, now_s)
                 return False
         self._send(number, spans, now_s)
         return True
 
     def skip(self, spans: Sequence[Span]) -> None:
-        """Note a pass without it."""
+        """Record a pass without this worker."""
         for span in spans:
             self._holding.skip(span)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the path; if it was in the slot's last pass, it gets it with its next step."""
+        """Record the path; a worker of the slot's last pass gets it with its next step."""
         self._holding.keep_path(slot, path)
 
     def receive(self) -> Iterator[tuple[int, TopRows]]:
-        """Yield its answers by the numbers of their steps; a malformed one detaches it."""
+        """Yield the worker's answers with their step numbers; a malformed one detaches it."""
         for scored, frames in self._client.receive():
             if scored.incarnation != self._client.incarnation:
                 continue  # an answer before it was malformed
             try:
                 rows = self._rows(scored, frames)
             except MalformedError as error:
-                self.note("lied")
+                self.record_event("lied")
                 self._client.detach(f"its answer makes no sense: {error}")
                 continue
             del self._open_steps[scored.number]
-            self._client.note_success()
+            self._client.record_success()
             self._metrics.node_compute_s[self.name] += sum(scored.compute_ns) * 1e-9
             yield scored.number, rows
         self._metrics.node_bytes[self.name, "from"] = self._client.received_bytes
 
     def attach_if_ready(self) -> None:
-        """Attach it if it is there; notes that its slots are empty then."""
+        """Attach the worker if it is ready; its slots are empty then."""
         if self._incarnation != self._client.incarnation:
             self._incarnation = self._client.incarnation
             self._holding.lose()
             self._open_steps.clear()
         if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
-            of = self._federation
+            federation = self._federation
             self._client.attach(
-                Attach(incarnation=secrets.token_bytes(16), kept=of.kept, values=of.values)
+                Attach(
+                    incarnation=secrets.token_bytes(16),
+                    top_k=federation.kept,
+                    values=federation.values,
+                )
             )
 
-    def note(self, what: str) -> None:
+    def record_event(self, what: str) -> None:
         """Count an event."""
         self._metrics.node_events[self.name, what] += 1
 
     @property
     def _catching_up(self) -> bool:
-        """Whether it has not answered the step with its missed tokens yet."""
+        """Whether it still owes the answer to its catch-up step."""
         return self.awaits(self._catch_up)
 
     @property
-    def _able(self) -> bool:
-        """Whether it can be sent a step now."""
-        if self._incarnation is None or len(self._open_steps) >= _BEHIND or self._catching_up:
+    def _can_take_step(self) -> bool:
+        """Whether it can take a step now."""
+        if (
+            self._incarnation is None
+            or len(self._open_steps) >= _MOST_OPEN_STEPS
+            or self._catching_up
+        ):
             return False
         return self._federation.late != "drop" or self._waited_s <= self._federation.late_s
 
@@ -196,20 +208,20 @@ class WorkerClient:
         self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
-        """Decode an answer; `MalformedError` if no model can have made it."""
+        """Decode an answer; `MalformedError` if no model can have computed it."""
         if scored.number != next(iter(self._open_steps), None):
-            raise MalformedError(f"It is to step {scored.number}, whose turn it is not.")
+            raise MalformedError(f"It answers step {scored.number} out of turn.")
         if len(frames) != 1:
             raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
         due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
         rows = decode_topk(frames[0], due, self._federation.kept, vocab)
         # the K most probable of V tokens have at least K/V together
-        if due and rows.retained_mass.min() < _ROUNDING * rows.k / vocab:
+        if due and rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab:
             raise MalformedError("A row has less mass than its most probable tokens can have.")
         return rows
 
-    def _unfit(self, ready: Ready) -> str:
-        """Describe why its artifact or room does not suit; "" if it does."""
+    def _check_fit(self, ready: Ready) -> str:
+        """Describe why its artifact or room does not fit; "" if they do."""
         if ready.stages:
             return "it holds one stage of a model: a federation wants whole models"
         known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
@@ -227,6 +239,6 @@ class WorkerClient:
 
 
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
-    """Bound an answer: to a window of every session, or to the largest timed pass."""
-    rows = max(limits.sessions * (limits.window + 1), _TRIED)
+    """Return the most bytes of an answer: windows of all sessions, or the largest trial pass."""
+    rows = max(limits.sessions * (limits.window + 1), _TRIAL_ROWS)
     return MEBIBYTE + rows * (min(federation.kept, manifest.vocab_size) + 1) * _TOKEN_BYTES

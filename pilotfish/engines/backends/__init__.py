@@ -1,7 +1,7 @@
 """Backends by provider name. To add one, add a file and a line here.
 
-A provider is taken only after it has run the model. The log of `pilotfish.engines` says which one
-was taken and why others were not.
+A provider is chosen only after it has run the model. The log of `pilotfish.engines` says which
+provider was chosen and why others were not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 
 __all__ = [
-    "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "nothing_runs",
+    "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "no_provider_error",
     "open_backend",
 ]  # fmt: skip
 
@@ -29,7 +29,7 @@ PROVIDERS = {  # best first
     "cuda": "pilotfish.engines.backends.cuda:CudaBackend",
     "cpu": "pilotfish.engines.backends.cpu:CpuBackend",
 }
-# What auto tries. ONNX Runtime's TensorRT builds engines for minutes at load: only on request.
+# Providers that "auto" tries. ONNX Runtime's TensorRT builds engines for minutes: only on request.
 AUTO = ("tensorrt", "cuda", "cpu")
 
 
@@ -44,20 +44,20 @@ def open_backend(
     Args:
         provider: a name of `providers`, or "auto": the best that works without building anything.
         probe: runs the model, and raises if it cannot.
-        providers: where each backend is; PROVIDERS for the graphs that Pilotfish exports.
+        providers: class path of each backend; PROVIDERS for graphs that Pilotfish exports.
 
     Raises:
         ProviderError: if no runtime is installed, or no requested provider works.
-        ArtifactError: if that is because a file is damaged.
+        ArtifactError: if no provider works because a file is damaged.
     """
     if provider != "auto" and provider not in providers:
         raise ProviderError(f"unknown provider {provider!r}: choose auto, {', '.join(providers)}")
     best = tuple(name for name in AUTO if name in providers)
-    wanted = best if provider == "auto" else (provider,)
+    names = best if provider == "auto" else (provider,)
     reasons: list[str] = []
-    for name in wanted:
+    for name in names:
         try:
-            backend = _kind(providers[name])(load)
+            backend = _load_class(providers[name])(load)
             probe(backend)
         except Exception as error:  # runtimes raise their own classes and plain RuntimeError
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -66,31 +66,31 @@ def open_backend(
             continue
         if (provider, name) == ("auto", "cpu"):
             warn_of_idle_gpu("; ".join(reasons) or "a graph of this kind runs there only")
-        log.info("provider %s: it ran the model%s", name, _because(reasons))
+        log.info("provider %s: it ran the model%s", name, _fallback_note(reasons))
         return backend, name
-    raise nothing_runs(load.artifact, load.artifact.graph_path, wanted, reasons)
+    raise no_provider_error(load.artifact, load.artifact.graph_path, names, reasons)
 
 
-def nothing_runs(
+def no_provider_error(
     artifact: Artifact, graph: Path, wanted: Sequence[str], reasons: Sequence[str]
 ) -> ProviderError:
     """Build the error for a graph that none of these providers ran.
 
-    The CPU runs any intact graph, so where it was tried, the files are verified.
+    The CPU runs any intact graph, so a failure there calls for a check of the files.
 
     Raises:
-        ArtifactError: naming a file that is damaged, instead.
+        ArtifactError: instead, if a file is damaged.
     """
     if "cpu" in wanted:
         artifact.verify()
     return ProviderError(f"no provider can run {graph}: {'; '.join(reasons)}")
 
 
-def _kind(place: str) -> Callable[[Load], Backend]:
+def _load_class(place: str) -> Callable[[Load], Backend]:
     module, _, attribute = place.partition(":")
     kind: Callable[[Load], Backend] = getattr(import_module(module), attribute)
     return kind
 
 
-def _because(reasons: list[str]) -> str:
+def _fallback_note(reasons: list[str]) -> str:
     return f" (fell back: {'; '.join(reasons)})" if reasons else ""

@@ -1,9 +1,9 @@
-"""The interface between slots and whatever computes their passes.
+"""The interface between slots and the runtime that computes their passes.
 
 A backend has loaded one artifact and holds the keys and values of its slots. `bind` returns the
-inputs of a run over neighbouring slots as arrays in the host's memory, for `engines.passes` to
-fill; `Binding.run` computes and writes the answers into host arrays. Where keys and values lie, and
-what is copied, is up to the backend. Not thread-safe: one owner.
+inputs of a run over neighbouring slots as host arrays, which `engines.passes` fills; `Binding.run`
+computes and writes the answers into host arrays. The backend decides where keys and values are
+stored and what it copies. Not thread-safe: one owner.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pilotfish.engines.states import StateCache, StateStep
 
 KEY_VALUE = ("key", "value")
 
-# By the names of a graph's outputs but for the cache, f32 [rows, width] each; equally many rows.
+# Answer arrays by output name (cache outputs excluded), f32 [rows, width]; all have equal rows.
 Answers: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to load.
+    """A model to load, and how to load it.
 
     Attributes:
-        context: positions of each slot, at least.
-        flexible: fewer positions will do, where an engine was built for fewer.
-        build: an engine may be built now, which takes minutes.
+        context: least number of positions per slot.
+        flexible: accept an engine that was built for fewer positions.
+        build: allow building an engine now, which takes minutes.
     """
 
     artifact: Artifact
@@ -56,16 +56,16 @@ class Binding(ABC):
         A backend may hold integers narrower than `dtype`.
         """
 
-    def step(self, step: StateStep) -> None:
+    def bind_states(self, step: StateStep) -> None:
         """Make the next run read and write these states.
 
-        Called only if `Backend.states` is set; a backend that sets it overrides this.
+        Slots call this only if `Backend.states` is set; a backend that sets it overrides this.
         """
-        raise NotImplementedError  # never called: it refuses such models when they load
+        raise NotImplementedError  # unreachable: other backends refuse such models at load
 
     @abstractmethod
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """Compute; write `rows` rows of each answer to `answers` from `row` on."""
+        """Run the graph; write `rows` rows of each answer to `answers`, starting at `row`."""
 
 
 class Backend(ABC):
@@ -73,14 +73,13 @@ class Backend(ABC):
 
     Attributes:
         cache: keys and values.
-        context: positions of each slot.
-        batches: whether a run may hold several slots.
-        widths: numbers in a row of each answer, by its name.
-        narrow: passes of more tokens have a run of their own; None = none do.
-        widest: tokens that a run takes of one pass; None = any number.
-        states: what layers without keys and values keep, of models that have such; a run then holds
-            one slot.
-        trusted: whether the probe may take it for granted that the cache is read as written.
+        context: positions per slot.
+        batches: whether one run can cover several slots.
+        widths: row width of each answer, by its name.
+        narrow: most tokens of a pass that shares a run; None = no limit.
+        widest: most tokens that a run takes from one pass; None = no limit.
+        states: recurrent states, for models that have them; a run then covers one slot.
+        trusted: whether the probe may assume that the graph reads the cache as it was written.
     """
 
     cache: KVCache
@@ -96,28 +95,28 @@ class Backend(ABC):
     def bind(self, first: int, count: int) -> Binding:
         """Prepare runs over slots first … first + count − 1.
 
-        Valid until the cache moves.
+        Valid until the cache's buffers move.
         """
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Allocate an array for answers, in the memory that this backend writes to fastest."""
+        """Allocate an array for answers, in the memory that the backend writes fastest."""
         return np.empty(shape, np.float32)
 
 
 def kv_names(layers: Iterable[int]) -> list[str]:
-    """Name these layers' planes without `past.` or `present.`: their keys and values by turns."""
-    return [f"{layer}.{what}" for layer in layers for what in KEY_VALUE]
+    """Name the planes of these layers, key and value alternating, without `past.`/`present.`."""
+    return [f"{layer}.{role}" for layer in layers for role in KEY_VALUE]
 
 
 def plane_names(cached: Iterable[CachedLayer]) -> list[str]:
-    """Name the planes of a cache in their order."""
+    """Name the planes of a cache in order."""
     return kv_names(each.layer for each in cached)
 
 
 def refuse_states(manifest: Manifest) -> None:
-    """Raise `ProviderError` for a model some of whose layers keep no keys and values."""
+    """Raise `ProviderError` for a model with recurrent states."""
     if manifest.states is not None:
         raise ProviderError(
-            f"{manifest.architecture} keeps states besides keys and values, which only the CPU "
-            "backend does: choose --provider cpu"
+            f"{manifest.architecture} has recurrent states, which only the CPU backend supports: "
+            "choose --provider cpu"
         )

@@ -1,7 +1,7 @@
 """ONNX Runtime on the CPU: keys, values and answers are bound in place.
 
 Binding is slow compared with filling an array (about 5 µs each, four times that with cold caches),
-so a pass binds nothing that it has bound before.
+so a pass never binds the same buffer twice.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class CpuBackend(Backend):
         self._names = plane_names(manifest.cached)
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind the slots' pieces of the cache as past and as present."""
-        kept = [] if self.states is None else self.states.kept.layers
-        binding = CpuBinding(self._session, kept)
+        """Bind the slots' parts of the cache as past and as present."""
+        state_layers = [] if self.states is None else self.states.layout.layers
+        binding = CpuBinding(self._session, state_layers)
         for plane, name in enumerate(self._names):
             piece = self.cache.piece(plane, first, count)
-            binding.in_place(f"past.{name}", f"present.{name}", piece)
+            binding.bind_in_place(f"past.{name}", f"present.{name}", piece)
         return binding
 
 
 def graph_form(session: Any) -> tuple[bool, dict[str, int]]:
-    """Return whether the graph takes several slots a run, and the widths of its answers."""
+    """Return whether the graph takes several slots per run, and the widths of its answers."""
     batches = any(item.name == "unpack" for item in session.get_inputs())
     shapes = {item.name: item.shape for item in session.get_outputs()}
     answers = (name for name in shapes if not name.startswith(("present.", "settled.")))
@@ -52,14 +52,16 @@ def graph_form(session: Any) -> tuple[bool, dict[str, int]]:
 
 
 class CpuBinding(Binding):
-    """One IOBinding over neighbouring slots, with the small inputs that go with it."""
+    """One IOBinding over neighbouring slots, with its small inputs."""
 
-    def __init__(self, session: Any, kept: Sequence[int]) -> None:
+    def __init__(self, session: Any, state_layers: Sequence[int]) -> None:
         self._session = session
-        self._kept = kept  # layers with states
+        self._state_layers = state_layers
         self._binding = session.io_binding()
         self._inputs: dict[str, NDArray[Any]] = {}
-        self._place: tuple[int, int, int] | None = None  # which rows of which answers are bound
+        self._bound_rows: tuple[int, int, int] | None = (
+            None  # answers: first row, rows, length of the arrays
+        )
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
         """Return the array that the graph will read as `name`; the caller fills all of it."""
@@ -69,15 +71,15 @@ class CpuBinding(Binding):
             self._binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
         return array
 
-    def in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
+    def bind_in_place(self, past: str, present: str, array: NDArray[Any]) -> None:
         """Make the graph read `past` from `array` and write `present` over it."""
         pointer = array.ctypes.data
         self._binding.bind_input(past, "cpu", 0, array.dtype.type, array.shape, pointer)
         self._binding.bind_output(present, "cpu", 0, array.dtype.type, array.shape, pointer)
 
-    def step(self, step: StateStep) -> None:
+    def bind_states(self, step: StateStep) -> None:
         """Make the next run read and write these states."""
-        self._step = step  # alive while it is bound
+        self._step = step  # keeps the bound arrays alive
         read, written = self._binding.bind_input, self._binding.bind_output
         places = [
             (read, "past", "inputs", step.earlier),
@@ -86,18 +88,20 @@ class CpuBinding(Binding):
             (written, "settled", "state", step.settled),
             (written, "present", "state", step.present),
         ]
-        for bind, when, what, arrays in places:
-            for layer, array in zip(self._kept, () if arrays is None else arrays, strict=False):
-                shape = array.shape if what == "inputs" else (1, *array.shape)
-                name = f"{when}.{layer}.{what}"
+        for bind, side, role, arrays in places:
+            for layer, array in zip(
+                self._state_layers, () if arrays is None else arrays, strict=False
+            ):
+                shape = array.shape if role == "inputs" else (1, *array.shape)
+                name = f"{side}.{layer}.{role}"
                 bind(name, "cpu", 0, np.float32, shape, array.ctypes.data)
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
         """Run the graph once."""
         size = len(next(iter(answers.values())))
-        place = (row, rows, size)  # the arrays are replaced by longer ones only
-        if self._place != place:
-            self._place = place
+        bound_rows = (row, rows, size)  # the arrays are only ever replaced by longer ones
+        if self._bound_rows != bound_rows:
+            self._bound_rows = bound_rows
             for name, answer in answers.items():
                 part = answer[row : row + rows]
                 self._binding.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)

@@ -1,7 +1,7 @@
-"""ONNX Runtime on a GPU: keys and values stay in its memory, bound to past and present alike.
+"""ONNX Runtime on a GPU: keys and values stay in its memory, bound as both past and present.
 
-The small inputs are bound anew for each run, for ONNX Runtime copies what is bound from the host
-when it is bound, not when it runs. What was measured on a GPU is in docs/engines.md.
+Each run binds its small inputs again: ONNX Runtime copies host inputs when they are bound, not when
+the graph runs. Measurements on a GPU are in docs/engines.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pilotfish.engines.backends.backend import (
 )
 from pilotfish.engines.backends.cpu import graph_form
 from pilotfish.engines.cudart import Cuda
-from pilotfish.engines.device_cache import DeviceCache, doubling
+from pilotfish.engines.device_cache import DeviceCache, doubling_capacities
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.runtime import open_session
 
@@ -29,14 +29,14 @@ FIRST_CAPACITY = 256
 
 
 class CudaBackend(Backend):
-    """ONNX Runtime's CUDA provider; subclasses are providers that share its memory.
+    """ONNX Runtime's CUDA provider; a subclass is another provider that uses CUDA memory.
 
     Attributes:
-        provider: ONNX Runtime's name of it.
-        others: providers for operators that it does not know.
-        device: where keys and values lie, as IOBinding calls it.
-        apart: whether a run must not write where it reads.
-        dialect: the one that it runs best.
+        provider: ONNX Runtime's name of the provider.
+        others: providers for operators that the provider lacks.
+        device: IOBinding's name of the memory that holds keys and values.
+        apart: whether a run must write to another buffer than it reads.
+        dialect: the dialect to recommend for this provider.
     """
 
     provider: ClassVar[str] = "CUDAExecutionProvider"
@@ -71,17 +71,17 @@ class CudaBackend(Backend):
     def capacities(self, load: Load) -> list[int]:
         """Return the cache's capacities; twice the context only for padding between slots."""
         longest = [2 * load.context] if load.slots > 1 else []
-        return doubling(min(FIRST_CAPACITY, load.context), load.context) + longest
+        return doubling_capacities(min(FIRST_CAPACITY, load.context), load.context) + longest
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind the slots' pieces of the cache."""
+        """Bind the slots' parts of the cache."""
         binding = DeviceBinding(self._session, self._cuda)
-        kind = self.cache.dtype.type
+        dtype = self.cache.dtype.type
         for plane, name in enumerate(self._names):
             shape = self.cache.shape(plane, count)
             past, present = self.cache.addresses(plane, first)
-            binding.io.bind_input(f"past.{name}", self.device, 0, kind, shape, past)
-            binding.io.bind_output(f"present.{name}", self.device, 0, kind, shape, present)
+            binding.io.bind_input(f"past.{name}", self.device, 0, dtype, shape, past)
+            binding.io.bind_output(f"present.{name}", self.device, 0, dtype, shape, present)
         return binding
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -90,7 +90,7 @@ class CudaBackend(Backend):
 
 
 class DeviceBinding(Binding):
-    """One IOBinding whose cache lies on the device, and everything else on the host."""
+    """One IOBinding with its cache on the device and everything else on the host."""
 
     def __init__(self, session: Any, cuda: Cuda) -> None:
         self._session = session
@@ -112,6 +112,6 @@ class DeviceBinding(Binding):
         for name, answer in answers.items():
             part = answer[row : row + rows]
             self.io.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
-        self._cuda.synchronize()  # copies within the cache: ONNX Runtime's stream is its own
+        self._cuda.synchronize()  # ONNX Runtime uses another stream than the cache's copies
         self._session.run_with_iobinding(self.io)
         self.io.synchronize_outputs()

@@ -1,7 +1,7 @@
 """TensorRT itself: an engine, one execution context per profile, everything on one stream.
 
-The inputs of a run stand in one pinned block, whose copy on the GPU has fixed addresses; keys and
-values never leave the GPU. Not run on a GPU yet: see docs/engines.md.
+A run's inputs share one pinned block, whose copy on the GPU has fixed addresses. Keys and values
+never leave the GPU. Not run on a GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pilotfish.engines.backends.backend import (
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.engine_errors import ProviderError
-from pilotfish.engines.tensorrt.build import EngineRequest, engine_for, expect_engine
+from pilotfish.engines.tensorrt.build import EngineRequest, check_engine_exists, engine_for
 from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
-ALIGNMENT = 256  # of tensors, in bytes, as cudaMalloc's
+ALIGNMENT = 256  # bytes; alignment of tensors, as cudaMalloc's
 MASK = "attention_mask"
 
 Shape = tuple[int, ...]
@@ -38,12 +38,12 @@ Shape = tuple[int, ...]
 
 @dataclass
 class _Context:
-    """An execution context and what it was last told."""
+    """An execution context with the shapes and addresses that were last set."""
 
     handle: trt.IExecutionContext
     shapes: dict[str, Shape] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
-    piece: object = None  # of the cache that it reads and writes
+    piece: object = None  # the binding whose part of the cache it reads and writes
 
 
 class TensorRTBackend(Backend):
@@ -52,20 +52,22 @@ class TensorRTBackend(Backend):
     def __init__(self, load: Load) -> None:
         refuse_states(load.artifact.manifest)
         if not load.build:
-            expect_engine(load.artifact)
+            check_engine_exists(load.artifact)
         tensorrt_version()  # reports the most common fault first
         self._cuda = Cuda()
         manifest = load.artifact.manifest
-        order = EngineRequest.for_this_machine(self._cuda, load.artifact, load.slots, load.context)
-        built = engine_for(order, flexible=load.flexible, may_build=load.build)
-        self._built = built
-        profiles = built.order.profiles
+        request = EngineRequest.for_this_machine(
+            self._cuda, load.artifact, load.slots, load.context
+        )
+        loaded = engine_for(request, flexible=load.flexible, may_build=load.build)
+        self._loaded = loaded
+        profiles = loaded.request.profiles
         self.batches = True
-        self.context = built.order.context
+        self.context = loaded.request.context
         self.narrow, self.widest = profiles.narrow, profiles.widest
         self.names = plane_names(manifest.cached)
-        engine = built.engine
-        self._dtypes = _tensors(engine)
+        engine = loaded.engine
+        self._dtypes = _tensor_dtypes(engine)
         answers = ("hidden_states", "logits")
         self.widths = {name: int(engine.get_tensor_shape(name)[1]) for name in answers}
         self.cache: DeviceCache = DeviceCache(
@@ -75,18 +77,18 @@ class TensorRTBackend(Backend):
             profiles.capacities,
             apart=not _is_in_place(engine, self.names),
         )
-        self._contexts = [self._context(index) for index in range(len(profiles.both))]
+        self._contexts = [self._create_context(index) for index in range(len(profiles.both))]
         largest = {
             name: max(math.prod(each.maximum[name]) for each in profiles.both)
             for name in self._dtypes
             if name in profiles.decode.maximum and not name.startswith("past.")
         }
-        self._stage(largest)
+        self._lay_out_inputs(largest)
         self._memory: dict[str, Memory] = {}
         self._rows = 0
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind the slots' pieces of the cache."""
+        """Bind the slots' parts of the cache."""
         return TensorRTBinding(self, first, count)
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -94,8 +96,8 @@ class TensorRTBackend(Backend):
         return self._cuda.host_array(shape, np.float32)
 
     def input(self, name: str, shape: Shape) -> NDArray[Any]:
-        """Return this input's part of the pinned block, in the engine's own type."""
-        begin, dtype = self._places[name], self._dtypes[name]
+        """Return this input's part of the pinned block, in the engine's dtype."""
+        begin, dtype = self._offsets[name], self._dtypes[name]
         size = math.prod(shape) * dtype.itemsize
         return self._host[begin : begin + size].view(dtype).reshape(shape)
 
@@ -108,70 +110,69 @@ class TensorRTBackend(Backend):
     ) -> None:
         """Run once: copy inputs up, compute, copy answers down.
 
-        Args:
-            piece: stands for `cache`, so that a context need not be told twice.
-            shapes: of all inputs.
-            cache: where each plane is read and written.
-            answers: where they go, all of their rows.
+        piece: identifies `cache`: its addresses are set only when `piece` changes.
+        shapes: shapes of all inputs.
+        cache: read and write address of each plane.
+        answers: arrays to fill, with all of their rows.
         """
         slots, size = shapes["unpack"]
-        wide = slots == 1 and size > (self.narrow or size)
-        context = self._contexts[int(wide)]
+        is_prefill = slots == 1 and size > (self.narrow or size)
+        context = self._contexts[int(is_prefill)]
         if context.piece is not piece:
             for name, (past, present) in cache.items():
-                self._address(context, f"past.{name}", past)
-                self._address(context, f"present.{name}", present)
+                self._set_address(context, f"past.{name}", past)
+                self._set_address(context, f"present.{name}", present)
             context.piece = piece
-        self._make_room(len(next(iter(answers.values()))))
+        self._reserve_answers(len(next(iter(answers.values()))))
         for name, memory in self._memory.items():
-            self._address(context, name, memory.address)
-        self._shape(context, shapes)
-        mask = math.prod(shapes[MASK]) * self._dtypes[MASK].itemsize
-        self._cuda.upload(self._device.address, self._host[: self._places[MASK] + mask])
+            self._set_address(context, name, memory.address)
+        self._set_shapes(context, shapes)
+        mask_bytes = math.prod(shapes[MASK]) * self._dtypes[MASK].itemsize
+        self._cuda.upload(self._device.address, self._host[: self._offsets[MASK] + mask_bytes])
         if not context.handle.execute_async_v3(self._cuda.stream):
             raise ProviderError("TensorRT could not run the engine: its log says why (-v)")
         for name, array in answers.items():
             self._cuda.download(array, self._memory[name].address)
         self._cuda.synchronize()
 
-    def _context(self, profile: int) -> _Context:
-        """Return a context that stays with one profile, since switching is slow."""
-        handle = self._built.engine.create_execution_context()
+    def _create_context(self, profile: int) -> _Context:
+        """Create a context for one profile; switching profiles would be slow."""
+        handle = self._loaded.engine.create_execution_context()
         if handle is None or not handle.set_optimization_profile_async(profile, self._cuda.stream):
             raise ProviderError("TensorRT has no memory for the engine's activations")
         self._cuda.synchronize()
         return _Context(handle)
 
-    def _stage(self, largest: dict[str, int]) -> None:
-        """Lay out the block of inputs; the mask, by far the longest, comes last."""
-        self._places: dict[str, int] = {}
+    def _lay_out_inputs(self, largest: dict[str, int]) -> None:
+        """Assign each input a place in the block; the mask, by far the longest, comes last."""
+        self._offsets: dict[str, int] = {}
         end = 0
         for name in sorted(largest, key=lambda name: name == MASK):
-            self._places[name] = end
+            self._offsets[name] = end
             size = largest[name] * self._dtypes[name].itemsize
             end += -(-size // ALIGNMENT) * ALIGNMENT
         self._host = self._cuda.host_array((end,), np.uint8)
         self._device = self._cuda.allocate(end)
         for context in self._contexts:
-            for name, place in self._places.items():
-                self._address(context, name, self._device.address + place)
+            for name, place in self._offsets.items():
+                self._set_address(context, name, self._device.address + place)
 
-    def _make_room(self, rows: int) -> None:
-        """Allocate memory for the answers of so many rows."""
+    def _reserve_answers(self, rows: int) -> None:
+        """Allocate device memory for the answers if it has fewer than `rows` rows."""
         if rows > self._rows:
             self._rows = rows
             for name, width in self.widths.items():
                 size = rows * width * np.dtype(np.float32).itemsize
                 self._memory[name] = self._cuda.allocate(size)
 
-    def _address(self, context: _Context, name: str, address: int) -> None:
+    def _set_address(self, context: _Context, name: str, address: int) -> None:
         if context.addresses.get(name) != address:
             if not context.handle.set_tensor_address(name, address):
                 raise ProviderError(f"TensorRT refuses the address of {name}")
             context.addresses[name] = address
 
-    def _shape(self, context: _Context, shapes: dict[str, Shape]) -> None:
-        """Tell the context which shapes are new, and check that it then knows all."""
+    def _set_shapes(self, context: _Context, shapes: dict[str, Shape]) -> None:
+        """Set the shapes that changed, and check that the context then knows all shapes."""
         if context.shapes == shapes:
             return
         for name, shape in shapes.items():
@@ -186,7 +187,7 @@ class TensorRTBackend(Backend):
 
 
 class TensorRTBinding(Binding):
-    """Neighbouring slots: shapes and addresses of one kind of run."""
+    """Shapes and addresses of runs over neighbouring slots."""
 
     def __init__(self, backend: TensorRTBackend, first: int, count: int) -> None:
         self._backend = backend
@@ -214,23 +215,23 @@ class TensorRTBinding(Binding):
         self._backend.run(self._piece, self._shapes, self._cache, parts)
 
 
-def _tensors(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
-    """Return name and type of all inputs and outputs, without shape tensors (on the host)."""
+def _tensor_dtypes(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each input and output; shape tensors, which are on the host, raise."""
     import tensorrt as trt
 
     dtypes = {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
-            raise ProviderError(f"the engine wants {name} on the host, which no graph asks for")
+            raise ProviderError(f"the engine expects {name} on the host, as no graph does")
         dtypes[name] = array_dtype(engine.get_tensor_dtype(name))
     return dtypes
 
 
 def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:
-    """Whether the engine must write each cache over the one that it reads.
+    """Whether the engine writes each cache over the one that it reads, as KVCacheUpdate does.
 
-    KVCacheUpdate does. Any other engine must not be given one address for both.
+    Any other engine needs two addresses.
     """
     if not hasattr(engine, "get_aliased_input_tensor"):
         return False

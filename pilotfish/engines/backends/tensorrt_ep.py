@@ -1,7 +1,8 @@
-"""ONNX Runtime's TensorRT provider: it builds an engine when it loads, and keeps it in our cache.
+"""ONNX Runtime's TensorRT provider: it builds an engine at load and stores it in our cache.
 
-One profile covers all passes, for shapes outside it would have the engine built again. TensorRT
-must not write where it reads, so the cache is `apart`. Not run on a GPU yet: see docs/engines.md.
+One profile covers all passes, since shapes outside it would trigger another build. TensorRT must
+not write to the buffer that it reads, so the cache is `apart`. Not run on a GPU yet: see
+docs/engines.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class TensorRTProviderBackend(CudaBackend):
         super().__init__(load)
 
     def options(self, load: Load) -> dict[str, str]:
-        """Return profile and caches."""
+        """Return the options for profile and caches."""
         folder = cache_directory() / "engines" / load.artifact.manifest.digest / "onnxruntime"
         folder.mkdir(parents=True, exist_ok=True)
         minimum, optimum, maximum = (

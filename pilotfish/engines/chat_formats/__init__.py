@@ -1,4 +1,4 @@
-"""Families of models, by how they write calls and thoughts. A new one is a file and a line here."""
+"""Chat formats: how model families write calls and thoughts. A new one is a file and a line."""
 
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 from pilotfish.engines.chat_formats.gemma import GEMMA, GEMMA_4
@@ -9,12 +9,12 @@ from pilotfish.engines.chat_formats.mistral import MISTRAL, MISTRAL_ARGS
 from pilotfish.engines.chat_formats.phi import PHI
 from pilotfish.engines.chat_formats.tools import Tool, Tools
 
-__all__ = ["FAMILIES", "Calls", "ChatFormat", "Tool", "Tools", "chat_format_of"]
+__all__ = ["CHAT_FORMATS", "Calls", "ChatFormat", "Tool", "Tools", "chat_format_of"]
 
-# The first that speaks a template is its family.
-FAMILIES = (MISTRAL_ARGS, MISTRAL, GEMMA_4, GEMMA, GRANITE, PHI, LLAMA, HERMES)
+# The first format that matches a template is used.
+CHAT_FORMATS = (MISTRAL_ARGS, MISTRAL, GEMMA_4, GEMMA, GRANITE, PHI, LLAMA, HERMES)
 
 
 def chat_format_of(template: str) -> ChatFormat:
-    """Return the family that this chat template is of, by its source."""
-    return next(family for family in FAMILIES if family.matches(template))
+    """Return the chat format of this chat template, recognised by its source."""
+    return next(chat_format for chat_format in CHAT_FORMATS if chat_format.matches(template))

@@ -1,7 +1,7 @@
-"""A family of models: how they are told of tools, and how they write calls and thoughts.
+"""A chat format: how a model family presents tools, and how it writes calls and thoughts.
 
-In:  a chat template's source, messages, tools. Out: what the template is to render. Templates that
-     know of no tools are told in words, in the form that the family was trained for.
+In:  a chat template's source, messages, tools. Out: the messages and tools to render. Templates
+     without tools get them as plain instructions, in the form that the family was trained on.
 """
 
 import json
@@ -22,11 +22,11 @@ _RESULT = "<tool_response>\n{}\n</tool_response>"
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How calls are written: trigger, opening, the calls with ``between`` between them, closing.
+    """Syntax of calls: trigger, opening, the calls separated by ``between``, closing.
 
-    A call is ``before``, the tool's name, ``behind``, its arguments as JSON, ``end``. The texts
-    may name control tokens. trigger: no words of a turn that may have calls contain it or, unless
-    ``anywhere``, begin with it. gap: may stand behind it.
+    A call is ``before``, the tool's name, ``behind``, the arguments as JSON, ``end``. The texts may
+    contain control tokens. trigger: starts the calls; plain text of a turn that may have calls
+    cannot contain it or, unless ``anywhere``, start with it. gap: optional text after the trigger.
     """
 
     trigger: str
@@ -49,19 +49,19 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def call_id(prefix: str = "call_", length: int = 24) -> str:
-    """Make the id of a call."""
+    """Make a random call id."""
     return prefix + "".join(secrets.choice(_ALPHABET) for _ in range(length))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFormat:
-    """One family.
+    """The chat format of one model family.
 
-    speaks: whether a chat template is of it. calls: None: it writes none that can be constrained.
-    parallel: several calls may be in a turn. taught: whether a template tells of tools by itself,
-    in the family's form; tell: with such a one, changes messages and tools to what it takes.
-    thought: what begins and ends a thought, where the template names its end. call_id: makes the id
-    of a call.
+    matches: recognises a chat template of the family. calls: syntax of calls; None: calls cannot be
+    constrained. parallel: whether a turn may have several calls. takes_tools: whether a template
+    renders tools itself. convert: rewrites messages and tools for a template that takes tools in
+    its own way. thought: begin and end of a thought, if the template contains the end. call_id:
+    makes the id of a call.
     """
 
     name: str
@@ -76,11 +76,11 @@ class ChatFormat:
     def to_template(
         self, template: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
-        """Return the messages and the tools that the template takes.
+        """Return the messages and the tools to give to the template.
 
-        Raises `TemplateError` for calls that are none.
+        Raises `TemplateError` for malformed calls.
         """
-        messages = [_parsed(message) for message in messages]
+        messages = [_parse_arguments(message) for message in messages]
         if not self.takes_tools(template):
             return self.to_plain_text(messages, tools), None
         if self.convert is not None:
@@ -89,23 +89,30 @@ class ChatFormat:
 
     def to_plain_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
         """Write tools, calls and results as plain text."""
-        said: list[Message] = []
-        written = False  # the last one is in our words
+        plain: list[Message] = []
+        last_is_converted = False
         for message in messages:
-            told = self._message_to_plain_text(message)
-            ours = told is not message
-            # templates may want users and assistants to take turns
-            if said and (ours or written) and said[-1].get("role") == told.get("role"):
-                before = said.pop().get("content") or ""
-                told = {**told, "content": f"{before}\n{told.get('content') or ''}"}
-            said.append(told)
-            written = ours
+            converted = self._message_to_plain_text(message)
+            is_converted = converted is not message
+            # templates may require that user and assistant alternate
+            if (
+                plain
+                and (is_converted or last_is_converted)
+                and plain[-1].get("role") == converted.get("role")
+            ):
+                before = plain.pop().get("content") or ""
+                converted = {**converted, "content": f"{before}\n{converted.get('content') or ''}"}
+            plain.append(converted)
+            last_is_converted = is_converted
         if not tools or self.calls is None:
-            return said
-        words = _words(self.calls, tools)
-        if said and said[0].get("role") == "system":
-            return [{**said[0], "content": f"{said[0].get('content')}\n\n{words}"}, *said[1:]]
-        return [{"role": "system", "content": words}, *said]
+            return plain
+        instructions = _tool_instructions(self.calls, tools)
+        if plain and plain[0].get("role") == "system":
+            return [
+                {**plain[0], "content": f"{plain[0].get('content')}\n\n{instructions}"},
+                *plain[1:],
+            ]
+        return [{"role": "system", "content": instructions}, *plain]
 
     def _message_to_plain_text(self, message: Message) -> Message:
         if message.get("role") == "tool":
@@ -113,45 +120,49 @@ class ChatFormat:
         if not (calls := message.get("tool_calls")) or self.calls is None:
             return message
         functions = [call["function"] for call in calls]
-        text = self.calls.format([(one["name"], one["arguments"]) for one in functions])
-        said = [part for part in (message["content"], text) if part]
-        return {"role": "assistant", "content": "\n".join(said)}
+        text = self.calls.format(
+            [(function["name"], function["arguments"]) for function in functions]
+        )
+        parts = [part for part in (message["content"], text) if part]
+        return {"role": "assistant", "content": "\n".join(parts)}
 
 
-def _words(calls: Calls, tools: Sequence[Tool]) -> str:
-    form = calls.format([("<name>", "<arguments>")]).replace('"<arguments>"', "<arguments>")
+def _tool_instructions(calls: Calls, tools: Sequence[Tool]) -> str:
+    example = calls.format([("<name>", "<arguments>")]).replace('"<arguments>"', "<arguments>")
     lines = [json.dumps(tool.openai_object["function"], ensure_ascii=False) for tool in tools]
     return (
         "You may call functions. Their signatures are\n"
         + "\n".join(lines)
         + "\nTo call one, answer with its name and a JSON object of its arguments in this "
-        + f"form, and nothing else:\n{form}\nIf no function is of use, answer in words."
+        + f"form, and nothing else:\n{example}\nIf no function is of use, answer in words."
     )
 
 
-def within_first_user(messages: Sequence[Message]) -> list[Message]:
-    """Move a system message into the first message of the user, for templates without any."""
+def system_into_first_user(messages: Sequence[Message]) -> list[Message]:
+    """Move a system message into the first user message, for templates without system messages."""
     system, *rest = messages
-    at = next((at for at, one in enumerate(rest) if one.get("role") == "user"), None)
-    if system.get("role") != "system" or at is None:
+    index = next(
+        (index for index, message in enumerate(rest) if message.get("role") == "user"), None
+    )
+    if system.get("role") != "system" or index is None:
         return [*messages]
-    content = f"{system.get('content')}\n\n{rest[at].get('content')}"
-    return [*rest[:at], {**rest[at], "content": content}, *rest[at + 1 :]]
+    content = f"{system.get('content')}\n\n{rest[index].get('content')}"
+    return [*rest[:index], {**rest[index], "content": content}, *rest[index + 1 :]]
 
 
-def _parsed(message: Message) -> Message:
-    """Return a message whose calls have values as arguments, which templates write as JSON."""
+def _parse_arguments(message: Message) -> Message:
+    """Parse the arguments of a message's calls; templates write values as JSON."""
     if not (calls := message.get("tool_calls")):
         return message
     try:
-        read = [
-            {**call, "function": {**one, "name": one["name"], "arguments": arguments}}
+        parsed = [
+            {**call, "function": {**function, "name": function["name"], "arguments": arguments}}
             for call in calls
-            for one in (call["function"],)
-            for arguments in (arguments_of(one["name"], one.get("arguments")),)
+            for function in (call["function"],)
+            for arguments in (arguments_of(function["name"], function.get("arguments")),)
         ]
     except (TypeError, KeyError, AttributeError):
         raise TemplateError(
             'a message\'s tool_calls are a list of {"function": {"name": …, "arguments": …}}'
         ) from None
-    return {**message, "content": message.get("content") or "", "tool_calls": read}
+    return {**message, "content": message.get("content") or "", "tool_calls": parsed}

@@ -1,10 +1,10 @@
-"""Hermes, Qwen 2.5 and 3, SmolLM, Granite 4; also what all others are taken for."""
+"""Hermes, Qwen 2.5 and 3, SmolLM, Granite 4; also the fallback for unknown templates."""
 
 import re
 
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 
-# others write XML between these marks
+# Other families write XML between these marks.
 _JSON = re.compile(r'\\?"arguments\\?"')
 
 HERMES = ChatFormat(

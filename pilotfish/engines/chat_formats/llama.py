@@ -1,4 +1,4 @@
-"""Llama 3: an answer that begins as a call does is one, and there is one in a turn."""
+"""Llama 3: an answer that begins like a call is a call; a turn has at most one."""
 
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 

@@ -1,6 +1,6 @@
-"""Mistral: a control token, then a list of calls; since late 2025 names and arguments alone.
+"""Mistral: a control token, then a list of calls; since late 2025 only names and arguments.
 
-Their templates take ids of nine letters and digits.
+The templates require ids of nine letters and digits.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
-"""What a turn of the assistant may be: a thought, then words, an answer of a form, or calls.
+"""Outline of an assistant's turn: an optional thought, then plain text, structured text or calls.
 
-In:  a family's way to write, tools, and what the answer must be. Out: an `Outline`, which is a
-     `Grammar` on the wire, and on each end a source for llguidance.
+In:  a chat format, tools, and a grammar for the answer. Out: an `Outline`; as a `Grammar` it
+     travels over the link, and each end turns it into a source for llguidance.
 """
 
 import json
@@ -17,19 +17,19 @@ from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.schemas import assertions
 from pilotfish.speculation.logits_options import Grammar
 
-KIND = "turn"  # of a grammar
+KIND = "turn"  # grammar kind of a turn
 _ANY = "(?s:.*)"
 _SPACE, SPACES = "[ \\n]", 3
-_LEAD = f"{_SPACE}{{0,{SPACES}}}"  # may stand before a call
+_LEADING_SPACE = f"{_SPACE}{{0,{SPACES}}}"  # optional space before a call
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a turn may be.
+    """The allowed content of a turn.
 
-    thought: what begins and ends a thought, which comes first. thinking: it has begun in the
-    prompt. content: what the answer must be; None: any text. calls, tools: how calls are written,
-    and the name and the schema of each tool that may be called. called: something must be.
-    several: more than one may be.
+    thought: begin and end of a thought, which comes first. thinking: the prompt already began it.
+    content: grammar of the answer; None: any text. calls: syntax of calls. tools: name and JSON
+    schema of each callable tool. called: at least one call is required. several: several calls are
+    allowed.
     """
 
     thought: tuple[str, str] | None = None
@@ -43,36 +43,42 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def for_chat_format(
         cls,
-        family: ChatFormat,
+        chat_format: ChatFormat,
         template: str,
         *,
         tools: Tools | None = None,
         content: Grammar | None = None,
         thinking: bool = False,
     ) -> "Outline":
-        """Outline a turn of this family; `GrammarError` if it cannot call tools.
+        """Outline a turn in this chat format; `GrammarError` if its calls cannot be constrained.
 
         thinking: the prompt ends within a thought.
         """
-        if tools is not None and family.calls is None:
+        if tools is not None and chat_format.calls is None:
             raise GrammarError(
-                f"Calls of the family {family.name} are not JSON, and cannot be constrained."
+                f"Calls of the chat format {chat_format.name} are not JSON, "
+                "and cannot be constrained."
             )
-        thinks = family.thought[1] in template
-        offered = () if tools is None else tools.callable
+        has_thought = chat_format.thought[1] in template
+        callable_tools = () if tools is None else tools.callable
         return cls(
-            thought=family.thought if thinks else None,
-            thinking=thinks and thinking,
+            thought=chat_format.thought if has_thought else None,
+            thinking=has_thought and thinking,
             content=content,
-            calls=family.calls if tools is not None else None,
-            tools=tuple((tool.name, assertions(json.dumps(tool.arguments))) for tool in offered),
+            calls=chat_format.calls if tools is not None else None,
+            tools=tuple(
+                (tool.name, assertions(json.dumps(tool.arguments))) for tool in callable_tools
+            ),
             called=tools is not None and (tools.is_named or tools.choice == REQUIRED),
-            several=tools is not None and tools.parallel and family.parallel and not tools.is_named,
+            several=tools is not None
+            and tools.parallel
+            and chat_format.parallel
+            and not tools.is_named,
         )
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar of such a turn; None if it may be any text."""
+        """The grammar of this turn; None if any text is allowed."""
         if self.calls is None and self.content is None:
             return None
         if self.calls is None and self.thought is None:
@@ -81,14 +87,16 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def marks(self) -> list[str]:
-        """The texts of which a reader must see the control tokens."""
+        """The texts whose control tokens a reader must see."""
         calls = self.calls
-        told = () if calls is None else (calls.trigger, calls.opening, calls.before, calls.behind,
-                                         calls.end, calls.between, calls.closing)  # fmt: skip
-        return [*(self.thought or ()), *told]
+        call_marks = () if calls is None else (
+            calls.trigger, calls.opening, calls.before, calls.behind, calls.end, calls.between,
+            calls.closing,
+        )  # fmt: skip
+        return [*(self.thought or ()), *call_marks]
 
     def schemas(self) -> Iterator[str]:
-        """The JSON schemas within it."""
+        """Yield the JSON schemas of answer and tools."""
         if self.content is not None and self.content.kind == "json":
             yield self.content.text
         for _, schema in self.tools:
@@ -96,90 +104,91 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_outline(text: str) -> Outline:
-    """Read the text of a grammar of kind "turn"; raises `GrammarError` for a malformed one."""
+    """Decode the text of a grammar of kind "turn"; raises `GrammarError` if malformed."""
     try:
-        found = msgspec.json.decode(text, type=Outline)
+        outline = msgspec.json.decode(text, type=Outline)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"This is no turn: {error}.") from error
-    if found.content is not None and found.content.kind == KIND:
-        raise GrammarError("A turn is not within a turn.")
-    if found.calls is not None and not found.calls.trigger:
-        raise GrammarError("Calls of a turn begin with a trigger.")
-    if (found.tools or found.called) and not (found.tools and found.calls):
-        raise GrammarError("A turn that may have calls says how they are written, and of what.")
-    if len(found.tools) > MOST_TOOLS:
-        raise GrammarError(f"A turn has {len(found.tools)} tools; {MOST_TOOLS} is the most.")
-    if found.thought is not None and not all(found.thought):
-        raise GrammarError("A thought begins and ends with some text.")
-    return found
+        raise GrammarError(f"This is not a turn: {error}.") from error
+    if outline.content is not None and outline.content.kind == KIND:
+        raise GrammarError("A turn cannot contain a turn.")
+    if outline.calls is not None and not outline.calls.trigger:
+        raise GrammarError("The calls of a turn need a trigger.")
+    if (outline.tools or outline.called) and not (outline.tools and outline.calls):
+        raise GrammarError("A turn with calls needs both their syntax and the tools.")
+    if len(outline.tools) > MOST_TOOLS:
+        raise GrammarError(f"A turn has {len(outline.tools)} tools; {MOST_TOOLS} is the most.")
+    if outline.thought is not None and not all(outline.thought):
+        raise GrammarError("A thought needs a begin and an end.")
+    return outline
 
 
 class Controls:
-    """The control tokens of a vocabulary. ids: by name."""
+    """The control tokens of a vocabulary. ids: token ids by name."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
-        names = sorted(ids, key=len, reverse=True)  # the longer of two matches
-        self._written = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
+        names = sorted(ids, key=len, reverse=True)  # prefer the longest match
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
 
     def __contains__(self, name: str) -> bool:
         return name in self._ids
 
     def literal(self, text: str) -> str:
-        """Write a rule's part of exactly this text; control tokens in it are those."""
+        """Write a Lark expression that matches exactly this text, control tokens as such."""
         parts = [
             f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
-            for part in self._written.split(text)
+            for part in self._pattern.split(text)
             if part
         ]
         return " ".join(parts)
 
 
 def lark_rules(outline: Outline, controls: Controls) -> str:
-    """Write the rules of a turn; ``@content`` and ``@tool0``… are grammars beside it.
+    """Write the Lark rules of a turn; ``@content`` and ``@tool0``… refer to its other grammars.
 
-    Plain text is regular: it ends where a mark is complete, so that nothing depends on how far a
-    lexer looks ahead. It spells no mark that is a control token either, for a reader sees text.
+    Plain text is a regular expression that ends where a mark is complete, so nothing depends on a
+    lexer's lookahead. It cannot spell a mark that is a control token either, since a reader sees
+    only text.
     """
     rules = [f"GAP: /{_SPACE}{{1,{SPACES}}}/"]
-    thought = unlike = ""
+    thought = forbidden_start = ""
     if outline.thought is not None:
         thought = f"(thought GAP?){'' if outline.thinking else '?'} "
-        rules += _thought(outline.thought, controls, begun=outline.thinking)
-        unlike = "" if outline.thinking else outline.thought[0]
-    ways = []
+        rules += _thought_rules(outline.thought, controls, is_begun=outline.thinking)
+        forbidden_start = "" if outline.thinking else outline.thought[0]
+    alternatives = []
     if outline.tools and outline.calls is not None:
-        first, more = _calls(outline, outline.calls, controls, unlike)
-        ways.append(first)
-        rules += more
+        first, rules_of_calls = _call_rules(outline, outline.calls, controls, forbidden_start)
+        alternatives.append(first)
+        rules += rules_of_calls
     if not outline.called:
-        ways.append("@content" if outline.content is not None else "WORDS?")
-        rules.append(f"WORDS: {_words(outline.calls, unlike)}")
-    return "\n".join([f"start: {thought}({' | '.join(ways)})", *rules])
+        alternatives.append("@content" if outline.content is not None else "WORDS?")
+        rules.append(f"WORDS: {_text_terminal(outline.calls, forbidden_start)}")
+    return "\n".join([f"start: {thought}({' | '.join(alternatives)})", *rules])
 
 
-def _thought(marks: tuple[str, str], controls: Controls, *, begun: bool) -> list[str]:
-    """Write the rules of a thought, one terminal where its marks are text."""
+def _thought_rules(marks: tuple[str, str], controls: Controls, *, is_begun: bool) -> list[str]:
+    """Write the rules of a thought; a single terminal if its marks are plain text."""
     begin, end = marks
-    inside = f"({_without(end)})"
+    inside = f"({_terminal_without(end)})"
     if end in controls:
-        opened = "" if begun else controls.literal(begin)
+        opened = "" if is_begun else controls.literal(begin)
         return [f"thought: {opened} THINKING? {controls.literal(end)}", f"THINKING: {inside}"]
     closed = f"{inside} {json.dumps(end)}"
-    if begun or begin in controls:
-        opened = "" if begun else controls.literal(begin)
+    if is_begun or begin in controls:
+        opened = "" if is_begun else controls.literal(begin)
         return [f"thought: {opened} THINKING", f"THINKING: {closed}"]
     return ["thought: THINKING", f"THINKING: {json.dumps(begin)} {closed}"]
 
 
-def _calls(
-    outline: Outline, calls: Calls, controls: Controls, unlike: str
+def _call_rules(
+    outline: Outline, calls: Calls, controls: Controls, forbidden_start: str
 ) -> tuple[str, list[str]]:
-    """Write how calls begin, and the rules of it and of what follows."""
+    """Return the expression that starts the calls, and the rules that it needs."""
     literal = controls.literal
     each = [
-        f"{literal(calls.before + name + calls.behind)} @tool{at} {literal(calls.end)}"
-        for at, (name, _) in enumerate(outline.tools)
+        f"{literal(calls.before + name + calls.behind)} @tool{index} {literal(calls.end)}"
+        for index, (name, _) in enumerate(outline.tools)
     ]
     more = f"({literal(calls.between)} call)*" if outline.several else ""
     gap = f"({literal(calls.gap)})?" if calls.gap else ""
@@ -193,49 +202,59 @@ def _calls(
             return f"{literal(calls.trigger)} calls", rules
         return (
             f"BEFORE? {literal(calls.trigger)} calls",
-            [*rules, f"BEFORE: {_words(calls, unlike)}"],
+            [*rules, f"BEFORE: {_text_terminal(calls, forbidden_start)}"],
         )
-    before = ""  # where the content is of a form, a space must not lead away from it
+    before = ""  # structured content must not be cut off by a space
     if words or outline.called:
-        before = f"({_words(calls, unlike)})" if words and calls.anywhere else f"/{_LEAD}/"
+        before = (
+            f"({_text_terminal(calls, forbidden_start)})"
+            if words and calls.anywhere
+            else f"/{_LEADING_SPACE}/"
+        )
     return "TRIGGER calls", [*rules, f"TRIGGER: {before} {json.dumps(calls.trigger)}"]
 
 
-def _words(calls: Calls | None, unlike: str) -> str:
-    """Write the terminal of a text without calls, which does not begin with a thought either."""
+def _text_terminal(calls: Calls | None, forbidden_start: str) -> str:
+    """Write the terminal of plain text: no call in it, no thought at its start."""
     terminal = f"/{_ANY}/"
-    if unlike:
-        terminal += f" & ~/{_exactly(unlike)}{_ANY}/"
+    if forbidden_start:
+        terminal += f" & ~/{_escape_regex(forbidden_start)}{_ANY}/"
     if calls is not None:
-        before = _ANY if calls.anywhere else _LEAD
-        terminal += f" & ~/{before}{_exactly(calls.trigger)}{_ANY}/"
+        before = _ANY if calls.anywhere else _LEADING_SPACE
+        terminal += f" & ~/{before}{_escape_regex(calls.trigger)}{_ANY}/"
     return terminal
 
 
-def _without(text: str) -> str:
-    """Write a terminal of any text that does not contain this one."""
-    return f"/{_ANY}/ & ~/{_ANY}{_exactly(text)}{_ANY}/"
+def _terminal_without(text: str) -> str:
+    """Write a terminal of any text that does not contain `text`."""
+    return f"/{_ANY}/ & ~/{_ANY}{_escape_regex(text)}{_ANY}/"
 
 
-def _exactly(text: str) -> str:
-    """Write a regular expression of exactly this text."""
+def _escape_regex(text: str) -> str:
+    """Write a regular expression that matches exactly this text."""
     return "".join(
-        one if one.isascii() and one.isalnum() else f"\\x{{{ord(one):x}}}" for one in text
+        character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}"
+        for character in text
     )
 
 
-def llguidance_source(outline: Outline, controls: Controls, of: Callable[[Grammar], str]) -> str:
-    """Write the source for llguidance. of: makes that of a plain `Grammar`."""
+def llguidance_source(
+    outline: Outline, controls: Controls, plain_source: Callable[[Grammar], str]
+) -> str:
+    """Write the source for llguidance. plain_source: makes the source of a plain `Grammar`."""
 
     def part(name: str, grammar: Grammar) -> dict[str, Any]:
-        told = of(grammar)  # Lark, or an object with one grammar
-        alone = (
-            {"lark_grammar": told} if grammar.kind == "lark" else json.loads(told)["grammars"][0]
+        source = plain_source(grammar)  # Lark, or JSON with one grammar
+        single = (
+            {"lark_grammar": source}
+            if grammar.kind == "lark"
+            else json.loads(source)["grammars"][0]
         )
-        return {**alone, "name": name}
+        return {**single, "name": name}
 
     parts = [
-        part(f"tool{at}", Grammar("json", schema)) for at, (_, schema) in enumerate(outline.tools)
+        part(f"tool{index}", Grammar("json", schema))
+        for index, (_, schema) in enumerate(outline.tools)
     ]
     if outline.content is not None and not outline.called:
         parts.append(part("content", outline.content))

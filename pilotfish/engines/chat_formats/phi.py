@@ -1,4 +1,4 @@
-"""Phi 4 mini: its template takes tools as a text within the system message."""
+"""Phi 4 mini: its template takes tools as text in the system message."""
 
 import json
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from pilotfish.engines.chat_formats.tools import Tool
 
 
 def _in_system_message(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    # calls and results are not rendered by this template
-    said = PHI.to_plain_text(messages, ())
+    # the template renders neither calls nor results
+    plain = PHI.to_plain_text(messages, ())
     if not tools:
-        return said
-    told = json.dumps([tool.openai_object["function"] for tool in tools], ensure_ascii=False)
-    if said and said[0].get("role") == "system":
-        return [{**said[0], "tools": told}, *said[1:]]
+        return plain
+    signatures = json.dumps([tool.openai_object["function"] for tool in tools], ensure_ascii=False)
+    if plain and plain[0].get("role") == "system":
+        return [{**plain[0], "tools": signatures}, *plain[1:]]
     words = "You are a helpful assistant with some tools."
-    return [{"role": "system", "content": words, "tools": told}, *said]
+    return [{"role": "system", "content": words, "tools": signatures}, *plain]
 
 
 PHI = ChatFormat(

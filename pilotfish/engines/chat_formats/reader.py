@@ -1,8 +1,8 @@
-"""Read a turn while it is written: thought, words, calls.
+"""Split a streamed turn into thought, text and calls.
 
-In:  the text of an answer, control tokens of its outline included, as it comes. Out: `TurnPart`s.
-     Text is held back while it may be the beginning of something else. What is not as the outline
-     says, as without a grammar, is words.
+In:  the text of an answer as it arrives, with the control tokens of its outline. Out: `TurnPart`s.
+     Text is held back while it could still become a mark. Text that does not follow the outline,
+     as without a grammar, counts as plain text.
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 
 from pilotfish.engines.chat_formats.outline import SPACES, Outline
 
-_MARKS = re.compile(r'["{}\[\]\\]')
+_JSON_MARKS = re.compile(r'["{}\[\]\\]')
 
 
 class TurnPart(NamedTuple):
-    """A part of a turn. call: of a call and its arguments, its number; id: of a call.
+    """A part of a turn. call: number of the call, for calls and arguments; id: id of a call.
 
-    The text of a call is its tool's name; its arguments follow, JSON in parts.
+    The text of a call is the tool's name; its arguments follow as JSON fragments.
     """
 
     kind: Literal["content", "reasoning", "call", "arguments"]
@@ -28,7 +28,7 @@ class TurnPart(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call. arguments: JSON, if the answer was not cut off."""
+    """A call. arguments: JSON; incomplete if the answer was cut off."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class ToolCall(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether the arguments are all there."""
+        """Whether the arguments are complete JSON."""
         try:
             json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ class ToolCall(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A turn as a whole."""
+    """A whole turn."""
 
     content: str
     reasoning: str
@@ -53,18 +53,18 @@ class Turn(NamedTuple):
 
     @classmethod
     def from_parts(cls, parts: Sequence[TurnPart]) -> "Turn":
-        """Put its parts together."""
+        """Assemble a turn from its parts."""
         content, reasoning = (
-            "".join(one.text for one in parts if one.kind == kind)
+            "".join(part.text for part in parts if part.kind == kind)
             for kind in ("content", "reasoning")
         )
-        arguments: dict[int, list[str]] = {one.call: [] for one in parts if one.kind == "call"}
-        for one in parts:
-            if one.kind == "arguments":
-                arguments[one.call].append(one.text)
-        calls = (one for one in parts if one.kind == "call")
-        told = (ToolCall(one.id, one.text, "".join(arguments[one.call])) for one in calls)
-        return cls(content, reasoning, tuple(told))
+        arguments: dict[int, list[str]] = {part.call: [] for part in parts if part.kind == "call"}
+        for part in parts:
+            if part.kind == "arguments":
+                arguments[part.call].append(part.text)
+        calls = (part for part in parts if part.kind == "call")
+        tool_calls = (ToolCall(part.id, part.text, "".join(arguments[part.call])) for part in calls)
+        return cls(content, reasoning, tuple(tool_calls))
 
 
 class TurnReader:
@@ -75,160 +75,166 @@ class TurnReader:
         self._calls = outline.calls if outline.tools else None
         self._names = frozenset(name for name, _ in outline.tools)
         self._call_id = call_id
-        self._held = ""  # not read yet
+        self._buffer = ""  # not consumed yet
         self._parts: list[TurnPart] = []
-        self._raw = ""  # of a call, until its name is known
-        self._count = 0
+        self._call_text = ""  # text since the trigger, in case it is no call after all
+        self._call_count = 0
         self._depth, self._quoted, self._escaped = 0, False, False
-        # reads on; returns whether to call the next one, with what is held
-        self._read: Callable[[], bool] = self._at_beginning
-        self._bare = False  # white space here belongs to the mark before it
+        # parser state: consumes the buffer; returns whether to run the next state
+        self._state: Callable[[], bool] = self._at_start
+        self._skip_space = False  # drop leading space: it belongs to the mark before
         if outline.thought is None:
-            self._read = self._in_words
+            self._state = self._in_text
         elif outline.thinking:
-            self._think("")
+            self._begin_thought("")
 
     def push(self, text: str) -> list[TurnPart]:
         """Return the parts that this text completes."""
-        self._held += text
-        while self._held and self._read():
+        self._buffer += text
+        while self._buffer and self._state():
             pass
-        return self._taken()
+        return self._take_parts()
 
     def end(self) -> list[TurnPart]:
-        """Return what was held back: the turn ends here.
+        """Return the rest at the end of the turn.
 
-        A call without arguments yet is left out.
+        Drops a call whose arguments never started.
         """
-        if self._read == self._in_thought:
-            self._say("reasoning", self._held.rstrip())
-        elif self._read in (self._at_beginning, self._in_words, self._in_plain_words):
-            self._say("content", self._held)
-        self._held = ""
-        return self._taken()
+        if self._state == self._in_thought:
+            self._emit("reasoning", self._buffer.rstrip())
+        elif self._state in (self._at_start, self._in_text, self._in_plain_text):
+            self._emit("content", self._buffer)
+        self._buffer = ""
+        return self._take_parts()
 
-    def _taken(self) -> list[TurnPart]:
-        taken, self._parts = self._parts, []
-        return taken
+    def _take_parts(self) -> list[TurnPart]:
+        parts, self._parts = self._parts, []
+        return parts
 
-    def _say(self, kind: Literal["content", "reasoning", "arguments"], text: str) -> None:
-        if self._bare:
+    def _emit(self, kind: Literal["content", "reasoning", "arguments"], text: str) -> None:
+        if self._skip_space:
             text = text.lstrip()
-            self._bare = not text
+            self._skip_space = not text
         if text:
-            call = self._count - 1 if kind == "arguments" else -1
+            call = self._call_count - 1 if kind == "arguments" else -1
             self._parts.append(TurnPart(kind, text, call))
 
-    def _go(self, read: Callable[[], bool], rest: str) -> bool:
-        self._read, self._held = read, rest
+    def _switch(self, state: Callable[[], bool], rest: str) -> bool:
+        self._state, self._buffer = state, rest
         return True
 
-    # Thought and words
+    # Thought and plain text
 
-    def _led(self, mark: str) -> bool:
-        """Whether the mark comes, or may come yet, behind some space.
+    def _may_lead_to(self, mark: str) -> bool:
+        """Whether the buffer starts, or may still start, with the mark after some space.
 
-        As the grammar has it: more space than that begins words.
+        Like the grammar, this allows at most `SPACES` spaces unless a call is required.
         """
-        held = self._held
-        most = len(held) if self._outline.called else SPACES
-        begin = next((at for at, one in enumerate(held[:most]) if one not in " \n"), most)
-        rest = held[begin:]
+        buffer = self._buffer
+        most = len(buffer) if self._outline.called else SPACES
+        begin = next(
+            (index for index, character in enumerate(buffer[:most]) if character not in " \n"), most
+        )
+        rest = buffer[begin:]
         return rest.startswith(mark) or mark.startswith(rest)
 
-    def _at_beginning(self) -> bool:
+    def _at_start(self) -> bool:
         assert self._outline.thought is not None
         begin, _ = self._outline.thought
-        if self._held.startswith(begin):
-            return self._think(self._held[len(begin) :])
-        return not begin.startswith(self._held) and self._go(self._in_words, self._held)
+        if self._buffer.startswith(begin):
+            return self._begin_thought(self._buffer[len(begin) :])
+        return not begin.startswith(self._buffer) and self._switch(self._in_text, self._buffer)
 
-    def _think(self, rest: str) -> bool:
-        self._bare = True
-        return self._go(self._in_thought, rest)
+    def _begin_thought(self, rest: str) -> bool:
+        self._skip_space = True
+        return self._switch(self._in_thought, rest)
 
     def _in_thought(self) -> bool:
         assert self._outline.thought is not None
         _, end = self._outline.thought
-        thought, found, rest = self._held.partition(end)
-        if found:
-            self._say("reasoning", thought.rstrip())
-            self._bare = True
-            return self._go(self._in_words, rest)
-        self._held = self._said_before("reasoning", end)
+        thought, mark, rest = self._buffer.partition(end)
+        if mark:
+            self._emit("reasoning", thought.rstrip())
+            self._skip_space = True
+            return self._switch(self._in_text, rest)
+        self._buffer = self._emit_before("reasoning", end)
         return False
 
-    def _in_words(self) -> bool:
+    def _in_text(self) -> bool:
         calls = self._calls
         if calls is None:
-            return self._go(self._in_plain_words, self._held)
+            return self._switch(self._in_plain_text, self._buffer)
         if not calls.anywhere:
-            if not self._led(calls.trigger):
-                return self._go(self._in_plain_words, self._held)
-            return calls.trigger in self._held and self._go(self._at_opening, self._held.lstrip())
-        before, found, rest = self._held.partition(calls.trigger)
-        if found:
-            self._say("content", before.rstrip())
-            return self._go(self._at_opening, found + rest)
-        self._held = self._said_before("content", calls.trigger)
+            if not self._may_lead_to(calls.trigger):
+                return self._switch(self._in_plain_text, self._buffer)
+            return calls.trigger in self._buffer and self._switch(
+                self._at_opening, self._buffer.lstrip()
+            )
+        before, mark, rest = self._buffer.partition(calls.trigger)
+        if mark:
+            self._emit("content", before.rstrip())
+            return self._switch(self._at_opening, mark + rest)
+        self._buffer = self._emit_before("content", calls.trigger)
         return False
 
-    def _in_plain_words(self) -> bool:
-        self._say("content", self._held)
-        self._held = ""
+    def _in_plain_text(self) -> bool:
+        self._emit("content", self._buffer)
+        self._buffer = ""
         return False
 
-    def _said_before(self, kind: Literal["content", "reasoning"], mark: str) -> str:
-        """Tell what cannot be part of the mark, or white space before it; returns the rest."""
-        held = self._held
-        most = min(len(held), len(mark) - 1)
-        overlap = next((n for n in range(most, 0, -1) if mark.startswith(held[-n:])), 0)
-        sure = len(held[: len(held) - overlap].rstrip())
-        self._say(kind, held[:sure])
-        return held[sure:]
+    def _emit_before(self, kind: Literal["content", "reasoning"], mark: str) -> str:
+        """Emit text that cannot be part of the mark or of space before it; return the rest."""
+        buffer = self._buffer
+        most = min(len(buffer), len(mark) - 1)
+        overlap = next((n for n in range(most, 0, -1) if mark.startswith(buffer[-n:])), 0)
+        final = len(buffer[: len(buffer) - overlap].rstrip())
+        self._emit(kind, buffer[:final])
+        return buffer[final:]
 
     # Calls
 
-    def _literally(self, text: str, then: Callable[[], bool]) -> bool:
-        """Read exactly this text; returns whether to go on."""
-        if self._held.startswith(text):
-            self._raw += text
-            return self._go(then, self._held[len(text) :])
-        return not text.startswith(self._held) and self._give_up()
+    def _expect_text(self, text: str, then: Callable[[], bool]) -> bool:
+        """Consume exactly this text, then switch to `then`; return whether to go on."""
+        if self._buffer.startswith(text):
+            self._call_text += text
+            return self._switch(then, self._buffer[len(text) :])
+        return not text.startswith(self._buffer) and self._give_up()
 
     def _at_opening(self) -> bool:
         assert self._calls is not None
         calls = self._calls
-        gap = calls.gap if self._held.startswith(calls.trigger + calls.gap) else ""
-        return self._literally(calls.trigger + gap + calls.opening + calls.before, self._at_name)
+        gap = calls.gap if self._buffer.startswith(calls.trigger + calls.gap) else ""
+        return self._expect_text(calls.trigger + gap + calls.opening + calls.before, self._at_name)
 
     def _at_name(self) -> bool:
         assert self._calls is not None
-        name, found, rest = self._held.partition(self._calls.behind)
-        if not found:
-            may_come = any((one + self._calls.behind).startswith(name) for one in self._names)
+        name, mark, rest = self._buffer.partition(self._calls.behind)
+        if not mark:
+            may_come = any(
+                (tool_name + self._calls.behind).startswith(name) for tool_name in self._names
+            )
             return not may_come and self._give_up()
         if name not in self._names:
             return self._give_up()
-        self._parts.append(TurnPart("call", name, self._count, self._call_id()))
-        self._count += 1
-        self._raw, self._bare = "", False
+        self._parts.append(TurnPart("call", name, self._call_count, self._call_id()))
+        self._call_count += 1
+        self._call_text, self._skip_space = "", False
         self._depth, self._quoted, self._escaped = 0, False, False
-        return self._go(self._in_arguments, rest)
+        return self._switch(self._in_arguments, rest)
 
     def _in_arguments(self) -> bool:
-        """Read a JSON object to its end."""
-        at = 0
-        while at < len(self._held):
+        """Emit a JSON object until it ends."""
+        index = 0
+        while index < len(self._buffer):
             if self._escaped:
                 self._escaped = False
-                at += 1
+                index += 1
                 continue
-            found = _MARKS.search(self._held, at)
-            if found is None:
+            match = _JSON_MARKS.search(self._buffer, index)
+            if match is None:
                 break
-            at = found.end()
-            mark = found[0]
+            index = match.end()
+            mark = match[0]
             if mark == "\\":
                 self._escaped = self._quoted
             elif mark == '"':
@@ -236,27 +242,27 @@ class TurnReader:
             elif not self._quoted:
                 self._depth += 1 if mark in "{[" else -1
                 if self._depth <= 0:
-                    self._say("arguments", self._held[:at])
-                    return self._go(self._behind_call, self._held[at:])
-        self._say("arguments", self._held)
-        self._held = ""
+                    self._emit("arguments", self._buffer[:index])
+                    return self._switch(self._after_call, self._buffer[index:])
+        self._emit("arguments", self._buffer)
+        self._buffer = ""
         return False
 
-    def _behind_call(self) -> bool:
-        """Read on to the next call; what else there is belongs to no call."""
+    def _after_call(self) -> bool:
+        """Look for the next call or the closing; anything else is plain text."""
         assert self._calls is not None
         between = self._calls.end + self._calls.between + self._calls.before
         closing = self._calls.end + self._calls.closing
-        if self._held.startswith(between):
-            return self._literally(between, self._at_name)
-        if between.startswith(self._held) or closing.startswith(self._held):
+        if self._buffer.startswith(between):
+            return self._expect_text(between, self._at_name)
+        if between.startswith(self._buffer) or closing.startswith(self._buffer):
             return False
-        if self._held.startswith(closing):
-            self._bare = True
-            return self._go(self._in_words, self._held[len(closing) :])
-        return self._go(self._in_plain_words, self._held)
+        if self._buffer.startswith(closing):
+            self._skip_space = True
+            return self._switch(self._in_text, self._buffer[len(closing) :])
+        return self._switch(self._in_plain_text, self._buffer)
 
     def _give_up(self) -> bool:
-        """Take what looked like a call for words."""
-        text, self._raw = self._raw + self._held, ""
-        return self._go(self._in_plain_words, text)
+        """Treat an incomplete call as plain text."""
+        text, self._call_text = self._call_text + self._buffer, ""
+        return self._switch(self._in_plain_text, text)

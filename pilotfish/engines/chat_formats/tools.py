@@ -1,7 +1,7 @@
-"""Tools: what a program offers a model to call.
+"""Tools: functions that a program offers to a model.
 
 In:  OpenAI's objects ``{"type": "function", "function": {"name", "description", "parameters"}}``.
-Out: `Tools`, or a `ValueError` that says what is wrong.
+Out: `Tools`, or a `ValueError` that names the problem.
 """
 
 import json
@@ -14,11 +14,13 @@ from pilotfish.engines.notices import NOTICES
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
-_MOST_DEPTH = 512  # levels of a schema: half of what Python reads, whoever calls it from where
+_MOST_LEVELS = (
+    512  # levels of a schema: half of Python's recursion limit, so any caller can read it
+)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
-# With these a schema names properties elsewhere.
-_OPENING = frozenset(
+# Keywords by which a schema can allow properties that it does not list.
+_OPEN_KEYWORDS = frozenset(
     (
         *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
         *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if"),
@@ -29,7 +31,7 @@ _OPENING = frozenset(
 
 @dataclass(frozen=True)
 class Tool:
-    """A function. schema: of its arguments, a JSON object. strict: all of it must be enforced."""
+    """A function. schema: JSON schema of its arguments. strict: all of it must be enforced."""
 
     name: str
     description: str
@@ -46,61 +48,63 @@ class Tool:
             raise ValueError(f"A tool is of type function, not {value['type']!r}")
         if unknown := {*value, *function} - {"type", "function", *_KEYS}:
             raise ValueError(f"A function has no {sorted(map(str, unknown))[0]!r}")
-        name, described = function.get("name"), function.get("description")
+        name, description = function.get("name"), function.get("description")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 f"{name!r} names no function: letters, digits, '_', '-' and '.', 64 at most"
             )
         if name in (AUTO, NONE, REQUIRED):
             raise ValueError(
-                f"A function cannot be named {name!r}: tool_choice means another thing"
+                f"A function cannot be named {name!r}: the word has a meaning in tool_choice"
             )
-        if described is not None and not isinstance(described, str):
+        if description is not None and not isinstance(description, str):
             raise ValueError(f"{name}: description is a text")
         strict = function.get("strict")
         if strict is not None and not isinstance(strict, bool):
             raise ValueError(f"{name}: strict is true or false")
-        return cls(name, described or "", _schema(name, function.get("parameters")), bool(strict))
+        return cls(
+            name, description or "", _parse_schema(name, function.get("parameters")), bool(strict)
+        )
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The schema that calls are held to: what it does not name is not there, unless it says so.
+        """The schema for calls: it allows no properties but those listed, unless it says so.
 
-        A function is not called with arguments that it does not have.
+        Otherwise a call could have arguments that the function does not take.
         """
-        if _OPENING.intersection(self.schema):
+        if _OPEN_KEYWORDS.intersection(self.schema):
             return dict(self.schema)
-        named = self.schema.get("properties") or {}  # null is none, as of Go's programs
+        properties = self.schema.get("properties") or {}  # Go programs send null for none
         required = self.schema.get("required") or []
-        if isinstance(named, Mapping) and isinstance(required, Sequence):
+        if isinstance(properties, Mapping) and isinstance(required, Sequence):
             unlisted = {name: True for name in required if isinstance(name, str)}
             return {
-                **self.schema, "properties": {**named, **(unlisted | dict(named))},
+                **self.schema, "properties": {**properties, **(unlisted | dict(properties))},
                 "additionalProperties": False,
             }  # fmt: skip
         return {**self.schema, "additionalProperties": False}
 
     @property
     def openai_object(self) -> dict[str, Any]:
-        """OpenAI's object, as chat templates take it."""
+        """OpenAI's object, for chat templates."""
         function = {
             "name": self.name, "description": self.description, "parameters": dict(self.schema)
         }  # fmt: skip
         return {"type": "function", "function": function}
 
 
-def _schema(name: str, parameters: object) -> dict[str, Any]:
+def _parse_schema(name: str, parameters: object) -> dict[str, Any]:
     if parameters is None:
         parameters = {"properties": {}}
-    if parameters is True:  # a schema that anything fits
+    if parameters is True:  # the schema `true` allows anything
         parameters = {"additionalProperties": True}
     if not isinstance(parameters, Mapping):
         raise ValueError(f"{name}: parameters are a JSON schema")
     kind = parameters.get("type")
     if "object" not in (kind if isinstance(kind, list) else [kind or "object"]):
         raise ValueError(f"{name}: parameters are of type object")
-    if _is_deeper(parameters, _MOST_DEPTH):
-        raise ValueError(f"{name}: parameters have more than {_MOST_DEPTH} levels")
+    if _is_deeper(parameters, _MOST_LEVELS):
+        raise ValueError(f"{name}: parameters have more than {_MOST_LEVELS} levels")
     try:
         json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -109,27 +113,31 @@ def _schema(name: str, parameters: object) -> dict[str, Any]:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether JSON has more levels than that; what holds itself has."""
+    """Whether JSON has more than `levels` levels; a cycle has."""
     layer = [value]
     for _ in range(levels):
         if not layer:
             return False
         layer = [
-            below
-            for one in layer
-            for below in (
-                one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
+            inner
+            for item in layer
+            for inner in (
+                item.values()
+                if isinstance(item, Mapping)
+                else item
+                if isinstance(item, list)
+                else ()
             )
-            if isinstance(below, Mapping | list)
+            if isinstance(inner, Mapping | list)
         ]
     return bool(layer)
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What may be called in a turn. choice: "auto", "none", "required", or the only tool's name.
+    """The tools of a turn. choice: "auto", "none", "required", or the only callable tool's name.
 
-    parallel: several calls may come at once.
+    parallel: allow several calls in a turn.
     """
 
     tools: tuple[Tool, ...]
@@ -140,7 +148,7 @@ class Tools:
     def read(
         cls, tools: Sequence[object] | None, choice: str | None = None, parallel: bool | None = None
     ) -> "Tools | None":
-        """Read a request's; None where there are none."""
+        """Read the tools of a request; None if it has none."""
         if tools is None or len(tools) == 0:
             if choice not in (None, AUTO, NONE):
                 raise ValueError(f"tool_choice {choice!r} needs tools")
@@ -149,18 +157,18 @@ class Tools:
             raise ValueError(f"There are {len(tools)} tools; {MOST_TOOLS} is the most")
         if not isinstance(tools, Sequence) or isinstance(tools, str):
             raise ValueError("tools are a list")
-        read = tuple(Tool.read(told) for told in tools)
-        names = [tool.name for tool in read]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"Two tools are named {twice[0]!r}")
+        parsed = tuple(Tool.read(item) for item in tools)
+        names = [tool.name for tool in parsed]
+        if duplicates := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"Two tools are named {duplicates[0]!r}")
         choice = choice or AUTO
         if choice not in (AUTO, NONE, REQUIRED, *names):
             raise ValueError(f"tool_choice {choice!r} is no tool: {', '.join(names)}")
-        return cls(read, choice, parallel is not False)
+        return cls(parsed, choice, parallel is not False)
 
     @property
     def is_named(self) -> bool:
-        """Whether the choice is a tool's name."""
+        """Whether `choice` names a tool."""
         return self.choice not in (AUTO, NONE, REQUIRED)
 
     @property
@@ -172,19 +180,20 @@ class Tools:
 
 
 def arguments_of(name: str, value: object) -> Mapping[str, Any]:
-    """Return the arguments of a call to this tool as a JSON object; programs tell them as a text.
+    """Return the arguments of a call as a JSON object; programs may send them as JSON text.
 
-    A call that was cut off comes back with half a text, in each request that goes on with its
-    conversation. It has no arguments then, as at vLLM: refused, the conversation could never go on.
+    A call that was cut off comes back as incomplete JSON in every later request of its
+    conversation. It then counts as a call without arguments, as in vLLM; an error would make the
+    conversation unusable.
     """
-    found = value
+    arguments = value
     if isinstance(value, str):
         try:
-            found = json.loads(value or "{}")
+            arguments = json.loads(value or "{}")
         except (ValueError, RecursionError):
-            found = None
-    if isinstance(found, Mapping):
-        return found
+            arguments = None
+    if isinstance(arguments, Mapping):
+        return arguments
     if value is not None:
         NOTICES.warn(f"a call to {name!r} has arguments that are no JSON object: taken as none")
     return {}

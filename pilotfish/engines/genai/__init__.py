@@ -1,1 +1,1 @@
-"""Graphs that ONNX Runtime GenAI's model builder wrote, run as they are."""
+"""Graphs of ONNX Runtime GenAI's model builder, run unchanged."""

@@ -1,9 +1,9 @@
-"""ONNX Runtime on the CPU over a graph of ONNX Runtime GenAI: one slot a run.
+"""ONNX Runtime on the CPU over a graph of ONNX Runtime GenAI: one slot per run.
 
 GroupQueryAttention reads and writes a slot's whole buffers of keys and values, which are longer
-than what is in them. The sum of the mask says where a pass ends: only cells below it are read, so a
-rollback is a smaller sum. Layers with windows have whole buffers, too, and so give up no cell that
-a rollback makes the past of tokens again. A run computes the answers of all its tokens.
+than their content. The sum of the mask marks the end of the pass: only cells before it are read, so
+a rollback just lowers the sum. Layers with windows have full-length buffers, too, so a rollback
+finds every cell again. A run computes the answers of all its tokens.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from pilotfish.engines.kv import HostCache
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.runtime import open_session
 
-RUN = 128  # tokens of a run at most, whose logits are all in memory
-_KINDS = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
+MOST_RUN_TOKENS = 128  # most tokens of a run; the logits of all are in memory
+_DTYPES = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
 class GenaiBackend(Backend):
-    """A graph as ONNX Runtime GenAI's builder wrote it, on the cores of this machine.
+    """A graph of ONNX Runtime GenAI's builder, on the cores of this machine.
 
     Raises:
         ArtifactError: if graph, genai_config.json and manifest contradict each other.
     """
 
-    batches = False  # GroupQueryAttention takes several slots only if each has one new token
-    widest = RUN
+    batches = False  # GroupQueryAttention takes several slots only with one new token each
+    widest = MOST_RUN_TOKENS
 
     def __init__(self, load: Load) -> None:
         artifact = load.artifact
@@ -48,24 +48,24 @@ class GenaiBackend(Backend):
         self.session = open_session(artifact.graph_path, load.threads, "CPUExecutionProvider")
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.form = check_graph(self.config, _ports(inputs), _ports(outputs))
-        _check(artifact.manifest, self.config, self.form)
+        _check_manifest(artifact.manifest, self.config, self.form)
         self.context = load.context
         self.widths = self.form.widths
         self.cache: HostCache = HostCache(artifact.manifest, load.slots, load.context)
         self._rows: dict[str, NDArray[Any]] = {}
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind a slot's pieces of the cache as past and as present."""
+        """Bind a slot's part of the cache as past and as present."""
         assert count == 1
         return GenaiBinding(self, first)
 
     def rows(self, name: str, count: int) -> NDArray[Any]:
-        """Return room for `count` rows of an answer, in the graph's type; runs share it."""
-        room = self._rows.get(name)
-        if room is None or len(room) < count:
-            room = np.empty((count, self.widths[name]), self.form.kinds[name])
-            self._rows[name] = room
-        return room[:count]
+        """Return a buffer for `count` rows of an answer, in the graph's dtype; runs share it."""
+        buffer = self._rows.get(name)
+        if buffer is None or len(buffer) < count:
+            buffer = np.empty((count, self.widths[name]), self.form.kinds[name])
+            self._rows[name] = buffer
+        return buffer[:count]
 
 
 class GenaiBinding(CpuBinding):
@@ -76,41 +76,41 @@ class GenaiBinding(CpuBinding):
         self._backend = backend
         names = zip(backend.config.planes("past"), backend.config.planes("present"), strict=True)
         for plane, (past, present) in enumerate(names):
-            self.in_place(past, present, backend.cache.piece(plane, slot, 1))
+            self.bind_in_place(past, present, backend.cache.piece(plane, slot, 1))
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """Run the graph once; the last `rows` tokens of the pass are answered."""
-        backend, given = self._backend, self._backend.config.model.decoder
-        size = self._inputs[given.inputs["input_ids"]].shape[1]
+        """Run the graph once; write the last `rows` tokens' answers."""
+        backend, section = self._backend, self._backend.config.model.decoder
+        size = self._inputs[section.inputs["input_ids"]].shape[1]
         computed = {}
         for name, answer in answers.items():
             whole = rows == size and backend.form.kinds[name] == "float32"
-            room = answer[row : row + rows] if whole else backend.rows(name, size)
+            target = answer[row : row + rows] if whole else backend.rows(name, size)
             self._binding.bind_output(
-                given.outputs.get(name, name), "cpu", 0, room.dtype.type, (1, *room.shape),
-                room.ctypes.data,
+                section.outputs.get(name, name), "cpu", 0, target.dtype.type, (1, *target.shape),
+                target.ctypes.data,
             )  # fmt: skip
-            computed[name] = room
+            computed[name] = target
         self._session.run_with_iobinding(self._binding)
         for name, answer in answers.items():
             if not np.shares_memory(computed[name], answer):
                 answer[row : row + rows] = computed[name][size - rows :]
 
 
-def _ports(found: Any) -> Ports:
-    return {item.name: Port(_KINDS.get(item.type, item.type), tuple(item.shape)) for item in found}
+def _ports(items: Any) -> Ports:
+    return {item.name: Port(_DTYPES.get(item.type, item.type), tuple(item.shape)) for item in items}
 
 
-def _check(manifest: Manifest, config: GenaiConfig, form: GraphForm) -> None:
+def _check_manifest(manifest: Manifest, config: GenaiConfig, form: GraphForm) -> None:
     """Raise unless the manifest describes this graph."""
     section, sizes = config.model.decoder, manifest.dimensions
     described = (
         sizes.layers, sizes.kv_heads, sizes.head_dim, sizes.hidden, manifest.padded_vocab_size,
         manifest.kv_dtype, manifest.hidden_states,
     )  # fmt: skip
-    found = (
+    graph = (
         section.num_hidden_layers, section.num_key_value_heads, section.head_size,
         section.hidden_size, form.widths["logits"], form.kv_dtype, "hidden_states" in form.widths,
     )  # fmt: skip
-    if described != found:
+    if described != graph:
         raise ArtifactError("manifest.json describes another graph: export the model again")

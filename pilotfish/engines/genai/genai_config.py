@@ -1,8 +1,8 @@
-"""What `genai_config.json` says of a graph, and whether the graph's inputs and outputs are so.
+"""Read `genai_config.json`, and compare it with the graph's inputs and outputs.
 
-ONNX Runtime GenAI's model builder writes the file beside each graph. Only what a run needs is read:
-the names of inputs and outputs, sizes, and the window. `check_graph` compares them with the graph;
-the exporter calls it with what `onnx` reads of it, the engine with what ONNX Runtime does.
+ONNX Runtime GenAI's model builder writes the file next to each graph. This reads only what a run
+needs: names of inputs and outputs, sizes, and the window. The exporter calls `check_graph` with the
+graph as `onnx` reads it, the engine with the graph as ONNX Runtime reads it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import msgspec
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.engine_errors import ArtifactError
 
-MOST_BYTES = 1 << 20  # of genai_config.json
-FLOATS = ("float32", "float16")  # numpy has no bfloat16
-KNOWN = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
-HIDDEN = "hidden_states"
+MOST_CONFIG_BYTES = 1 << 20
+FLOAT_DTYPES = ("float32", "float16")  # numpy has no bfloat16
+KNOWN_INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
+HIDDEN_STATES = "hidden_states"
 
-# Bounded, so that no number in a file makes anything here large.
+# Bounds, so that no number in a file can cause a huge allocation.
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
 Positions = Annotated[int, msgspec.Meta(ge=2, le=1 << 24)]
 
 
 class SlidingWindow(msgspec.Struct, frozen=True):
-    """`model.decoder.sliding_window`: of these layers, or of all that are not named."""
+    """`model.decoder.sliding_window`: for these layers, or for all if none are listed."""
 
     window_size: int
     layers: list[int] = []
@@ -60,22 +60,22 @@ class ModelSection(msgspec.Struct, frozen=True):
 
 
 class GenaiConfig(msgspec.Struct, frozen=True):
-    """`genai_config.json`, as far as it is read."""
+    """The part of `genai_config.json` that is read."""
 
     model: ModelSection
 
-    def planes(self, when: Literal["past", "present"]) -> list[str]:
+    def planes(self, side: Literal["past", "present"]) -> list[str]:
         """Name the keys and values in the order of `kv.KVCache`.
 
         Raises:
-            ArtifactError: if the file gives no such names.
+            ArtifactError: if the file has no such names.
         """
         section = self.model.decoder
-        given = section.inputs if when == "past" else section.outputs
-        names = [given.get(f"{when}_{what}_names", "") for what in ("key", "value")]
+        patterns = section.inputs if side == "past" else section.outputs
+        names = [patterns.get(f"{side}_{role}_names", "") for role in ("key", "value")]
         if any(name.count("%") != 1 or "%d" not in name for name in names):
             raise ArtifactError(
-                f"genai_config.json does not name the {when} keys and values of its layers: only "
+                f"genai_config.json does not name the {side} keys and values of its layers: only "
                 "models whose layers all attend are run"
             )
         layers = range(section.num_hidden_layers)
@@ -83,7 +83,7 @@ class GenaiConfig(msgspec.Struct, frozen=True):
 
 
 class Port(NamedTuple):
-    """An input or output of a graph: its type as numpy calls it, names for symbolic sizes."""
+    """An input or output of a graph: its numpy dtype, and its shape with symbolic sizes as text."""
 
     kind: str
     shape: tuple[int | str | None, ...]
@@ -93,10 +93,10 @@ Ports: TypeAlias = Mapping[str, Port]
 
 
 class GraphForm(NamedTuple):
-    """What a graph that passed `check_graph` takes and gives.
+    """Inputs and outputs of a graph that passed `check_graph`.
 
-    positions: whether it reads positions. kv_dtype: of keys and values. widths: of its answers'
-    rows, logits last. kinds: the answers' dtypes.
+    positions: whether it reads positions. kv_dtype: dtype of keys and values. widths: row width of
+    each answer, logits last. kinds: dtype of each answer.
     """
 
     positions: bool
@@ -109,99 +109,112 @@ def read_genai_config(path: Path) -> GenaiConfig:
     """Read and check a genai_config.json.
 
     Raises:
-        ArtifactError: if it cannot be read, or describes what is not run here.
+        ArtifactError: if it cannot be read, or describes a model that does not run here.
     """
     with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
-        data = read_content(path, MOST_BYTES)
-    saying = f"{path} does not say what ONNX Runtime GenAI says of a text model"
-    with reading_file(lambda problem: ArtifactError(f"{saying}: {problem}")):
+        data = read_content(path, MOST_CONFIG_BYTES)
+    complaint = f"{path} does not describe a text model as ONNX Runtime GenAI does"
+    with reading_file(lambda problem: ArtifactError(f"{complaint}: {problem}")):
         config = msgspec.json.decode(data, type=GenaiConfig)
-    problem = _not_run(config)
+    problem = _unsupported(config)
     if problem:
         raise ArtifactError(f"{path}: {problem}")
     return config
 
 
-def _not_run(config: GenaiConfig) -> str | None:
-    """Say what is described that cannot be run here; None if it can."""
+def _unsupported(config: GenaiConfig) -> str | None:
+    """Return why this model cannot run here; None if it can."""
     section = config.model.decoder
     states = sorted(name for name in section.inputs if "conv" in name or "recurrent" in name)
     if states:
         return (
-            f"{config.model.type} keeps states that every token changes ({', '.join(states)}), and "
-            "a rollback cannot take them back: export the checkpoint itself"
+            f"{config.model.type} has recurrent states ({', '.join(states)}), and "
+            "which cannot be rolled back: export the checkpoint itself"
         )
     if section.pipeline is not None:
         return "a model in several graphs (pipeline) is not run here"
-    if unknown := section.inputs.keys() - KNOWN:
-        return f"the graph wants {', '.join(sorted(unknown))}, of which nothing is known here"
+    if unknown := section.inputs.keys() - KNOWN_INPUTS:
+        return f"the graph has unknown inputs: {', '.join(sorted(unknown))}"
     lacking = {"input_ids", "attention_mask"} - section.inputs.keys()
     if "logits" not in section.outputs:
         lacking |= {"logits"}
     if lacking:
-        return f"the graph has no {', '.join(sorted(lacking))}: only models of text are run here"
+        return f"the graph has no {', '.join(sorted(lacking))}: only text models run here"
     return None
 
 
 def check_graph(config: GenaiConfig, inputs: Ports, outputs: Ports) -> GraphForm:
-    """Compare a graph's inputs and outputs with what its genai_config.json says.
+    """Compare a graph's inputs and outputs with its genai_config.json.
 
     Raises:
-        ArtifactError: if they differ, or the graph takes or gives what is not known here.
+        ArtifactError: if they differ, or the graph has unknown inputs or outputs.
     """
     section = config.model.decoder
-    given, answers = section.inputs, section.outputs
+    input_names, output_names = section.inputs, section.outputs
     past, present = config.planes("past"), config.planes("present")
     rows = [
-        given[name] for name in ("input_ids", "attention_mask", "position_ids") if name in given
+        input_names[name]
+        for name in ("input_ids", "attention_mask", "position_ids")
+        if name in input_names
     ]
-    if odd := inputs.keys() ^ {*rows, *past}:
-        raise _differs(f"{', '.join(sorted(odd)[:4])} is in one and not in the other")
+    if unmatched := inputs.keys() ^ {*rows, *past}:
+        raise _mismatch(f"{', '.join(sorted(unmatched)[:4])} is only in one of the two")
     for name in rows:
-        _expect(name, inputs[name], ("int64",), (None, None))
+        _expect_port(name, inputs[name], ("int64",), (None, None))
     heads, width = section.num_key_value_heads, section.head_size
     kinds = {inputs[name].kind for name in past}
     for name in past:
-        _expect(name, inputs[name], FLOATS, (None, heads, None, width))
+        _expect_port(name, inputs[name], FLOAT_DTYPES, (None, heads, None, width))
     for name in present:
-        _expect(name, _given(outputs, name), tuple(kinds), (None, heads, None, width))
+        _expect_port(name, _required_port(outputs, name), tuple(kinds), (None, heads, None, width))
     if len(kinds) > 1:
-        raise _differs("its keys and values are of several types")
+        raise _mismatch("its keys and values are of several types")
     widths, types = {}, {}
-    for name, called in ((HIDDEN, answers.get(HIDDEN, HIDDEN)), ("logits", answers["logits"])):
-        if name == HIDDEN and called not in outputs:
+    for name, port_name in (
+        (HIDDEN_STATES, output_names.get(HIDDEN_STATES, HIDDEN_STATES)),
+        ("logits", output_names["logits"]),
+    ):
+        if name == HIDDEN_STATES and port_name not in outputs:
             continue
-        port = _given(outputs, called)
-        _expect(called, port, FLOATS, (None, None, section.hidden_size if name == HIDDEN else None))
+        port = _required_port(outputs, port_name)
+        _expect_port(
+            port_name,
+            port,
+            FLOAT_DTYPES,
+            (None, None, section.hidden_size if name == HIDDEN_STATES else None),
+        )
         *_, positions, last = port.shape
         if not isinstance(last, int) or last < 1 or isinstance(positions, int):
-            raise _differs(f"{called} is no answer to each of a pass's tokens")
+            raise _mismatch(f"{port_name} does not have a row for each token")
         widths[name], types[name] = last, port.kind
     kv_dtype: Any = kinds.pop()
-    return GraphForm("position_ids" in given, kv_dtype, widths, types)
+    return GraphForm("position_ids" in input_names, kv_dtype, widths, types)
 
 
-def _given(ports: Ports, name: str) -> Port:
+def _required_port(ports: Ports, name: str) -> Port:
     if name not in ports:
-        raise _differs(f"the graph gives no {name}")
+        raise _mismatch(f"the graph has no {name}")
     return ports[name]
 
 
-def _expect(name: str, port: Port, kinds: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
-    """Raise unless the port is of one of these types and of this shape; None is any size."""
+def _expect_port(
+    name: str, port: Port, kinds: tuple[str, ...], shape: tuple[int | None, ...]
+) -> None:
+    """Raise unless the port has one of these dtypes and this shape; None is any size."""
     fits = len(port.shape) == len(shape) and all(
         not isinstance(size, int) or wanted is None or size == wanted
         for size, wanted in zip(port.shape, shape, strict=True)
     )
     if port.kind not in kinds or not fits:
         sizes = ", ".join("any" if size is None else str(size) for size in port.shape)
-        raise _differs(
+        raise _mismatch(
             f"{name} is {port.kind} [{sizes}], and {' or '.join(kinds)} "
             f"[{', '.join('any' if size is None else str(size) for size in shape)}] is expected"
         )
 
 
-def _differs(problem: str) -> ArtifactError:
+def _mismatch(problem: str) -> ArtifactError:
     return ArtifactError(
-        f"the graph is not what its genai_config.json says, or of a kind not run here: {problem}"
+        "the graph contradicts its genai_config.json, or is of a kind that does not run here: "
+        f"{problem}"
     )

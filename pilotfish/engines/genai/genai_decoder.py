@@ -1,8 +1,8 @@
-"""A graph of ONNX Runtime GenAI's model builder, run as it is: tokens in; logits out.
+"""A graph of ONNX Runtime GenAI's model builder, run unchanged: tokens in; logits out.
 
-Chains only, for the graph's mask is one row a slot. Hidden states come out if the graph was built
-with them. Slots, `rollback` and `keep_path` are those of `engines.slots`; slots run one after the
-other.
+It reads chains only, since the graph's mask has one row per slot. It returns hidden states if the
+graph has them. Slots, `rollback` and `keep_path` are those of `engines.slots`; slots run one after
+the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROVIDERS = {"cpu": "pilotfish.engines.genai.backend:GenaiBackend"}
 class GenaiDecoder(Decoder):
     """Runs an artifact of the dialect genai with `slots` sequences; see `Decoder`."""
 
-    runs = GENAI
+    engine_dialect = GENAI
 
     def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
         if provider not in ("auto", *PROVIDERS):
@@ -32,21 +32,21 @@ class GenaiDecoder(Decoder):
             )
         return open_backend(load, provider, self._probe, PROVIDERS)
 
-    def _fill(self, binding: Binding, passes: Sequence[Pass]) -> int:
+    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
         [item] = passes
-        binding.input(self._called("input_ids"), (1, len(item.tokens)))[0] = item.tokens
+        binding.input(self._input_name("input_ids"), (1, len(item.tokens)))[0] = item.tokens
         return max(item.row_count, 1)
 
-    def _attend(
+    def _fill_attention(
         self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
     ) -> None:
         [item], [length] = passes, lengths
         end = length + len(item.tokens)
-        # The mask's width is that of the buffers, which changes seldom; its sum is what counts.
-        mask = binding.input(self._called("attention_mask"), (1, self._cache.capacity))
+        # The mask is as wide as the buffers, which change seldom; only its sum matters.
+        mask = binding.input(self._input_name("attention_mask"), (1, self._cache.capacity))
         mask[0, :end], mask[0, end:] = 1, 0
         if self._graph.form.positions:
-            positions = binding.input(self._called("position_ids"), (1, len(item.tokens)))
+            positions = binding.input(self._input_name("position_ids"), (1, len(item.tokens)))
             positions[0] = range(length, end)
 
     @property
@@ -54,5 +54,5 @@ class GenaiDecoder(Decoder):
         assert isinstance(self._backend, GenaiBackend)
         return self._backend
 
-    def _called(self, name: str) -> str:
+    def _input_name(self, name: str) -> str:
         return self._graph.config.model.decoder.inputs[name]

@@ -1,1 +1,1 @@
-"""GGUF files through llama.cpp: `library` is its C interface, `branches` a slot's sequences."""
+"""GGUF files through llama.cpp: `native` is its C interface, `branches` a slot's sequences."""

@@ -1,11 +1,12 @@
-"""A slot's chain and tree as sequences of llama.cpp, which has no masks of our own.
+"""A slot's chain and tree as sequences of llama.cpp, which accepts no masks of ours.
 
-There a token sees the cells of its own sequence. So each way from the trunk to a leaf is a
-sequence, a *line*: a node belongs to the lines of all leaves below it. Line 0 holds the chain and
-the first child of each node behind it; other lines hold what they share with it, and take the rest
-when a branch needs them: the same cells, nothing is computed or moved.
+In llama.cpp a token sees the cells of its own sequence. So each path from the trunk to a leaf is a
+sequence, a *line*; a node belongs to the lines of all leaves below it. Line 0 holds the chain and
+the first child of each node after it. Other lines share cells with it, and take more when a branch
+needs them; nothing is computed or moved.
 
-`plan` says what a pass needs and changes nothing; then `enter`, the run, and `commit` or `undo`.
+`plan` computes the changes of a pass and applies none; then come `enter`, the run, and `commit` or
+`undo`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class CellMemory(Protocol):
     """The cells of all sequences; positions are counted from 0."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let sequence `target` have the cells of `source` at start … end - 1."""
+        """Add the cells of `source` at start … end − 1 to sequence `target`."""
         ...
 
     def cut(self, sequence: int, start: int) -> None:
@@ -31,7 +32,7 @@ class CellMemory(Protocol):
 
 
 class Copy(NamedTuple):
-    """Let line `target` have what `source` has at these positions."""
+    """Add the cells of line `source` at these positions to line `target`."""
 
     source: int
     target: int
@@ -41,14 +42,14 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SlotGrowth:
-    """What a pass makes of a slot.
+    """The changes that a pass makes to a slot.
 
     Attributes:
-        trunk, parents, depths, lines: the tree behind the pass; lines: one through each node.
-        positions: of the new tokens, [S].
-        sequences: of each new token, [S][lines]: llama.cpp's ids.
-        copies: to be made before the run.
-        ends: positions that lines hold after it, where the pass changes that.
+        trunk, parents, depths, lines: the tree after the pass; lines: one through each node.
+        positions: position of each new token, [S].
+        sequences: llama.cpp's sequence ids of each new token, [S][lines].
+        copies: copies to make before the run.
+        ends: length of each line that the pass changes, after the run.
     """
 
     trunk: int
@@ -62,39 +63,39 @@ class SlotGrowth:
 
 
 class Branches:
-    """One slot. ids: its sequences, of which the first holds the chain."""
+    """One slot. ids: its sequence ids; the first one holds the chain."""
 
     def __init__(self, memory: CellMemory, ids: range) -> None:
         self._memory, self._ids = memory, ids
         self._ends = [0] * len(ids)  # positions that each line holds
-        self._shared = [0] * len(ids)  # of those, the first that line 0's chain has, too
+        self._shared = [0] * len(ids)  # leading positions that it shares with line 0's chain
         self._trunk = 0
-        # The nodes behind the trunk, in the order of their passes, and a line through each.
+        # The nodes after the trunk, in the order of their passes, and a line through each.
         self._parents: list[int] = []
         self._depths: list[int] = []
         self._lines: list[int] = []
 
     @property
     def length(self) -> int:
-        """Tokens of the slot, all nodes counted."""
+        """Number of tokens in the slot, all nodes counted."""
         return self._trunk + len(self._parents)
 
     def plan(self, item: Pass) -> SlotGrowth:
-        """Say what a checked pass needs.
+        """Compute the changes of a checked pass.
 
         Raises:
             CapacityError: if the tree has more leaves than the slot has sequences.
             ValueError: if it continues a tree that the slot does not hold.
         """
         if item.parents is None:
-            return self._chain(len(item.tokens))
+            return self._plan_chain(len(item.tokens))
         parents: list[int] = item.parents.tolist()
         trunk = self.length - item.tree_length
-        lines = self._continued(trunk, parents[: item.tree_length])
+        lines = self._continued_lines(trunk, parents[: item.tree_length])
         depths: list[int] = []
         for parent in parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        copies = self._extend(trunk, parents, depths, lines)
+        copies = self._add_lines(trunk, parents, depths, lines)
         tips = {line: node for node, line in enumerate(lines)}
         new = {line: node for line, node in tips.items() if node >= item.tree_length}
         sequences: list[list[int]] = [[] for _ in parents]
@@ -114,15 +115,15 @@ class Branches:
         )
 
     def enter(self, growth: SlotGrowth) -> None:
-        """Make the copies."""
-        for line in {*growth.lines} - {0, *self._lines}:  # lines that begin hold the trunk at most
+        """Make the copies of a plan."""
+        for line in {*growth.lines} - {0, *self._lines}:  # new lines keep the trunk at most
             self._shared[line] = min(self._shared[line], growth.trunk)
             self._cut(line, self._shared[line])
         for source, target, start, end in growth.copies:
             self._memory.copy(self._ids[source], self._ids[target], start, end)
 
     def commit(self, growth: SlotGrowth) -> None:
-        """Note that the pass has been run."""
+        """Record that the pass has run."""
         for copy in growth.copies:
             self._shared[copy.target] = growth.trunk
         for line, end in growth.ends.items():
@@ -131,25 +132,25 @@ class Branches:
         self._depths, self._lines = growth.depths, growth.lines
 
     def undo(self, growth: SlotGrowth) -> None:
-        """Drop what a pass that failed has left."""
+        """Remove the cells that a failed pass left."""
         for line in {*growth.ends, *(copy.target for copy in growth.copies)}:
             self._memory.cut(self._ids[line], self._ends[line])
 
     def rollback(self, length: int) -> None:
-        """Drop all but the first tokens.
+        """Drop all but the first `length` tokens.
 
         Raises:
-            ValueError: if there are not so many, or branches would be left.
+            ValueError: if the slot has fewer tokens, or branches would remain.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"the slot has {self.length} tokens, not {length}")
-        if not _straight(self._parents[: max(length - self._trunk, 0)]):
-            raise ValueError("a rollback leaves no part of a tree that branches: use keep_path")
+        if not _is_chain(self._parents[: max(length - self._trunk, 0)]):
+            raise ValueError("a rollback cannot keep part of a tree with branches: use keep_path")
         self._cut(0, length)
         for line in range(1, len(self._ids)):
             self._shared[line] = min(self._shared[line], length)
             self._cut(line, self._shared[line])
-        self._behind(length, 0)
+        self._set_chain(length, 0)
 
     def keep_path(self, path: Sequence[int]) -> None:
         """Keep only these nodes of the tree.
@@ -166,21 +167,21 @@ class Branches:
                 f"{nodes} is no path from the trunk down the last {len(self._parents)} tokens"
             )
         end = self._trunk + len(nodes)
-        kept = self._lines[nodes[-1]] if nodes else 0
-        if kept:
+        kept_line = self._lines[nodes[-1]] if nodes else 0
+        if kept_line:
             self._cut(0, self._trunk)
-            self._memory.copy(self._ids[kept], self._ids[0], self._trunk, end)
+            self._memory.copy(self._ids[kept_line], self._ids[0], self._trunk, end)
             self._ends[0] = end
         self._cut(0, end)
         for line in range(1, len(self._ids)):
             self._shared[line] = min(self._shared[line], self._trunk)
             self._cut(line, self._shared[line])
-        self._behind(self._trunk, len(nodes))
+        self._set_chain(self._trunk, len(nodes))
 
     # --- plans -----------------------------------------------------------------------------
 
-    def _chain(self, size: int) -> SlotGrowth:
-        if not _straight(self._parents):
+    def _plan_chain(self, size: int) -> SlotGrowth:
+        if not _is_chain(self._parents):
             raise ValueError("a chain cannot follow a tree that branches: keep_path first")
         start = self.length
         return SlotGrowth(
@@ -194,35 +195,35 @@ class Branches:
             {0: start + size},
         )
 
-    def _continued(self, trunk: int, parents: list[int]) -> list[int]:
+    def _continued_lines(self, trunk: int, parents: list[int]) -> list[int]:
         """Return a line through each node of a tree that a pass continues.
 
-        It may begin in the chain before the last pass, or within the pass before it branches.
+        The tree may begin in the chain before the last pass, or within that pass, before a branch.
         """
         before, within = self._trunk - trunk, trunk - self._trunk
         if before >= 0:
-            held = [*range(-1, before - 1), *(parent + before for parent in self._parents)]
+            current = [*range(-1, before - 1), *(parent + before for parent in self._parents)]
             lines = [0] * before + self._lines
         else:
-            held = [parent - within for parent in self._parents[within:]]
+            current = [parent - within for parent in self._parents[within:]]
             lines = self._lines[within:]
-        if held != parents or not _straight(self._parents[: max(within, 0)]):
+        if current != parents or not _is_chain(self._parents[: max(within, 0)]):
             raise ValueError("the tree's first nodes were appended under other parents")
         return list(lines)
 
-    def _extend(
+    def _add_lines(
         self, trunk: int, parents: list[int], depths: list[int], lines: list[int]
     ) -> list[Copy]:
-        """Add a line through each new node to `lines`; return the copies for lines that begin."""
+        """Add a line through each new node to `lines`; return the copies for new lines."""
         grown = len(lines)
         free = [line for line in range(1, len(self._ids)) if line not in set(lines)]
         free.reverse()
-        begun = set(parents[:grown])  # nodes whose line goes on already
+        continued = set(parents[:grown])  # nodes whose line already continues
         copies: list[Copy] = []
         for node in range(grown, len(parents)):
             parent = parents[node]
-            if parent not in begun:
-                begun.add(parent)
+            if parent not in continued:
+                continued.add(parent)
                 lines.append(lines[parent] if parent >= 0 else 0)
                 continue
             if not free:
@@ -233,7 +234,7 @@ class Branches:
                 )
             line = free.pop()
             lines.append(line)
-            while parent >= grown:  # to what the memory holds
+            while parent >= grown:  # up to a node whose cells exist
                 parent = parents[parent]
             source = lines[parent] if parent >= 0 else 0
             end = trunk + depths[parent] + 1 if parent >= 0 else trunk
@@ -249,12 +250,12 @@ class Branches:
             self._memory.cut(self._ids[line], end)
             self._ends[line] = end
 
-    def _behind(self, trunk: int, count: int) -> None:
-        """Note that a chain of `count` tokens is behind the trunk, and nothing else."""
+    def _set_chain(self, trunk: int, count: int) -> None:
+        """Set the tokens after the trunk to a chain of `count`."""
         self._trunk, self._parents = trunk, list(range(-1, count - 1))
         self._depths, self._lines = list(range(count)), [0] * count
 
 
-def _straight(parents: list[int]) -> bool:
-    """Whether these nodes are a chain."""
+def _is_chain(parents: list[int]) -> bool:
+    """Whether these nodes form a chain."""
     return parents == list(range(-1, len(parents) - 1))

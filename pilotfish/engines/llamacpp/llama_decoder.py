@@ -1,8 +1,8 @@
 """A GGUF file of any architecture, run by llama.cpp: tokens in; logits and hidden states out.
 
-Cells of all slots lie in one pool; each slot has sequences of its own for its chain and the
-branches of its tree (`branches`). What cannot be done is refused: models that cannot be rolled
-back, and trees with more leaves than a slot has sequences.
+One pool holds the cells of all slots; each slot has its own sequences for its chain and the
+branches of its tree (`branches`). Models that cannot be rolled back, and trees with more leaves
+than a slot has sequences, are refused.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.language_model import LanguageModel, Output
 from pilotfish.engines.llamacpp.branches import Branches, SlotGrowth
 from pilotfish.engines.llamacpp.native import (
-    ANSWERED,
+    MOST_ANSWERED,
+    MOST_RUN_TOKENS,
     MOST_SEQUENCES,
-    RUN,
     Cells,
     NativeModel,
     chunks,
@@ -31,10 +31,10 @@ from pilotfish.engines.llamacpp.native import (
 from pilotfish.engines.passes import Pass, check_all
 
 PROVIDERS = ("auto", "cpu", "cuda")
-LEAVES = 64  # of a slot's tree at most, so that few slots do not hold memory for 256 sequences
-# A run computes logits of all its tokens or of none, and a second run reads all weights again:
-# tokens that need no logits run apart if there are more.
-SPARE = 32
+MOST_LEAVES = 64  # leaves of a slot's tree; with few slots, 256 sequences each would waste memory
+# A run computes logits of all its tokens or of none, and a second run reads all weights again. If
+# more tokens than this need no logits, they get a run of their own.
+MOST_SPARE = 32
 
 
 class LlamaDecoder(LanguageModel):
@@ -42,8 +42,8 @@ class LlamaDecoder(LanguageModel):
 
     Args:
         context: positions per slot; None = the model's.
-        threads: per run; None = the cores that this process may use.
-        provider: "cpu"; "cuda": all layers on the GPU; "auto": so, if llama.cpp was built with one.
+        threads: threads per run; None = the cores that this process may use.
+        provider: "cpu"; "cuda": all layers on the GPU; "auto": the GPU if llama.cpp supports it.
 
     Raises:
         ArtifactError: if the file is not the one that was exported.
@@ -64,8 +64,8 @@ class LlamaDecoder(LanguageModel):
         self.vocab_size = manifest.vocab_size
         longest = manifest.dimensions.context
         self.context = min(context or longest, longest)
-        self._model = self._load(provider)
-        self._leaves = leaves = min(LEAVES, MOST_SEQUENCES // slots)
+        self._model = self._load_model(provider)
+        self._leaves = leaves = min(MOST_LEAVES, MOST_SEQUENCES // slots)
         if not leaves:
             raise ProviderError(
                 f"llama.cpp has {MOST_SEQUENCES} sequences, which are too few for {slots} sessions"
@@ -76,10 +76,10 @@ class LlamaDecoder(LanguageModel):
             Branches(self._cells, range(slot * leaves, (slot + 1) * leaves))
             for slot in range(slots)
         ]
-        # What each slot holds, for layers that forget what leaves their window.
-        self._texts: list[list[int]] = [[] for _ in range(slots)]
+        # The tokens in each slot, to recompute cells that layers with windows have overwritten.
+        self._tokens: list[list[int]] = [[] for _ in range(slots)]
         self._rows = 0
-        self._try_out()
+        self._probe()
 
     @property
     def hidden_size(self) -> int:
@@ -94,31 +94,31 @@ class LlamaDecoder(LanguageModel):
         """Drop all but the first `length` tokens of a slot.
 
         Raises:
-            ValueError: if it has not so many, or a part of a tree with branches would be left.
+            ValueError: if the slot has fewer tokens, or part of a tree with branches would remain.
         """
         self._slots[slot].rollback(length)
-        del self._texts[slot][length:]
-        self._mend(slot)
+        del self._tokens[slot][length:]
+        self._reread_lost(slot)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
 
-        See `LanguageModel.keep_path`. No cell moves.
+        See `LanguageModel.keep_path`. Moves no cell.
         """
-        branches, text = self._slots[slot], self._texts[slot]
+        branches, tokens = self._slots[slot], self._tokens[slot]
         branches.keep_path(path)
         trunk = branches.length - len(path)
-        text[trunk:] = [text[trunk + int(node)] for node in path]
+        tokens[trunk:] = [tokens[trunk + int(node)] for node in path]
 
     def check(self, passes: Sequence[Pass]) -> None:
-        """Raise like `forward` for passes that could not be run."""
+        """Raise as `forward` would for passes that cannot run."""
         lengths = [branches.length for branches in self._slots]
         check_all(passes, lengths, self.context, self.vocab_size)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Append each pass to its slot and answer it; at most one pass per slot.
 
-        Nothing is appended if it raises.
+        Appends nothing if it raises.
 
         Raises:
             CapacityError: if a slot would exceed its context, or its tree has too many leaves.
@@ -127,8 +127,8 @@ class LlamaDecoder(LanguageModel):
         """
         self.check(passes)
         growths = [self._slots[item.slot].plan(item) for item in passes]
-        held = sum(branches.length for branches in self._slots)
-        self._cells.reserve(held + sum(len(item.tokens) for item in passes))
+        cells = sum(branches.length for branches in self._slots)
+        self._cells.reserve(cells + sum(len(item.tokens) for item in passes))
         try:
             for item, growth in zip(passes, growths, strict=True):
                 self._slots[item.slot].enter(growth)
@@ -139,7 +139,7 @@ class LlamaDecoder(LanguageModel):
             raise
         for item, growth in zip(passes, growths, strict=True):
             self._slots[item.slot].commit(growth)
-            self._texts[item.slot] += item.tokens.tolist()
+            self._tokens[item.slot] += item.tokens.tolist()
         return [
             Output(self._logits[rows, : self.vocab_size], self._hidden[rows]) for rows in places
         ]
@@ -147,9 +147,9 @@ class LlamaDecoder(LanguageModel):
     # --- runs ------------------------------------------------------------------------------
 
     def _run(self, passes: Sequence[Pass], growths: Sequence[SlotGrowth]) -> list[slice]:
-        """Run all tokens; return which rows of the answers belong to each pass."""
+        """Run all tokens; return the rows of the answers that belong to each pass."""
         tokens = np.concatenate([item.tokens for item in passes]).astype(np.int32)
-        positions = np.array([at for growth in growths for at in growth.positions], np.int32)
+        positions = np.array([index for growth in growths for index in growth.positions], np.int32)
         sequences = [ids for growth in growths for ids in growth.sequences]
         wanted: list[int] = []
         places: list[slice] = []
@@ -160,34 +160,39 @@ class LlamaDecoder(LanguageModel):
             wanted += range(end - item.row_count, end)
         self._allocate(len(wanted))
         spare = sorted({*range(end)} - {*wanted})
-        together = bool(wanted) and len(spare) <= SPARE
-        if not together:
-            for part in chunks(spare, RUN):
-                at = np.array(part)
-                self._cells.run(tokens[at], positions[at], [sequences[i] for i in part], False)
+        one_run = bool(wanted) and len(spare) <= MOST_SPARE
+        if not one_run:
+            for part in chunks(spare, MOST_RUN_TOKENS):
+                index = np.array(part)
+                self._cells.run(
+                    tokens[index], positions[index], [sequences[i] for i in part], False
+                )
         row = 0
-        for part in chunks(range(end) if together else wanted, ANSWERED):
-            at = np.array(part)
-            self._cells.run(tokens[at], positions[at], [sequences[i] for i in part], True)
+        for part in chunks(range(end) if one_run else wanted, MOST_ANSWERED):
+            index = np.array(part)
+            self._cells.run(tokens[index], positions[index], [sequences[i] for i in part], True)
             logits, hidden = self._cells.answers(len(part))
-            asked = np.isin(at, wanted)
-            following = row + int(asked.sum())
-            self._logits[row:following], self._hidden[row:following] = logits[asked], hidden[asked]
+            answered = np.isin(index, wanted)
+            following = row + int(answered.sum())
+            self._logits[row:following], self._hidden[row:following] = (
+                logits[answered],
+                hidden[answered],
+            )
             row = following
         return places
 
     def _allocate(self, rows: int) -> None:
-        """Make room for the answers of so many rows."""
+        """Make room for the answers of `rows` rows."""
         if rows > self._rows:
             self._rows = rows
             self._logits: NDArray[np.float32] = np.empty((rows, self._model.vocabulary), np.float32)
             self._hidden: NDArray[np.float32] = np.empty((rows, self._model.width), np.float32)
 
-    def _mend(self, slot: int) -> None:
-        """Read a slot again, if cells within its last tokens' window were given to other slots.
+    def _reread_lost(self, slot: int) -> None:
+        """Read a slot again if other slots took cells within its last tokens' window.
 
-        llama.cpp may overwrite what no token behind a slot's last one would attend to; a rollback
-        makes it the past of tokens again.
+        llama.cpp may overwrite cells that no token after a slot's last one would attend to; after a
+        rollback, tokens attend to them again.
         """
         length, window = self.length(slot), self._model.window
         if not window or not length:
@@ -195,34 +200,34 @@ class LlamaDecoder(LanguageModel):
         first = self._cells.first(slot * self._leaves)
         if 0 <= first <= max(0, length - window):
             return
-        text = np.array(self._texts[slot], np.int64)
+        text = np.array(self._tokens[slot], np.int64)
         self._slots[slot].rollback(0)
-        self._texts[slot].clear()
-        for start in range(0, length, RUN):
-            self.forward([Pass(slot, text[start : start + RUN], 0)])
+        self._tokens[slot].clear()
+        for start in range(0, length, MOST_RUN_TOKENS):
+            self.forward([Pass(slot, text[start : start + MOST_RUN_TOKENS], 0)])
 
     # --- opening ---------------------------------------------------------------------------
 
-    def _load(self, provider: str) -> NativeModel:
-        """Load the weights where the provider asks for them."""
+    def _load_model(self, provider: str) -> NativeModel:
+        """Load the weights for the requested provider."""
         if provider not in PROVIDERS:
             raise ProviderError(
                 f"GGUF artifacts run on llama.cpp, not on {provider}: choose {', '.join(PROVIDERS)}"
             )
-        able = bool(load_library().llama_supports_gpu_offload())
-        if provider == "cuda" and not able:
+        can_offload = bool(load_library().llama_supports_gpu_offload())
+        if provider == "cuda" and not can_offload:
             raise ProviderError(
                 "llama-cpp-python finds no GPU: install it with CMAKE_ARGS=-DGGML_CUDA=on, or "
                 "choose --provider cpu"
             )
-        gpu = able and provider != "cpu"
+        gpu = can_offload and provider != "cpu"
         try:
             model = NativeModel(self.artifact.gguf_path, gpu=gpu)
         except ProviderError:
             self.artifact.verify()  # a damaged file is the likeliest reason
             raise
         if model.vocabulary < self.vocab_size:
-            raise self.artifact.altered(self.artifact.gguf_path.name)
+            raise self.artifact.altered_error(self.artifact.gguf_path.name)
         log.info("llama.cpp: all layers on the %s", "GPU" if gpu else "CPU")
         if provider == "auto" and not gpu:
             warn_of_idle_gpu(
@@ -231,14 +236,14 @@ class LlamaDecoder(LanguageModel):
         self.provider = f"llamacpp-{'gpu' if gpu else 'cpu'}"
         return model
 
-    def _try_out(self) -> None:
+    def _probe(self) -> None:
         """Run two tokens, and roll them back.
 
         Raises:
-            ProviderError: if the answers are no numbers.
+            ProviderError: if the answers are not finite.
         """
         pair = np.array([0, min(1, self.vocab_size - 1)])[: self.context]
         output = self.forward([Pass(0, pair)])[0]
         if not (np.isfinite(output.logits).all() and np.isfinite(output.hidden).all()):
-            raise ProviderError("llama.cpp ran the model, but the answers are no numbers")
+            raise ProviderError("llama.cpp ran the model, but its answers are not finite")
         self.rollback(0, 0)

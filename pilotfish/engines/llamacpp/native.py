@@ -1,8 +1,8 @@
-"""llama.cpp by its C interface: a model, and the cells of all sequences.
+"""llama.cpp's C interface: a model, and the cells of all sequences.
 
-In: a GGUF file; then runs of at most RUN tokens, each with its position and its sequences. Out:
-logits and hidden states of the last run. One pool of cells serves all sequences and grows by
-doubling. What llama.cpp logs goes to the log of `pilotfish.engines`, at DEBUG.
+In: a GGUF file; then runs of at most MOST_RUN_TOKENS tokens, each with its position and its
+sequences. Out: logits and hidden states of the last run. One pool of cells serves all sequences and
+grows by doubling. llama.cpp's log goes to the log of `pilotfish.engines`, at DEBUG.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import ProviderError
 
 log = logging.getLogger("pilotfish.engines")
 
-RUN = 256  # tokens at once
-# Tokens at once of a run that is answered. Memory for logits is held for so many; and from 64 on
-# flash attention takes another way on CPUs, which rounds otherwise.
-ANSWERED = 48
+MOST_RUN_TOKENS = 256  # tokens per run
+# Tokens per run with answers: memory for this many logits is allocated, and from 64 tokens on, CPU
+# flash attention uses another algorithm, which rounds differently.
+MOST_ANSWERED = 48
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-CELLS = 512  # to begin with
-ERROR = 4  # GGML_LOG_LEVEL_ERROR
-GUESSED = 1024  # added to a file's type where the file does not say it
-FLOATS = (0, 1, 32)  # types of files in F32, F16, BF16
-_complaints: deque[str] = deque(maxlen=4)  # llama.cpp says why it fails only in its log
+FIRST_CELLS = 512  # initial capacity
+ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
+GUESSED_TYPE = 1024  # flag in a file's type: guessed, since the file does not state it
+FLOAT_TYPES = (0, 1, 32)  # file types F32, F16, BF16
+_error_lines: deque[str] = deque(
+    maxlen=4
+)  # llama.cpp reports the cause of a failure only in its log
 
 
 def load_library() -> Any:
@@ -47,7 +49,7 @@ def load_library() -> Any:
         return _library()
     except ImportError:
         raise ProviderError(
-            f"GGUF artifacts run on llama.cpp, which is not installed: {installing('llamacpp')}"
+            f"GGUF artifacts run on llama.cpp, which is not installed: {install_command('llamacpp')}"
         ) from None
     except (OSError, RuntimeError, AttributeError) as error:
         raise ProviderError(f"llama-cpp-python cannot be loaded: {error}") from None
@@ -62,22 +64,22 @@ def _library() -> Any:
     return llama_cpp
 
 
-@cache  # so that it lives as long as the library
+@cache  # keeps the callback alive as long as the library
 def _log_callback(api: Any) -> Any:
-    def note(level: int, text: bytes, _: object) -> None:
+    def log_line(level: int, text: bytes, _: object) -> None:
         line = text.decode("utf-8", "replace").strip()
-        if level == ERROR and line:
-            _complaints.append(line)
+        if level == ERROR_LEVEL and line:
+            _error_lines.append(line)
         if line:
             log.debug("llama.cpp: %s", line)
 
-    return api.llama_log_callback(note)
+    return api.llama_log_callback(log_line)
 
 
 def _failure(problem: str) -> ProviderError:
-    said = "; ".join(dict.fromkeys(_complaints))
-    _complaints.clear()
-    return ProviderError(f"{problem}: {said}" if said else problem)
+    messages = "; ".join(dict.fromkeys(_error_lines))
+    _error_lines.clear()
+    return ProviderError(f"{problem}: {messages}" if messages else problem)
 
 
 class NativeModel:
@@ -85,18 +87,18 @@ class NativeModel:
 
     Attributes:
         vocabulary: width of the logits.
-        width: of the hidden states.
+        width: width of the hidden states.
         window: tokens that a layer attends to; 0 = all.
         blocks: whether the weights are quantised.
 
     Raises:
-        ProviderError: if llama.cpp cannot load it, or what it loads cannot be rolled back.
+        ProviderError: if llama.cpp cannot load the file, or cannot roll the model back.
     """
 
     def __init__(self, path: Path, *, gpu: bool) -> None:
         self.api = api = load_library()
         self.gpu = gpu
-        _complaints.clear()
+        _error_lines.clear()
         options = api.llama_model_default_params()
         options.n_gpu_layers = -1 if gpu else 0
         self.handle = api.llama_model_load_from_file(os.fsencode(path), options)
@@ -106,23 +108,23 @@ class NativeModel:
         self.vocabulary: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.handle))
         self.width: int = api.llama_model_n_embd_out(self.handle)
         self.window: int = api.llama_model_n_swa(self.handle)
-        self.blocks = api.llama_model_ftype(self.handle) & ~GUESSED not in FLOATS
+        self.blocks = api.llama_model_ftype(self.handle) & ~GUESSED_TYPE not in FLOAT_TYPES
         if api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle):
             raise ProviderError(
-                f"{path} keeps a state that every token changes, and llama.cpp cannot roll it "
-                "back: speculative decoding needs a model whose layers all attend"
+                f"{path} has recurrent states, which llama.cpp cannot roll back: speculative "
+                "decoding needs a model whose layers all attend"
             )
         if api.llama_model_has_encoder(self.handle) or api.llama_model_is_diffusion(self.handle):
-            raise ProviderError(f"{path} does not write a text token by token")
+            raise ProviderError(f"{path} is not an autoregressive text model")
 
 
 class Cells:
     """Keys and values of all sequences, and the runs that append to them.
 
     Args:
-        sequences: ids lie below it.
-        limit: cells at most.
-        threads: of one run.
+        sequences: number of sequence ids.
+        limit: most cells.
+        threads: threads per run.
     """
 
     def __init__(self, model: NativeModel, sequences: int, limit: int, threads: int) -> None:
@@ -131,19 +133,19 @@ class Cells:
         self._context: Any = None
         self._close: Callable[[], object] = lambda: None
         self.capacity = 0
-        self._open(min(CELLS, limit))
+        self._open(min(FIRST_CELLS, limit))
 
     def reserve(self, cells: int) -> None:
-        """Make room for so many cells of all sequences together.
+        """Make room for this many cells of all sequences together.
 
         Raises:
-            ProviderError: if there is no memory for them; then all is as before.
+            ProviderError: if memory is short; then nothing changes.
         """
         if cells > self.capacity:
             self._open(min(max(cells, 2 * self.capacity), max(cells, self._limit)))
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let sequence `target` have the cells of `source` at start … end - 1."""
+        """Add the cells of `source` at start … end − 1 to sequence `target`."""
         self._api.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def cut(self, sequence: int, start: int) -> None:
@@ -153,8 +155,8 @@ class Cells:
 
     def first(self, sequence: int) -> int:
         """Return the first position that every layer holds; -1 for an empty sequence."""
-        found: int = self._api.llama_memory_seq_pos_min(self._memory, sequence)
-        return found
+        position: int = self._api.llama_memory_seq_pos_min(self._memory, sequence)
+        return position
 
     def run(
         self,
@@ -163,14 +165,14 @@ class Cells:
         sequences: Sequence[Sequence[int]],
         answered: bool,
     ) -> None:
-        """Append at most RUN tokens (ANSWERED, if answered) to their sequences.
+        """Append at most MOST_RUN_TOKENS tokens (MOST_ANSWERED, if answered) to their sequences.
 
         Raises:
-            ProviderError: if it fails; some of them may be there then.
+            ProviderError: if it fails; some of the tokens may then be in the cells.
         """
         api, size = self._api, len(tokens)
         counts = np.array([len(ids) for ids in sequences], np.int32)
-        flat = np.array([one for ids in sequences for one in ids], np.int32)
+        flat = np.array([sequence for ids in sequences for sequence in ids], np.int32)
         starts = np.concatenate([[0], np.cumsum(counts[:-1])]).astype(np.uintp)
         places = flat.ctypes.data + starts * np.uintp(flat.itemsize)
         wanted = np.full(size, answered, np.int8)
@@ -184,7 +186,7 @@ class Cells:
         ):
             kind = dict(api.llama_batch._fields_)[name]
             setattr(batch, name, ctypes.cast(array.ctypes.data, kind))
-        # with embeddings every token is answered, without them none is
+        # with embeddings on, llama.cpp answers every token; otherwise none
         api.llama_set_embeddings(self._context, answered)
         if code := api.llama_decode(self._context, batch):
             raise _failure(f"llama.cpp could not run {size} tokens ({code})")
@@ -201,20 +203,20 @@ class Cells:
         )
 
     def _open(self, cells: int) -> None:
-        """Make a context of so many cells; takes over what the last one holds."""
+        """Open a context with room for `cells`; copy the previous one's cells into it."""
         api, model = self._api, self._model
         options = api.llama_context_default_params()
         options.n_ctx = -(-cells // 256) * 256
-        options.n_batch = options.n_ubatch = RUN
-        options.n_outputs_max = max(ANSWERED, self._sequences)
+        options.n_batch = options.n_ubatch = MOST_RUN_TOKENS
+        options.n_outputs_max = max(MOST_ANSWERED, self._sequences)
         options.n_seq_max = self._sequences
         options.n_threads = options.n_threads_batch = self._threads
         options.pooling_type = api.LLAMA_POOLING_TYPE_NONE
         options.attention_type = api.LLAMA_ATTENTION_TYPE_CAUSAL
-        # Weights in blocks: activations are rounded to 8 bits, which makes much of the least
-        # difference, and flash attention on a CPU computes a token alone as among others (up to
-        # ANSWERED of them). Other weights: it would round to half precision, and plain attention
-        # computes as our own engine does. GPUs have their own kernels for it.
+        # Quantised weights: activations are rounded to 8 bits, which amplifies tiny differences;
+        # CPU flash attention computes a token alone as it does among up to MOST_ANSWERED. Other
+        # weights: flash attention would round to half precision, and plain attention matches our
+        # own engine. GPUs have their own kernels.
         fused = model.gpu or model.blocks
         options.type_k = options.type_v = api.GGML_TYPE_F16 if fused else api.GGML_TYPE_F32
         options.flash_attn_type = (
@@ -222,22 +224,22 @@ class Cells:
         )
         options.embeddings = True
         options.offload_kqv = options.op_offload = model.gpu
-        options.kv_unified = True  # else no cell is in two sequences
+        options.kv_unified = True  # else sequences cannot share cells
         options.swa_full = True  # else rollbacks fail
-        made = api.llama_init_from_model(model.handle, options)
-        if not made:
+        context = api.llama_init_from_model(model.handle, options)
+        if not context:
             raise _failure(f"llama.cpp has no room for a context of {options.n_ctx} tokens")
-        closed = weakref.finalize(self, api.llama_free, made)
+        close = weakref.finalize(self, api.llama_free, context)
         if self.capacity:
             try:
-                _take_over(api, self._context, made)
+                _take_over(api, self._context, context)
             except ProviderError:
-                closed()
+                close()
                 raise
             self._close()
-        self._context, self._close = made, closed
-        self._memory = api.llama_get_memory(made)
-        self.capacity = int(api.llama_n_ctx(made))
+        self._context, self._close = context, close
+        self._memory = api.llama_get_memory(context)
+        self.capacity = int(api.llama_n_ctx(context))
 
 
 def _take_over(api: Any, old: Any, new: Any) -> None:

@@ -1,1 +1,1 @@
-"""TensorRT: engines built on the machine that runs them, and kept for the next start."""
+"""TensorRT: engines that are built on the machine that runs them, and cached."""

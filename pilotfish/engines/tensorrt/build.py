@@ -1,7 +1,7 @@
-"""Get an engine for an artifact: from the cache, else build it on this machine.
+"""Get an engine for an artifact: from the cache, or by building it on this machine.
 
-Building reads `model.onnx` with TensorRT's own parser and measures kernels on the GPU at hand, for
-minutes. Not run on a GPU yet: see docs/engines.md.
+A build reads `model.onnx` with TensorRT's own parser and measures kernels on this GPU, for minutes.
+Not run on a GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ log = logging.getLogger("pilotfish.engines")
 
 Progress = Callable[[str, int, "int | None"], None]
 
-CAPACITY = "C"  # what graphs call it
+CAPACITY = "C"  # name of the capacity in graphs
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A wanted engine: the artifact, on this TensorRT and GPU, for these slots and context."""
+    """A wanted engine: the artifact, TensorRT version, GPU, number of slots, and context."""
 
-    tensorrt: str  # its version
+    tensorrt: str  # version
     gpu: Gpu
     artifact: Artifact
     slots: int
@@ -53,7 +53,7 @@ class EngineRequest:
     def for_this_machine(
         cls, cuda: Cuda, artifact: Artifact, slots: int, context: int | None
     ) -> EngineRequest:
-        """Make an order for this machine; without a context, for the model's.
+        """Make a request for this machine; the default context is the model's.
 
         Raises:
             ProviderError: if TensorRT is not installed.
@@ -86,72 +86,74 @@ class EngineRequest:
         )
 
     def with_key(self, key: EngineKey) -> EngineRequest:
-        """Make the same order for the slots and the context of another key."""
+        """Return the same request with the slots and context of another key."""
         return EngineRequest(self.tensorrt, self.gpu, self.artifact, key.slots, key.context)
 
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine that TensorRT loaded, its key, and its place in the cache."""
+    """An engine that TensorRT has loaded, its request, and its place in the cache."""
 
     engine: trt.ICudaEngine
-    order: EngineRequest
+    request: EngineRequest
     path: Path
     runtime: trt.Runtime  # must live as long as the engine
 
 
-def find_engine(order: EngineRequest, *, flexible: bool) -> LoadedEngine | None:
-    """Find the smallest cached engine with enough slots and context; None if all are too small.
+def find_engine(request: EngineRequest, *, flexible: bool) -> LoadedEngine | None:
+    """Find the smallest cached engine with enough slots and context; None if there is none.
 
-    If `flexible`, any context is enough, and the longest is taken. An engine that TensorRT refuses
-    is deleted.
+    If `flexible`, any context is enough, and the longest wins. Deletes engines that TensorRT
+    refuses.
     """
     cache = EngineCache()
     fitting = [
         key
-        for key in cache.keys(order.key)
-        if key.slots >= order.slots and (flexible or key.context >= order.context)
+        for key in cache.keys(request.key)
+        if key.slots >= request.slots and (flexible or key.context >= request.context)
     ]
     if flexible:
         fitting.sort(key=lambda key: -key.context)
     for key in fitting:
-        found = _open(order.with_key(key))
-        if found:
-            return found
+        engine = _load_engine(request.with_key(key))
+        if engine:
+            return engine
     return None
 
 
 def ensure_engine(
-    order: EngineRequest, progress: Progress | None = None
+    request: EngineRequest, progress: Progress | None = None
 ) -> tuple[LoadedEngine, bool]:
-    """Return exactly this engine and whether it was built; a lock prevents building it twice.
+    """Return exactly this engine and whether it was built; a lock prevents a double build.
 
     Raises:
-        BuildError: if TensorRT cannot build it, or not read what it built.
+        BuildError: if TensorRT cannot build it, or cannot read what it built.
     """
-    cache, key = EngineCache(), order.key
-    found = _open(order)
-    if found:
-        return found, False
+    cache, key = EngineCache(), request.key
+    engine = _load_engine(request)
+    if engine:
+        return engine, False
     with cache.lock(key):
-        found = _open(order)  # the lock's former holder may have built it
-        if found:
-            return found, False
+        engine = _load_engine(request)  # the previous lock holder may have built it
+        if engine:
+            return engine, False
         timing = cache.timing(key)
-        known = timing.read_bytes() if timing.is_file() else b""
-        plan, measured = _interruptible(lambda stop: build(order, known, progress, stop))
+        earlier_timings = timing.read_bytes() if timing.is_file() else b""
+        plan, measured = _interruptible(
+            lambda stop: build(request, earlier_timings, progress, stop)
+        )
         cache.write(key, plan)
         if measured:
             replace_file(timing, measured)
-    found = _open(order)
-    if not found:
+    engine = _load_engine(request)
+    if not engine:
         raise BuildError("TensorRT built an engine and cannot read it back: is the GPU in order?")
-    return found, True
+    return engine, True
 
 
-def _open(order: EngineRequest) -> LoadedEngine | None:
+def _load_engine(request: EngineRequest) -> LoadedEngine | None:
     """Load an engine from the cache; None if missing, damaged, or refused by TensorRT."""
-    cache, key = EngineCache(), order.key
+    cache, key = EngineCache(), request.key
     plan = cache.read(key)
     if plan is None:
         return None
@@ -160,30 +162,30 @@ def _open(order: EngineRequest) -> LoadedEngine | None:
     runtime = trt.Runtime(logger())
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        log.warning("%s: TensorRT refuses it: it will have to be built again", cache.path(key))
+        log.warning("%s: TensorRT refuses it and must build it again", cache.path(key))
         cache.discard(key)
         return None
-    return LoadedEngine(engine, order, cache.path(key), runtime)
+    return LoadedEngine(engine, request, cache.path(key), runtime)
 
 
 def build(
-    order: EngineRequest, known: bytes, progress: Progress | None, stop: threading.Event
+    request: EngineRequest, earlier_timings: bytes, progress: Progress | None, stop: threading.Event
 ) -> tuple[bytes, bytes]:
-    """Build the engine; return its plan and the kernel timings measured meanwhile.
+    """Build the engine; return its plan and its kernel timings.
 
     Args:
-        known: what an earlier build measured.
-        stop: set to give up, where this TensorRT can.
+        earlier_timings: kernel timings of an earlier build.
+        stop: set to abort the build, if this TensorRT version can.
     """
     import tensorrt as trt
 
-    profiles, messages = order.profiles, logger()
+    profiles, messages = request.profiles, logger()
     builder = trt.Builder(messages)
     network = builder.create_network(network_flags())
     parser = trt.OnnxParser(network, messages)  # owns the weights: must outlive the build
-    _parse(order, parser, profiles)
+    _parse(request, parser, profiles)
     config = builder.create_builder_config()
-    if order.artifact.manifest.precision == "fp16" and not is_strongly_typed():
+    if request.artifact.manifest.precision == "fp16" and not is_strongly_typed():
         config.set_flag(trt.BuilderFlag.FP16)
     for each in profiles.both:
         profile = builder.create_optimization_profile()
@@ -192,9 +194,9 @@ def build(
             profile.set_shape(name, *(trt.Dims(list(shape)) for shape in shapes))
         if config.add_optimization_profile(profile) < 0:
             raise BuildError(f"TensorRT refuses the profile {each.name}: its log says why (-v)")
-    timings = config.create_timing_cache(known)
+    timings = config.create_timing_cache(earlier_timings)
     if timings is None or not config.set_timing_cache(timings, ignore_mismatch=False):
-        timings = config.create_timing_cache(b"")  # another driver's, or damaged
+        timings = config.create_timing_cache(b"")  # from another driver, or damaged
         config.set_timing_cache(timings, ignore_mismatch=False)
     if hasattr(trt, "IProgressMonitor"):
         monitor = _monitor(progress, stop)
@@ -207,23 +209,23 @@ def build(
     return bytes(plan), bytes(timings.serialize())
 
 
-def _parse(order: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -> None:
-    """Read the graph into the network, with a fixed capacity where that is required."""
-    check_dialect(order.artifact.manifest, parser)
+def _parse(request: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -> None:
+    """Read the graph into the network, with a fixed capacity if required."""
+    check_dialect(request.artifact.manifest, parser)
     with reading_file(lambda problem: BuildError(f"the path does not suit TensorRT: {problem}")):
-        path = utf8_path(order.artifact.graph_path)
-    if len(profiles.capacities) == 1 and order.artifact.manifest.dialect == "opset24":
-        model = fix_size(order.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
-        read = parser.parse(model, path)  # the path says where the weights are
+        path = utf8_path(request.artifact.graph_path)
+    if len(profiles.capacities) == 1 and request.artifact.manifest.dialect == "opset24":
+        model = fix_size(request.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
+        read = parser.parse(model, path)  # the path locates the weights
     else:
         read = parser.parse_from_file(path)
     if not read:
-        said = [parser.get_error(i).desc() for i in range(parser.num_errors)]
-        raise BuildError(f"TensorRT {order.tensorrt} cannot read {path}: {'; '.join(said)}")
+        errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
+        raise BuildError(f"TensorRT {request.tensorrt} cannot read {path}: {'; '.join(errors)}")
 
 
 def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressMonitor:
-    """Report the outermost phases of a build; called from TensorRT's own threads."""
+    """Report the outermost phases of a build; TensorRT calls it from its own threads."""
     import tensorrt as trt
 
     total: dict[str, int] = {}
@@ -249,7 +251,7 @@ def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressM
 
 
 def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Run in a thread, so that Ctrl-C works: the builder does not return for minutes."""
+    """Run `work` on a thread, so that Ctrl-C works: the builder does not return for minutes."""
     stop = threading.Event()
     outcome: list[tuple[bytes, bytes]] = []
     failure: list[BaseException] = []
@@ -273,25 +275,25 @@ def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tu
     return outcome[0]
 
 
-def expect_engine(artifact: Artifact) -> None:
-    """Raise ProviderError if there is surely no engine, before a GPU is touched."""
+def check_engine_exists(artifact: Artifact) -> None:
+    """Raise ProviderError if there is certainly no engine, before a GPU is touched."""
     if not EngineCache().knows(artifact.manifest.digest):
         raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")
 
 
-def engine_for(order: EngineRequest, *, flexible: bool, may_build: bool) -> LoadedEngine:
+def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> LoadedEngine:
     """Return an engine for a decoder.
 
     Raises:
-        ProviderError: if there is none and none may be built.
+        ProviderError: if none is cached and `may_build` is false.
     """
-    found = find_engine(order, flexible=flexible)
-    if found:
-        return found
+    engine = find_engine(request, flexible=flexible)
+    if engine:
+        return engine
     if not may_build:
         raise ProviderError(
-            f"no engine is built here for {order.slots} slots of {order.context} tokens: "
-            f"pilotfish export engine {order.artifact.path}"
+            f"no engine is built here for {request.slots} slots of {request.context} tokens: "
+            f"pilotfish export engine {request.artifact.path}"
         )
-    log.warning("building a TensorRT engine of %s: minutes; it is kept", order.artifact.path)
-    return ensure_engine(order)[0]
+    log.warning("building a TensorRT engine of %s: this takes minutes, once", request.artifact.path)
+    return ensure_engine(request)[0]

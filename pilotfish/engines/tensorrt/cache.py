@@ -1,8 +1,8 @@
-"""Built engines and timing caches, below `cache_directory()/engines`.
+"""Cache of built engines and kernel timings, below `cache_directory()/engines`.
 
-An engine is valid for one version of TensorRT, one GPU, one artifact and one set of profiles: all
-of it is in the key, and the key in the file. A file is a line of JSON and the plan; it appears
-whole or not at all, and is used only if length, SHA-256 and key are right. All of it may be
+An engine is valid for one version of TensorRT, one GPU, one artifact and one set of profiles: the
+key contains all of them, and the file contains the key. A file is a line of JSON and the plan. It
+appears whole or not at all, and is used only if length, SHA-256 and key match. All files may be
 deleted.
 """
 
@@ -26,10 +26,10 @@ HEADER_LIMIT = 1 << 16
 
 
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine depends on; any other value of a field needs another engine.
+    """Everything that an engine depends on; another value of any field needs another engine.
 
-    `artifact` is its digest, `compute` the GPU's capability (its SM), `profiles` the digest of all
-    shapes. `slots` and `context` follow from those, and say for which decoders it is enough.
+    `artifact` is its digest, `compute` the GPU's compute capability, `profiles` the digest of all
+    shapes. `slots` and `context` follow from the profiles, and tell which decoders it serves.
     """
 
     tensorrt: str
@@ -44,11 +44,11 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """32 hex digits."""
+        """A hash of the key, 32 hex digits."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
     def same_machine(self, other: EngineKey) -> bool:
-        """Whether it is the same model for the same TensorRT and GPU, whatever the profiles."""
+        """Whether model, TensorRT and GPU are the same, whatever the profiles."""
         return self == msgspec.structs.replace(
             other, slots=self.slots, context=self.context, profiles=self.profiles
         )
@@ -67,28 +67,28 @@ class EngineCache:
         self._folder = folder or cache_directory() / "engines"
 
     def path(self, key: EngineKey) -> Path:
-        """Return where this engine is, or would be."""
+        """Return the path of this engine, cached or not."""
         return self._folder / key.artifact / f"{key.name}{SUFFIX}"
 
     def knows(self, artifact: str) -> bool:
-        """Whether there is any engine for the artifact of this digest."""
+        """Whether any engine is cached for the artifact of this digest."""
         return any((self._folder / artifact).glob(f"*{SUFFIX}"))
 
     def keys(self, key: EngineKey) -> list[EngineKey]:
         """List cached engines for the same model, TensorRT and GPU, smallest first."""
-        found = []
+        keys = []
         for path in self.path(key).parent.glob(f"*{SUFFIX}"):
-            header = _read(path)[0]
+            header = _read_engine_file(path)[0]
             if header and header.key.same_machine(key):
-                found.append(header.key)
-        return sorted(found, key=lambda each: (each.slots, each.context))
+                keys.append(header.key)
+        return sorted(keys, key=lambda each: (each.slots, each.context))
 
     def read(self, key: EngineKey) -> bytes | None:
-        """Return the plan; None if missing, damaged or another's (which is logged)."""
+        """Return the plan; None if it is missing, damaged or another engine's (logged)."""
         path = self.path(key)
         if not path.is_file():
             return None
-        header, plan = _read(path, whole=True)
+        header, plan = _read_engine_file(path, whole=True)
         fault = None
         if header is None:
             fault = "is no engine file"
@@ -114,13 +114,13 @@ class EngineCache:
         self.path(key).unlink(missing_ok=True)
 
     def timing(self, key: EngineKey) -> Path:
-        """Return where kernel timings are kept, for any model on this TensorRT and GPU."""
+        """Return the path of the kernel timings, shared by all models on this TensorRT and GPU."""
         listed = f"{key.tensorrt}\n{key.gpu}\n{key.compute}"
         return self._folder / f"timing-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.cache"
 
     @contextmanager
     def lock(self, key: EngineKey) -> Iterator[None]:
-        """Prevent other processes from building this engine; released when the process ends."""
+        """Keep other processes from building this engine; released when the process ends."""
         path = self.path(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -132,11 +132,11 @@ class EngineCache:
             yield
 
 
-def _read(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
-    """Read header and, if `whole`, the plan; no header if the file does not begin with one."""
+def _read_engine_file(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
+    """Read the header and, if `whole`, the plan; no header if the file does not begin with one."""
     try:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(HEADER_LIMIT), type=_Header)
             return header, file.read() if whole else b""
-    except (OSError, ValueError, RecursionError):  # ValueError: msgspec's, and of no UTF-8
+    except (OSError, ValueError, RecursionError):  # ValueError: msgspec's, or invalid UTF-8
         return None, b""

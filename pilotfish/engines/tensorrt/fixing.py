@@ -1,17 +1,17 @@
-"""Replace a symbolic size of an ONNX graph's inputs and outputs by a number.
+"""Replace a symbolic size in an ONNX graph's inputs and outputs by a number.
 
 TensorRT's KVCacheUpdate, which opset 24's TensorScatter becomes, needs a cache of static length,
-while our graphs leave the capacity open. This edits the bytes of the file, since the onnx package
-is not needed on a device: only the messages on the way to a dimension are rewritten.
+while our graphs leave the capacity open. This edits the bytes of the file, since devices need no
+onnx package: it rewrites only the messages on the path to a dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-# Field numbers of onnx.proto on the way from a model to the dimensions of its inputs and outputs:
+# Field numbers of onnx.proto on the path from a model to the dimensions of inputs and outputs:
 # graph; input or output; type; tensor_type; shape; dim.
-WAY: tuple[Collection[int], ...] = ({7}, {11, 12}, {2}, {1}, {2}, {1})
+DIMENSION_PATH: tuple[Collection[int], ...] = ({7}, {11, 12}, {2}, {1}, {2}, {1})
 DIM_VALUE, DIM_PARAM = 1, 2
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -22,18 +22,18 @@ def fix_size(model: bytes, name: str, value: int) -> bytes:
     Raises:
         ValueError: if these bytes are no protobuf message.
     """
-    return _rewrite(memoryview(model), WAY, name.encode(), value)
+    return _rewrite(memoryview(model), DIMENSION_PATH, name.encode(), value)
 
 
 def _rewrite(
-    message: memoryview, way: tuple[Collection[int], ...], name: bytes, value: int
+    message: memoryview, path: tuple[Collection[int], ...], name: bytes, value: int
 ) -> bytes:
     parts = []
     for number, kind, raw, content in _fields(message):
-        if way and kind == BYTES and number in way[0]:
-            inner = _rewrite(content, way[1:], name, value)
+        if path and kind == BYTES and number in path[0]:
+            inner = _rewrite(content, path[1:], name, value)
             parts += [_varint(number << 3 | BYTES), _varint(len(inner)), inner]
-        elif not way and kind == BYTES and number == DIM_PARAM and content == name:
+        elif not path and kind == BYTES and number == DIM_PARAM and content == name:
             parts += [_varint(DIM_VALUE << 3 | VARINT), _varint(value)]
         else:
             parts.append(bytes(raw))
@@ -42,36 +42,36 @@ def _rewrite(
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryview]]:
     """Yield number, wire type, all bytes and the content of each field."""
-    at = 0
-    while at < len(message):
-        start = at
-        tag, at = _read_varint(message, at)
-        kind, begin = tag & 7, at
+    index = 0
+    while index < len(message):
+        start = index
+        tag, index = _read_varint(message, index)
+        kind, begin = tag & 7, index
         if kind == VARINT:
-            _, at = _read_varint(message, at)
+            _, index = _read_varint(message, index)
         elif kind == BYTES:
-            size, begin = _read_varint(message, at)
-            at = begin + size
+            size, begin = _read_varint(message, index)
+            index = begin + size
         elif kind in {FIXED64, FIXED32}:
-            at += 8 if kind == FIXED64 else 4
+            index += 8 if kind == FIXED64 else 4
         else:
             raise ValueError("this is no ONNX file")
-        if at > len(message):
+        if index > len(message):
             raise ValueError("this ONNX file is truncated")
-        yield tag >> 3, kind, message[start:at], message[begin:at]
+        yield tag >> 3, kind, message[start:index], message[begin:index]
 
 
-def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(message: memoryview, index: int) -> tuple[int, int]:
     """Read the number at `at`; return it and the position after it."""
     value = shift = 0
     while True:
-        if at >= len(message):
+        if index >= len(message):
             raise ValueError("this ONNX file is truncated")
-        byte = message[at]
-        at += 1
+        byte = message[index]
+        index += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, index
         shift += 7
 
 

@@ -1,13 +1,13 @@
-"""The installed TensorRT, and what differs between its versions 8.6 to 11.
+"""The installed TensorRT, and the differences between its versions 8.6 to 11.
 
-Versions are told apart by what they have, not by their number:
+Versions are recognised by their features, not by their number:
 
     8.6     networks need EXPLICIT_BATCH; fp16 needs a flag; integers are 32 bits wide
-    10      STRONGLY_TYPED: types are the graph's own; IProgressMonitor
+    10      STRONGLY_TYPED: types come from the graph; IProgressMonitor
     10.15   the parser knows the operators of the dialect opset24; get_aliased_input_tensor
     11      EXPLICIT_BATCH and the flag FP16 are gone
 
-The module is imported where it is used: it is large, and mostly not there.
+Functions import TensorRT when they need it: it is large, and mostly not installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
 
@@ -37,7 +37,7 @@ def tensorrt_version() -> str:
     """Return the version of the installed TensorRT.
 
     Raises:
-        ProviderError: if it is not installed; says where it comes from.
+        ProviderError: if it is not installed; the message says how to install it.
     """
     try:
         import tensorrt as trt
@@ -45,7 +45,7 @@ def tensorrt_version() -> str:
         source = (
             "it comes with JetPack: sudo apt install python3-libnvinfer (for the system's Python)"
             if JETSON.exists()
-            else f"{installing('tensorrt')} beside NVIDIA's driver; on a Jetson: sudo "
+            else f"{install_command('tensorrt')} and NVIDIA's driver; on a Jetson: sudo "
             "apt install python3-libnvinfer"
         )
         raise ProviderError(f"TensorRT cannot be imported ({error}): {source}") from None
@@ -54,9 +54,9 @@ def tensorrt_version() -> str:
 
 
 def logger() -> trt.ILogger:
-    """Route TensorRT's messages to our log, errors as warnings: callers decide what they mean.
+    """Route TensorRT's messages to our log, errors as warnings: callers judge their severity.
 
-    Always the same object: TensorRT wants one logger for as long as anything lives.
+    Returns the same object each time: TensorRT needs one logger for as long as anything lives.
     """
     import tensorrt as trt
 
@@ -82,14 +82,14 @@ def _new_logger() -> trt.ILogger:
 
 
 def is_strongly_typed() -> bool:
-    """Whether networks can take their types from the graph alone."""
+    """Whether networks can take their types from the graph."""
     import tensorrt as trt
 
     return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
 
 
 def network_flags() -> int:
-    """Return the flags with which networks are created."""
+    """Return the flags to create networks with."""
     import tensorrt as trt
 
     flags = trt.NetworkDefinitionCreationFlag
@@ -97,7 +97,7 @@ def network_flags() -> int:
 
 
 def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
-    """Return the host's type for a type of TensorRT."""
+    """Return the numpy dtype of a TensorRT dtype."""
     import tensorrt as trt
 
     names = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64}
@@ -111,10 +111,10 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
     """Check that this TensorRT can read the artifact.
 
     Raises:
-        BuildError: naming the dialect to export instead.
+        BuildError: if not; the message names the dialect to export instead.
     """
     if manifest.states is not None:
-        raise BuildError(f"{manifest.model} keeps states, which run on the CPU alone so far")
+        raise BuildError(f"{manifest.model} has recurrent states, which only the CPU runs so far")
     if manifest.dialect == LLAMACPP:
         problem = "a GGUF file is no graph that TensorRT reads"
     elif manifest.dialect == GENAI:

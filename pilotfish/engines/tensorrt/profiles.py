@@ -1,9 +1,9 @@
 """Optimisation profiles: the shapes that an engine is built for.
 
-Two of them: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK tokens of one.
-The decoder cuts its passes to fit (`Backend.narrow`, `Backend.widest`), so every run fits one.
+There are two: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK tokens of
+one. The decoder splits its passes (`Backend.narrow`, `Backend.widest`), so every run fits one.
 
-    T packed tokens   N rows asked for   B slots   S tokens of the widest pass   C capacity
+    T packed tokens   N rows wanted   B slots   S tokens of the widest pass   C capacity
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import json
 from dataclasses import dataclass
 
 from pilotfish.engines.backends.backend import kv_names
-from pilotfish.engines.device_cache import doubling
+from pilotfish.engines.device_cache import doubling_capacities
 from pilotfish.engines.manifest import Manifest
 
 NARROW = 16  # a chain, or a small tree
-CHUNK = 128  # what Decoder.prefill feeds at once
-ALIGNMENT = 64  # of capacities
+CHUNK = 128  # chunk of Decoder.prefill
+ALIGNMENT = 64  # of capacities, in cells
 FIRST_CAPACITY = 256
 USUAL_CAPACITY = 1024
 USUAL_SLOTS, USUAL_WINDOW = 8, 4
@@ -29,7 +29,7 @@ Shapes = dict[str, Shape]
 
 @dataclass(frozen=True)
 class Profile:
-    """Shapes of all inputs, by name: the smallest, the usual and the largest."""
+    """Shapes of all inputs, by name: minimum, optimum and maximum."""
 
     name: str
     minimum: Shapes
@@ -47,7 +47,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The shapes that an engine is built for. The capacity is fixed where the dialect needs it."""
+    """The shapes that an engine is built for; the capacity is fixed if the dialect requires it."""
 
     decode: Profile
     prefill: Profile
@@ -61,10 +61,10 @@ class Profiles:
     ) -> Profiles:
         """Make profiles for these slots and positions; `fixed`: see `engines.tensorrt.fixing`."""
         narrow, widest = min(NARROW, context), min(CHUNK, context)
-        # A slot's end may lie within the padding of a wider pass of another slot.
+        # A slot's end may be within the padding of another slot's wider pass.
         cells = context + (narrow if slots > 1 else 0)
         last = -(-cells // ALIGNMENT) * ALIGNMENT
-        capacities = [last] if fixed else doubling(min(FIRST_CAPACITY, last), last)
+        capacities = [last] if fixed else doubling_capacities(min(FIRST_CAPACITY, last), last)
         least, most = capacities[0], last
         usual = max(least, min(USUAL_CAPACITY, last))
         batch, window = min(USUAL_SLOTS, slots), min(USUAL_WINDOW, narrow)
@@ -93,11 +93,11 @@ class Profiles:
 
     @property
     def both(self) -> tuple[Profile, Profile]:
-        """Both, in the order in which an engine numbers them."""
+        """Both profiles, in the order in which an engine numbers them."""
         return self.decode, self.prefill
 
     def union(self) -> tuple[Shapes, Shapes, Shapes]:
-        """Merge into one profile: least, usual and largest shapes over both."""
+        """Merge into one profile: minimum, optimum and maximum shapes over both."""
         maximum = {
             name: tuple(map(max, shape, self.prefill.maximum[name]))
             for name, shape in self.decode.maximum.items()
@@ -106,7 +106,7 @@ class Profiles:
 
     @property
     def digest(self) -> str:
-        """Changes with any shape."""
+        """A hash that changes with any shape."""
         listed = [[p.name, p.minimum, p.optimum, p.maximum] for p in self.both]
         return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -114,7 +114,7 @@ class Profiles:
 def input_shapes(
     manifest: Manifest, batch: int, size: int, total: int, rows: int, capacity: int
 ) -> Shapes:
-    """Return input shapes: `batch` slots, widest pass of `size` tokens, `total` tokens in all."""
+    """Return the input shapes of `batch` slots: widest pass `size` tokens, all passes `total`."""
     windowed = {} if manifest.window is None else {"cell_positions": (batch, capacity)}
     return {
         "input_ids": (total,),

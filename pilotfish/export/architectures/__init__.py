@@ -1,4 +1,4 @@
-"""Architectures by the `model_type` of their configuration. A new one is an entry in a table."""
+"""Architectures by `model_type` in config.json. To add one, add an entry to a table."""
 
 from __future__ import annotations
 

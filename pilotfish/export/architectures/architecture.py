@@ -1,7 +1,7 @@
-"""What an entry of the table of architectures says: how a kind of checkpoint differs from Llama's.
+"""An entry of the table of architectures: the differences of a class of checkpoints from Llama's.
 
-Keys are those of Llama's config.json; `called` says what another class calls them. A key that is in
-no entry's `keys` is unknown to that class, so a configuration that states it is refused.
+Keys are those of Llama's config.json; `key_names` maps them to another class's names. A class does
+not have the keys that its entry's `keys` lacks, so a configuration with such a key is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LLAMA_FORM = Form()
 
 
 class Stated(Protocol):
-    """Looks up what a configuration states, or the class's default."""
+    """Looks up a configuration's value of a key, or the class's default."""
 
     def __call__(self, key: str) -> Any:
         """Return the value of one of Llama's keys."""
@@ -25,26 +25,24 @@ class Stated(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What a checkpoint calls its weights, where that is not what `export.weights` does.
+    """A checkpoint's names and layouts of weights, if they differ from `export.weights`.
 
     Attributes:
-        body: module that holds all but the head; it may be absent from the names.
-        stack: module of the layers within it.
-        outer: a module outside the layers → ours; in the body unless it is the head.
-        modules: a module of a layer → ours; * stands for a number, an expert's.
-        tensors: a tensor of a layer → ours, where more than its module is called otherwise.
-        fused: a module whose rows are those of several of ours, in this order.
-        by_head: the rows of a fused q, k and v are of a key head each: its queries, its k, its v;
-            those of a fused q and gate of a head each; those of a fused part of linear attention
-            of one of its key heads each.
-        stacked: a tensor of a layer that holds those of all experts → ours of each, whose rows
-            stand in this order.
-        columns: stacked tensors are [experts, in, out].
-        alternating: rows of several weights in a stacked tensor take turns.
-        listed: a module that is a list of weights, one for each head → ours.
-        transposed: linear modules are stored [in, out].
-        dropped: names that end so are computed, or no weights.
-        aside: modules beside the body that are no part of the model.
+        body: module that contains everything except the head; names may omit it.
+        stack: module of the layers within the body.
+        outer: module outside the layers → ours; within the body unless it is the head.
+        modules: module of a layer → ours; * stands for an expert's number.
+        tensors: tensor of a layer → ours, if more than its module's name differs.
+        fused: module → our modules whose rows it concatenates, in this order.
+        by_head: whether the rows of fused modules are grouped by head: q, k, v by key head (its
+            queries, its k, its v); q and gate by head; parts of linear attention by key head.
+        stacked: tensor of a layer with all experts → our tensors of each expert, in row order.
+        columns: whether stacked tensors are [experts, in, out].
+        alternating: whether the rows of several weights in a stacked tensor alternate.
+        listed: module that is a list of weights, one per head → ours.
+        transposed: whether linear modules are stored as [in, out].
+        dropped: name suffixes of tensors that are computed or no weights.
+        aside: name prefixes of modules that are not part of the model.
     """
 
     body: str = "model"
@@ -65,44 +63,44 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """What a class of experts has, besides the numbers that its keys state.
+    """Properties of a class's mixtures of experts that its keys do not state.
 
     Attributes:
-        normed: the softmax is over the chosen scores; None = `norm_topk_prob` says it.
-        shared_gate: the part that all tokens use is weighted.
-        lift: what is added to the up projection (`Experts.lift`).
-        switch: the key that says whether there are any; None = there are.
-        beside: layers have a feed-forward part of their own, too (`Experts.beside`).
+        normed: whether the softmax is over the chosen scores; None = by the key `norm_topk_prob`.
+        shared_gate: whether the shared expert is weighted.
+        lift: number added to the up projection (`Experts.lift`).
+        switch: key that states whether there are experts; None = there always are.
+        parallel_mlp: whether layers also have a dense feed-forward part (`Experts.parallel_mlp`).
     """
 
     normed: bool | None = None
     shared_gate: bool = False
     lift: float = 0.0
     switch: str | None = None
-    beside: bool = False
+    parallel_mlp: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gguf:
-    """How a class's GGUF files differ from what `export.sources.gguf_names` has for all.
+    """Differences of a class's GGUF files from the general names in `export.sources.gguf_names`.
 
-    What llama.cpp's converter changes, and what its code knows without the file saying it.
+    They come from llama.cpp's converter, and from facts that its code implies without a key.
 
     Attributes:
-        name: `general.architecture`.
-        when: the key that another class of that name has not; None = of the rest.
-        keys: GGUF's key → Llama's, where it is another one than in other classes.
-        given: Llama's keys that follow from those of the file.
-        tensors: Llama's key → our weight of the first layer whose presence says that it is true.
-        neutral: keys with an effect, and the values at which they have none.
-        interleaved: rows of q and k are interleaved: the two halves of each head take turns.
+        name: value of `general.architecture`.
+        when: key that distinguishes this class from others of that name; None = none of their keys.
+        keys: GGUF's key → Llama's, if it differs from other classes.
+        derive: function from values of Llama's keys to further ones.
+        tensors: Llama's boolean key → our weight of the first layer whose presence makes it true.
+        neutral: key with an effect → the values without one.
+        interleaved: whether the two halves of each head alternate in the rows of q and k.
         modules, fused: as in `Names`.
     """
 
     name: str
     when: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
-    given: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     interleaved: bool = False
@@ -115,52 +113,54 @@ class Architecture:
     """One kind of checkpoint.
 
     Attributes:
-        models: published ones that are of this class.
-        keys: the class's keys with an effect → their defaults; REQUIRED where a file must state it.
-        called: Llama's key → this class's.
-        also: another name that files use for a key → the class's.
-        echoes: key without effect that files write beside another one → that one, which it must
-            equal.
+        models: published models of this class, for display.
+        keys: the class's keys with an effect → defaults; REQUIRED if a file must state the key.
+        key_names: Llama's key → this class's name; "" if the class does not have it in its files.
+        aliases: another name of a key in files → the class's name.
+        echoes: redundant key in files → the key whose value it must equal.
         inert: keys of this class without effect on the text.
-        neutral: keys with an effect, and the values at which they have none.
-        form: of its layers.
-        vary: changes of the form that keys decide.
-        biases: key → the modules that have a bias if it is true; "" stands for always.
-        windows: which layers the sliding window holds for: none, all, those that layer_types names,
-            or those and behind max_window_layers, if use_sliding_window is true ("switched").
-        full_every: without layer_types, each so many-th layer sees everything.
-        full_last: the last layer does, whatever is stated.
-        shares: the last layers may read keys and values of earlier ones (`num_kv_shared_layers`).
-        global_heads: the layers that see everything have heads of their own width and number.
-        scores: factor of q · k; None = keys or the heads' width say it.
-        unrotated: which layers are not rotated: none, all, those that no_rope_layers lists, or,
-            where there is a window, those without one.
-        states: type of layers other than attention → what they are (`config.Layer.kind`).
-        one_part: layers mix tokens or are a feed-forward part, not both.
-        with_experts: the entry that counts instead unless the number of experts is 0.
-        rope_by_type: rotary parameters are given by type of layer, and a `rope_scaling` is of the
-            full layers alone.
-        must_state: keys whose default is of another architecture, so that a file must state them.
-        not_null: keys that a file may leave out, but not state as null.
-        activations: names of pointwise functions that mean another one in this class.
-        rotations: kinds of rotary scaling that it takes; None = all.
-        rope_states: keys that a stated table of rotary parameters must have.
-        rope_default: rotary parameters where a file states none, if not the plain ones of θ; a
-            table for each type where `rope_by_type`.
-        mixture: of experts, if there are any.
-        grown_queries: queries grow with their position (Ministral 3).
-        interleaved: rotated pairs of channels are neighbours.
-        embed_root: embeddings are multiplied by √hidden.
-        plus_one: norms multiply by 1 + weight.
-        position_offset: row of the learned positions that position 0 uses.
-        names: of its weights.
-        gguf: its GGUF files, if they are read.
+        neutral: key with an effect → the values without one.
+        form: form of its layers.
+        vary: function from the keys to changes of the form.
+        biases: boolean key → modules that have a bias if it is true; "" = always.
+        windows: layers with the sliding window: none; all; those in layer_types ("listed"); or
+            those in layer_types, by default from max_window_layers on, if use_sliding_window is
+            true ("switched").
+        full_every: without layer_types, every n-th layer has no window.
+        full_last: whether the last layer never has a window.
+        shares_kv: whether the last layers may read the keys and values of earlier ones
+            (`num_kv_shared_layers`).
+        global_heads: whether layers without a window have heads of another width and number.
+        score_scale: factor of q · k; None = by a key or the heads' width.
+        unrotated: layers without rotation: none; all; those in no_rope_layers ("listed"); or, in
+            models with windows, layers without one ("full").
+        states: type of layer other than attention → `Layer.kind`.
+        one_part: whether a layer has a token mixer or a feed-forward part, not both.
+        with_experts: entry to use instead, unless the number of experts is 0.
+        rope_by_type: whether rotary parameters are stated per type of layer; a `rope_scaling`
+            then applies to full layers only.
+        must_state: keys that a file must state, because their default belongs to another
+            architecture.
+        not_null: keys that a file may omit, but not set to null.
+        activations: names of activations with another meaning in this class → that activation.
+        rotations: supported kinds of rotary scaling; None = all.
+        rope_states: keys that a table of rotary parameters must have.
+        rope_default: rotary parameters if a file states none; with `rope_by_type`, a table per
+            type. None = no scaling.
+        mixture: properties of its mixtures of experts; None without any.
+        grown_queries: whether queries grow with their position (Ministral 3).
+        interleaved: whether rotated pairs of channels are neighbours.
+        embed_root: whether embeddings are multiplied by √hidden.
+        plus_one: whether norms multiply by 1 + weight.
+        position_offset: row of the learned position table for position 0.
+        names: names and layouts of its weights.
+        gguf: properties of its GGUF files; None if they are not supported.
     """
 
     models: str
     keys: Mapping[str, Any]
-    called: Mapping[str, str] = field(default_factory=dict)
-    also: Mapping[str, str] = field(default_factory=dict)
+    key_names: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     echoes: Mapping[str, str] = field(default_factory=dict)
     inert: frozenset[str] = frozenset()
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -170,9 +170,9 @@ class Architecture:
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
     full_last: bool = False
-    shares: bool = False
+    shares_kv: bool = False
     global_heads: bool = False
-    scores: float | None = None
+    score_scale: float | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
     states: Mapping[str, Kind] = field(default_factory=dict)
     one_part: bool = False
@@ -228,10 +228,10 @@ SIZES: Mapping[str, Any] = dict.fromkeys(
 )
 DECODER: Mapping[str, Any] = {
     **SIZES,
-    "num_key_value_heads": None,  # as many as heads
+    "num_key_value_heads": None,  # the number of heads
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
     "rope_theta": 10000.0,
 }
-"""What nearly every class has, with the commonest defaults."""
+"""Keys of nearly every class, with the most common defaults."""

@@ -1,7 +1,7 @@
-"""Mixtures of experts: one entry each.
+"""Classes with mixtures of experts.
 
-Of a class that has `num_experts` in its keys, each layer has them, or those that
-`decoder_sparse_step` and `mlp_only_layers` leave.
+If a class has the key `num_experts`, all layers have experts, except those that
+`decoder_sparse_step` and `mlp_only_layers` exclude.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pilotfish.export.model_config import Form
 
 NORMED = Mixture(normed=True)
 TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
-# No windows: use_sliding_window must be false, at which these have no effect.
+# Without effect because use_sliding_window must be false.
 UNSWITCHED = TRAINING | {"sliding_window", "max_window_layers"}
 GATE = {"mlp.gate": "mlp.router"}
 PARTS = ("gate_proj", "up_proj", "down_proj")
 EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
 
 
-def _chosen(count: int, chosen: int) -> Mapping[str, Any]:
+def _expert_counts(count: int, chosen: int) -> Mapping[str, Any]:
     """Return the keys of every mixture, with a class's defaults."""
     return {"num_experts": count, "num_experts_per_tok": chosen}
 
@@ -43,9 +43,9 @@ SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": F
 
 GRANITE_MOE = Architecture(
     models="Granite 3 MoE",
-    keys={**DECODER, **SCALED, **_chosen(8, 2), "attention_bias": False},
-    called=LOCAL,
-    also=LOCAL,
+    keys={**DECODER, **SCALED, **_expert_counts(8, 2), "attention_bias": False},
+    key_names=LOCAL,
+    aliases=LOCAL,
     inert=TRAINING,
     biases={"attention_bias": ATTENTION},
     mixture=NORMED,
@@ -80,7 +80,7 @@ MIXTURES: dict[str, Architecture] = {
         models="Mixtral",
         keys={
             **DECODER,
-            **_chosen(8, 2),
+            **_expert_counts(8, 2),
             "num_key_value_heads": 8,
             "head_dim": None,
             "rms_norm_eps": 1e-5,
@@ -88,8 +88,8 @@ MIXTURES: dict[str, Architecture] = {
             "sliding_window": None,
             "layer_types": None,
         },
-        called=LOCAL,
-        also=LOCAL,
+        key_names=LOCAL,
+        aliases=LOCAL,
         inert=TRAINING,
         windows="all",
         mixture=NORMED,
@@ -108,14 +108,14 @@ MIXTURES: dict[str, Architecture] = {
         models="Qwen1.5-MoE, Qwen2-MoE",
         keys={
             **DECODER,
-            **_chosen(60, 4),
+            **_expert_counts(60, 4),
             **SPARSE,
             "num_key_value_heads": 16,
             "moe_intermediate_size": 1408,
             "shared_expert_intermediate_size": 5632,
             "qkv_bias": True,
         },
-        also=ALSO_LOCAL,
+        aliases=ALSO_LOCAL,
         inert=UNSWITCHED,
         biases={"qkv_bias": QKV},
         mixture=Mixture(shared_gate=True),
@@ -126,31 +126,31 @@ MIXTURES: dict[str, Architecture] = {
         models="Qwen 3 MoE",
         keys={
             **DECODER,
-            **_chosen(128, 8),
+            **_expert_counts(128, 8),
             **SPARSE,
             "num_key_value_heads": 4,
             "head_dim": None,
             "attention_bias": False,
             "moe_intermediate_size": 768,
         },
-        also=ALSO_LOCAL,
+        aliases=ALSO_LOCAL,
         inert=UNSWITCHED,
         form=Form(qk_norm="head"),
         biases={"attention_bias": ATTENTION},
         mixture=Mixture(),
         names=Names(modules=GATE),
-        gguf=Gguf(name="qwen3moe", given=lambda _: {"norm_topk_prob": True}),
+        gguf=Gguf(name="qwen3moe", derive=lambda _: {"norm_topk_prob": True}),
     ),
     "olmoe": Architecture(
         models="OLMoE",
         keys={
             **DECODER,
-            **_chosen(64, 8),
+            **_expert_counts(64, 8),
             "norm_topk_prob": False,
             "rms_norm_eps": 1e-5,
             "attention_bias": False,
         },
-        also=ALSO_LOCAL,
+        aliases=ALSO_LOCAL,
         inert=TRAINING,
         neutral={"clip_qkv": (None,)},
         form=Form(qk_norm="all"),
@@ -164,7 +164,7 @@ MIXTURES: dict[str, Architecture] = {
         GRANITE_MOE,
         models="Granite MoE with a shared expert",
         keys={**GRANITE_MOE.keys, "shared_expert_intermediate_size": REQUIRED},
-        called={**LOCAL, "shared_expert_intermediate_size": "shared_intermediate_size"},
+        key_names={**LOCAL, "shared_expert_intermediate_size": "shared_intermediate_size"},
         names=WITH_SHARED,
         gguf=replace(GRANITE_GGUF, name="granitemoe", when="expert_shared_feed_forward_length"),
     ),
@@ -172,7 +172,7 @@ MIXTURES: dict[str, Architecture] = {
         models="gpt-oss",
         keys={
             **DECODER,
-            **_chosen(128, 4),
+            **_expert_counts(128, 4),
             "num_key_value_heads": 8,
             "head_dim": 64,
             "rms_norm_eps": 1e-5,
@@ -183,8 +183,8 @@ MIXTURES: dict[str, Architecture] = {
             "swiglu_alpha": 1.702,
             "swiglu_limit": 7.0,
         },
-        called=LOCAL,
-        also=LOCAL,
+        key_names=LOCAL,
+        aliases=LOCAL,
         inert=TRAINING | {"experts_per_token", "initial_context_length"},
         form=Form(sinks=True),
         biases={"attention_bias": ATTENTION, "": ("mlp.router", *EVERY)},

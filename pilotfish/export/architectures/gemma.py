@@ -1,8 +1,8 @@
-"""Gemma 1 to 4: scaled embeddings; from 2 on, norms on both sides.
+"""Gemma 1 to 4: scaled embeddings; from 2 on, norms before and after each part.
 
-Up to 3, norms multiply by 1 + weight. 3n and 4 add embeddings for each layer, norms of values, and
-layers that read the keys and values of earlier ones; 3n has several residual streams, and 4 heads
-of another width in the layers that see everything.
+Up to 3, norms multiply by 1 + weight. 3n and 4 add per-layer embeddings, norms of values, and
+layers that read the keys and values of earlier ones. 3n has parallel residual streams; 4 has heads
+of another width in layers without a window.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ BOTH_SIDES = Names(
 FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "mlp_out_norm")
 
 
-def _scale_of(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Scale scores as llama.cpp does, which knows the 27B model by its number of layers."""
+def _derive_score_scale(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Derive the score scale as llama.cpp does, which detects the 27B model by its layer count."""
 
-    def given(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def derive(values: Mapping[str, Any]) -> Mapping[str, Any]:
         of_heads = values["hidden_size"] // values["num_attention_heads"]
         large = values["num_hidden_layers"] == largest
         return {"query_pre_attn_scalar": of_heads if large else values["head_dim"]}
 
-    return given
+    return derive
 
 
 GEMMA = Architecture(
@@ -53,7 +53,7 @@ GEMMA = Architecture(
         "attention_bias": False,
     },
     biases={"attention_bias": ATTENTION},
-    activations={"gelu": "gelu_tanh"},  # in files of its first days
+    activations={"gelu": "gelu_tanh"},  # the first files of Gemma mean tanh
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
     echoes={"hidden_activation": "hidden_act"},
     embed_root=True,
@@ -72,7 +72,7 @@ GEMMA2 = replace(
         "final_logit_softcapping": 30.0,
         "attn_logit_softcapping": 50.0,
     },
-    called={"hidden_act": "hidden_activation"},
+    key_names={"hidden_act": "hidden_activation"},
     echoes={},
     inert=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
     neutral={"use_bidirectional_attention": (None, False)},
@@ -81,7 +81,7 @@ GEMMA2 = replace(
     windows="listed",
     full_every=2,
     names=BOTH_SIDES,
-    gguf=Gguf(name="gemma2", given=_scale_of(46)),
+    gguf=Gguf(name="gemma2", derive=_derive_score_scale(46)),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -100,14 +100,14 @@ GEMMA3 = replace(
     },
     neutral={
         **GEMMA2.neutral,
-        # What is made of them differs between its text model and its multimodal one.
+        # The text model and the multimodal one use them differently.
         "final_logit_softcapping": (None,),
         "attn_logit_softcapping": (None,),
     },
     form=Form(norms=FOUR, qk_norm="head"),
     full_every=6,
     rope_by_type=True,
-    gguf=Gguf(name="gemma3", given=_scale_of(62)),
+    gguf=Gguf(name="gemma3", derive=_derive_score_scale(62)),
 )
 TOKEN_INPUTS = {
     "vocab_size_per_layer_input": 262144,
@@ -145,9 +145,9 @@ GEMMA4 = Architecture(
         "final_logit_softcapping": None,
         **ONLY_4,
     },
-    called={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
+    key_names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     neutral={
-        "use_bidirectional_attention": (None, "vision"),  # of images alone
+        "use_bidirectional_attention": (None, "vision"),  # "vision" affects images only
         "top_k_experts": (None,),
         "moe_intermediate_size": (None,),
     },
@@ -156,9 +156,9 @@ GEMMA4 = Architecture(
     windows="listed",
     full_every=6,
     full_last=True,
-    shares=True,
+    shares_kv=True,
     global_heads=True,
-    scores=1.0,
+    score_scale=1.0,
     rope_by_type=True,
     rotations=("default", "proportional", "linear"),
     rope_states=("rope_type", "rope_theta"),
@@ -170,7 +170,7 @@ GEMMA4 = Architecture(
             "partial_rotary_factor": 0.25,
         },
     },
-    mixture=Mixture(normed=True, switch="enable_moe_block", beside=True),
+    mixture=Mixture(normed=True, switch="enable_moe_block", parallel_mlp=True),
     embed_root=True,
     names=Names(
         modules={
@@ -214,8 +214,8 @@ GEMMA3N = replace(
         "laurel_rank": 64,
         "activation_sparsity_pattern": None,
     },
-    called={"hidden_act": "hidden_activation"},
-    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # of training
+    key_names={"hidden_act": "hidden_activation"},
+    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # training only
     neutral={},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True),
     not_null=("final_logit_softcapping",),

@@ -1,4 +1,4 @@
-"""Llama, and the classes that are Llama but for some parts: one entry each.
+"""Llama and the classes that differ from it in a few parts.
 
 Defaults are those of transformers' configuration classes (tests/reference/test_silent_models.py).
 """
@@ -40,7 +40,7 @@ LLAMA = Architecture(
     models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
     keys={**DECODER, "head_dim": None, "attention_bias": False, "mlp_bias": False},
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-    gguf=Gguf(name="llama", interleaved=True),  # Mistral is one, too
+    gguf=Gguf(name="llama", interleaved=True),  # also Mistral's files
 )
 MISTRAL = Architecture(
     models="Mistral 7B, Nemo, Small",
@@ -58,7 +58,7 @@ QWEN2 = Architecture(
     models="Qwen 2, 2.5 and 2.5-Coder, DeepSeek-R1-Distill-Qwen",
     keys={**DECODER, **SWITCHED, "num_key_value_heads": 32, "head_dim": None},
     biases={"": QKV},
-    neutral={"attention_bias": (True,)},  # at q, k and v, whatever the file says
+    neutral={"attention_bias": (True,)},  # q, k and v always have biases
     windows="switched",
     gguf=Gguf(name="qwen2"),
 )
@@ -87,7 +87,7 @@ OLMO2 = Architecture(
 GRANITE_GGUF = Gguf(
     name="granite",
     keys={"logit_scale": "logits_scaling"},
-    neutral={"rope.scaling.finetuned": (True,)},  # its switch of the rotation
+    neutral={"rope.scaling.finetuned": (True,)},  # llama.cpp uses the key to enable rotation
     interleaved=True,
 )
 GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=GRANITE_GGUF)
@@ -163,7 +163,7 @@ RELATIVES: dict[str, Architecture] = {
     "olmo": Architecture(
         models="OLMo 1",
         keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
-        called={"rms_norm_eps": ""},  # 1e-5, whatever the file says
+        key_names={"rms_norm_eps": ""},  # always 1e-5
         form=Form(norm="layer", learned_norms=False),
         biases={"attention_bias": ATTENTION},
         neutral={"clip_qkv": (None,)},

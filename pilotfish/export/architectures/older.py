@@ -1,4 +1,4 @@
-"""Classes of before Llama: GPT-2, GPT-NeoX, Falcon, OPT, with names of their own."""
+"""Classes older than Llama, with other names: GPT-2, GPT-NeoX, Falcon, OPT."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TABLE = Form(norm="layer", norm_bias=True, gated=False, learned_positions=True)
 
 
 def _falcon(stated: Stated) -> Mapping[str, Any]:
-    """Vary by Falcon's three generations: 40b has new_decoder_architecture, 7b parallel_attn."""
-    new, beside = stated("new_decoder_architecture"), stated("parallel_attn")
+    """Return the form of a generation: 40B has new_decoder_architecture, 7B parallel_attn."""
+    new, parallel = stated("new_decoder_architecture"), stated("parallel_attn")
     norms = stated("num_ln_in_parallel_attn") or (2 if new else 1)
-    if (new and not beside) or norms not in {1, 2}:
+    if (new and not parallel) or norms not in {1, 2}:
         raise ValueError("new_decoder_architecture goes with parallel_attn and one norm or two")
-    return {"parallel": beside, "norms": BOTH[: norms if beside else 2]}
+    return {"parallel": parallel, "norms": BOTH[: norms if parallel else 2]}
 
 
 def _opt(stated: Stated) -> Mapping[str, Any]:
@@ -44,7 +44,7 @@ OLDER: dict[str, Architecture] = {
         models="GPT-2",
         keys={**SIZES, "intermediate_size": None, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5,
               "tie_word_embeddings": True},
-        called={"hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+        key_names={"hidden_size": "n_embd", "num_hidden_layers": "n_layer",
                 "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
                 "intermediate_size": "n_inner", "hidden_act": "activation_function",
                 "rms_norm_eps": "layer_norm_epsilon"},
@@ -70,7 +70,7 @@ OLDER: dict[str, Architecture] = {
         models="Pythia, GPT-NeoX",
         keys={**DECODER, "hidden_act": "gelu", "rms_norm_eps": 1e-5, "use_parallel_residual": True,
               "attention_bias": True, "partial_rotary_factor": 0.25},
-        called={"rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base",
+        key_names={"rms_norm_eps": "layer_norm_eps", "rope_theta": "rotary_emb_base",
                 "partial_rotary_factor": "rotary_pct"},
         echoes={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
         inert=frozenset({"attention_probs_dropout_prob", "hidden_dropout_prob"}),
@@ -93,7 +93,7 @@ OLDER: dict[str, Architecture] = {
               "hidden_act": "gelu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
               "max_position_embeddings": 2048, "bias": False, "new_decoder_architecture": False,
               "multi_query": True, "parallel_attn": True, "num_ln_in_parallel_attn": None},
-        called={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation",
+        key_names={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation",
                 "num_key_value_heads": "num_kv_heads", "intermediate_size": "ffn_hidden_size"},
         inert=frozenset({"apply_residual_connection_post_layernorm", "auto_map"}),
         neutral={"alibi": (False,)},
@@ -113,12 +113,12 @@ OLDER: dict[str, Architecture] = {
         keys={**SIZES, "hidden_act": "relu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
               "enable_bias": True, "do_layer_norm_before": True, "_remove_final_layer_norm": False,
               "word_embed_proj_dim": None},
-        # Its norms have torch's epsilon, 1e-5, whatever the file says.
-        called={"intermediate_size": "ffn_dim", "hidden_act": "activation_function",
+        # Its norms always have torch's epsilon, 1e-5.
+        key_names={"intermediate_size": "ffn_dim", "hidden_act": "activation_function",
                 "rms_norm_eps": ""},
         inert=frozenset({"dropout", "activation_dropout", "layerdrop", "init_std"}),
         neutral={"layer_norm_elementwise_affine": (True,),
-                 "learned_embeddings": (True,), "scale_embeddings": (False,)},  # of Galactica
+                 "learned_embeddings": (True,), "scale_embeddings": (False,)},  # Galactica
         form=TABLE,
         vary=_opt,
         biases={"enable_bias": ALL},

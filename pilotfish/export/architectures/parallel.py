@@ -1,5 +1,6 @@
-"""Classes whose norms are layer norms, or whose attention and feed-forward part may stand side by
-side: Phi, Cohere, GLM, StableLM, Nemotron, StarCoder 2.
+"""Classes with layer norms, or with attention and feed-forward part in parallel.
+
+Phi, Cohere, GLM, StableLM, Nemotron, StarCoder 2.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ COHERE = Architecture(
         "use_qk_norm": False,
         "rope_theta": 5e5,
     },
-    called=LAYER_EPS,
+    key_names=LAYER_EPS,
     inert=frozenset({"model_max_length"}),
     form=Form(norm="layer", norms=ONE_NORM, parallel=True),
     vary=lambda stated: {"qk_norm": "heads"} if stated("use_qk_norm") else {},
@@ -79,7 +80,7 @@ VARIANTS: dict[str, Architecture] = {
         models="Phi 1, 1.5 and 2",
         keys={**DECODER, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5,
               "partial_rotary_factor": 0.5},
-        called=LAYER_EPS,
+        key_names=LAYER_EPS,
         neutral={"qk_layernorm": (False,)},
         form=Form(norm="layer", norm_bias=True, norms=ONE_NORM, parallel=True, gated=False),
         biases={"": (*ATTENTION, *MLP, "lm_head")},
@@ -131,7 +132,7 @@ VARIANTS: dict[str, Architecture] = {
         keys={**DECODER, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "use_qkv_bias": False,
               "qk_layernorm": False, "use_parallel_residual": False,
               "partial_rotary_factor": 0.25},
-        called=LAYER_EPS,
+        key_names=LAYER_EPS,
         form=LAYER_NORMS,
         vary=lambda stated: {
             "qk_norm": "heads" if stated("qk_layernorm") else None,
@@ -149,7 +150,7 @@ VARIANTS: dict[str, Architecture] = {
         models="Nemotron mini, Minitron",
         keys={**DECODER, "head_dim": None, "hidden_act": "relu2", "rms_norm_eps": 1e-5,
               "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 0.5},
-        called={"rms_norm_eps": "norm_eps"},
+        key_names={"rms_norm_eps": "norm_eps"},
         echoes={"rope_percent": "partial_rotary_factor", "kv_channels": "head_dim"},
         form=Form(norm="layer", norm_bias=True, gated=False),
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
@@ -161,7 +162,7 @@ VARIANTS: dict[str, Architecture] = {
         keys={**DECODER, "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
               "rms_norm_eps": 1e-5, "sliding_window": None, "use_bias": True,
               "tie_word_embeddings": True},
-        called={"rms_norm_eps": "norm_epsilon"},
+        key_names={"rms_norm_eps": "norm_epsilon"},
         echoes={"layer_norm_epsilon": "norm_epsilon"},
         inert=frozenset({"residual_dropout", "embedding_dropout", "norm_type", "mlp_type",
                          "activation_function", "attention_softmax_in_fp32",

@@ -40,10 +40,10 @@ QWEN = Architecture(
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     },
-    # of the multi-token-prediction head, which is no part of the text model
+    # Keys of the multi-token-prediction head, which is not exported.
     inert=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers",
                      "mamba_ssm_dtype"}),
-    called={"hidden_act": ""},  # of the convolution too
+    key_names={"hidden_act": ""},  # also the convolution's activation
     neutral={"attn_output_gate": (True,), "hidden_act": ("silu",)},
     form=Form(qk_norm="head", gated_attention=True),
     biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj")},
@@ -74,7 +74,7 @@ RECURRENT: dict[str, Architecture] = {
             "block_ffn_dim_multiplier": 1.0,
             "block_multiple_of": 256,
         },
-        called={"rms_norm_eps": "norm_eps", "hidden_act": ""},  # silu, whatever the file says
+        key_names={"rms_norm_eps": "norm_eps", "hidden_act": ""},  # always silu
         inert=frozenset({
             "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
             "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
@@ -144,7 +144,7 @@ RECURRENT: dict[str, Architecture] = {
                 },
             },
             by_head=True,
-            aside=("mtp.",),  # predicts several tokens
+            aside=("mtp.",),  # the multi-token-prediction head
         ),
     ),
 }  # fmt: skip

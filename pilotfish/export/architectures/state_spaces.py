@@ -1,4 +1,4 @@
-"""Classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2; Mamba's own."""
+"""Classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2, Mamba."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ SPACE: Mapping[str, Any] = {
     "mamba_proj_bias": False,
     "time_step_limit": None,
 }
-"""Keys of state spaces as Granite, Bamba and Falcon-H1 call them; limits are none by default."""
+"""Keys of state spaces in Granite, Bamba and Falcon-H1; steps are unlimited by default."""
 LINEAR: Mapping[str, Kind] = {"linear_attention": "space", "mamba": "space"}
 UNREAD = frozenset({"mamba_chunk_size", "num_logits_to_keep"})
-# Of the initialisation; a norm's and a residual's type count in half precision alone.
+# Keys for initialisation, and the residual's type, which only matters in half precision.
 INITIAL = frozenset({
     "chunk_size", "expand", "residual_in_fp32", "time_step_floor",
     "time_step_max", "time_step_min", "time_step_rank",
 })  # fmt: skip
-# True is of the initialisation, too, but transformers then changes weights that it loads.
+# Also for initialisation, but with True transformers changes loaded weights.
 UNSCALED = {"rescale_prenorm_residual": (False,)}
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"
@@ -65,8 +65,8 @@ GRANITE_HYBRID = replace(
         "layer_types": None,
         "num_local_experts": 8,
     },
-    called={"intermediate_size": "shared_intermediate_size"},
-    also={"layers_block_type": "layer_types"},
+    key_names={"intermediate_size": "shared_intermediate_size"},
+    aliases={"layers_block_type": "layer_types"},
     biases={
         "attention_bias": ATTENTION,
         "mamba_conv_bias": (CONV,),
@@ -100,7 +100,7 @@ MAMBA = Architecture(
         "use_bias": False,
         "use_conv_bias": True,
     },
-    called={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": ""},
+    key_names={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": ""},
     inert=INITIAL - {"expand", "time_step_rank"} | {
         "intermediate_size", "time_step_init_scheme", "time_step_scale", "use_mambapy",
         "use_associative_scan",
@@ -128,7 +128,7 @@ STATE_SPACES: dict[str, Architecture] = {
                 "num_experts_per_tok": 2,
                 "shared_expert_intermediate_size": 1024,
             },
-            called={
+            key_names={
                 "num_experts": "num_local_experts",
                 "shared_expert_intermediate_size": "shared_intermediate_size",
             },
@@ -184,7 +184,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "ssm_multipliers": None,
             "mlp_multipliers": None,
         },
-        called={"logit_scale": "lm_head_multiplier"},
+        key_names={"logit_scale": "lm_head_multiplier"},
         inert=UNREAD | {"mamba_use_mlp", "mlp_expansion_factor", "attn_layer_indices"},
         biases={
             "attention_bias": ATTENTION,
@@ -218,7 +218,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_hidden_act": "silu",
             "time_step_min": 0.001,
         },
-        called={
+        key_names={
             "hidden_act": "mlp_hidden_act",
             "rms_norm_eps": "layer_norm_epsilon",
             "mamba_n_heads": "mamba_num_heads",
@@ -230,7 +230,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_proj_bias": "use_bias",
             "tie_word_embeddings": "",
         },
-        also={"layer_types": "layers_block_type"},
+        aliases={"layer_types": "layers_block_type"},
         inert=UNREAD | (INITIAL - {"time_step_min"}) | {
             "hybrid_override_pattern", "num_hidden_layers", "rescale_prenorm_residual",
             "mamba_proj_bias", "time_step_limit", "mamba_ssm_cache_dtype", "use_mamba_kernels",
@@ -258,7 +258,7 @@ STATE_SPACES: dict[str, Architecture] = {
                 **{f"mixer.{name[10:]}": name for name in ATTENTION},
                 **{f"mixer.{name[4:]}": name for name in MLP[1:]},
             },
-            aside=("mtp.",),  # predicts several tokens
+            aside=("mtp.",),  # the multi-token-prediction head
         ),
     ),
     "mamba": MAMBA,
@@ -287,7 +287,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_proj_bias": False,
             "time_step_limit": None,
         },
-        called={
+        key_names={
             "rms_norm_eps": "layer_norm_epsilon",
             "mamba_n_heads": "num_heads",
             "mamba_d_head": "head_dim",

@@ -1,4 +1,4 @@
-"""Dialects: the operators that a runtime knows. To add one, add a file and a line here."""
+"""Dialects: sets of operators that a runtime supports. To add one, add a file and a line here."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DIALECTS: dict[str, type[Dialect]] = {
 def choose_dialect(name: str, precision: Precision, runtime: tuple[int, ...]) -> type[Dialect]:
     """Return the named dialect, or choose one for this precision and ONNX Runtime version.
 
-    "auto" takes contrib for quantised models: they are drafters, and contrib answers one slot
-    fastest. Others are targets, whose passes hold several slots.
+    "auto" chooses contrib for quantised models: these are drafters, and contrib is the fastest with
+    one slot. Other models are targets, whose passes hold several slots.
 
     Raises:
         ExportError: for an unknown name, or a precision that the dialect cannot express.

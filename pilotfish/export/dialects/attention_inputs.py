@@ -1,4 +1,4 @@
-"""What attention needs in every dialect: rotary tables, windows, caches and scores."""
+"""Inputs of attention in every dialect: rotary tables, windows, caches and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pilotfish.export.parts import Rope
 
 
 class AttentionInputs(Operators):
-    """Writes what attention reads besides q, k and v."""
+    """Writes the inputs of attention besides q, k and v."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class AttentionInputs(Operators):
         super().__init__(graph, config, read, floats)
         self.tokens = graph.input("input_ids", "int64", ["T"])
         self.positions = graph.input("position_ids", "int64", ["T"])
-        self._written: set[int] = set()  # layers whose keys and values this graph appends
-        self._given: set[int] = set()  # layers whose keys and values it is given
+        self._written: set[int] = set()  # layers whose caches this graph updates
+        self._declared: set[int] = set()  # layers whose caches are read-only inputs
 
     def rotary_tables(self, rope: Rope) -> tuple[str, str]:
-        """Write cos and sin of every position's angles, [context, pairs] each; once a rope."""
+        """Write cos and sin of all angles, [context, pairs] each, once per rotary embedding."""
         kinds = list(dict.fromkeys(layer.rope for layer in self.config.pattern))
         names = [f"rotary.{kinds.index(rope)}.{table}" for table in ("cos", "sin")]
         if not self.graph.has(names[0]):
@@ -42,7 +42,7 @@ class AttentionInputs(Operators):
         return names[0], names[1]
 
     def query_growth(self) -> str | None:
-        """Look up the factor of each token's queries, [T]; None if queries do not grow."""
+        """Look up each token's query factor, [T]; None if the model has no query growth."""
         if self.config.query_growth is None:
             return None
         if not self.graph.has("query_growth"):
@@ -51,11 +51,11 @@ class AttentionInputs(Operators):
             self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
         return self.graph.op("Gather", "query_growth", self.positions)
 
-    def hidden_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
-        """Hide from `mask` [..., tokens, cells] the cells that lie before a token's window.
+    def hide_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
+        """Hide in `mask` [..., tokens, cells] the cells before each token's window.
 
-        `positions` of tokens and of `cells` broadcast against the mask. Cells have positions of
-        their own, since the nodes of a tree lie behind theirs.
+        `positions` (of the tokens) and `cells` (positions of the cells) broadcast against the mask.
+        A cell's position may differ from its index, because nodes of a tree are stored in sequence.
         """
         op = self.graph.op
         oldest = op("Sub", positions, self.graph.constant(window, "int64"))
@@ -73,13 +73,13 @@ class AttentionInputs(Operators):
         return names[0], names[1], names[2], names[3]
 
     def cache_of(self, layer: int) -> tuple[str, str]:
-        """Return keys and values of an earlier layer, with this pass's.
+        """Return keys and values of an earlier layer, including this pass's.
 
-        A graph without that layer is given them (`export.reference`).
+        In a graph without that layer they are inputs (`export.reference`).
         """
         key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
-        if layer not in self._written | self._given:
-            self._given.add(layer)
+        if layer not in self._written | self._declared:
+            self._declared.add(layer)
             for name in (key, value):
                 self.graph.input(name, self.float, self._cache_shape(layer))
         return key, value
@@ -89,8 +89,8 @@ class AttentionInputs(Operators):
         return ["B", heads.keys, "C", heads.dim]
 
     def scores(self, q: str, key: str, heads: AttentionHeads) -> str:
-        """Compute q · keyᵀ · scale, capped, of stacked queries q [B, kv_heads, group · S, dim]."""
+        """Compute q · keyᵀ · scale, capped, for stacked queries q [B, kv_heads, group · S, dim]."""
         config, op = self.config, self.graph.op
-        scaled = self.scaled(q, config.score_scale or heads.dim**-0.5)
+        scaled = self.scale(q, config.score_scale or heads.dim**-0.5)
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-        return self.capped(scores, config.score_cap)
+        return self.cap(scores, config.score_cap)

@@ -1,13 +1,13 @@
 """ONNX Runtime's own operators (com.microsoft), where they are faster: one slot per pass.
 
-GroupQueryAttention rotates, appends and attends at once, and its cost follows the tokens in the
-cache, not the capacity. It takes several slots only if each has one new token, so passes are not
-batched. A layer that reads another one's keys and values has its attention written out.
+GroupQueryAttention rotates, appends and attends in one operator; its cost depends on the tokens in
+the cache, not on the capacity. It supports several slots only with one new token each, so passes
+are not batched. If a layer reads another layer's keys and values, its attention is written out.
 
     seqlens_k [1] i32: tokens in the cache after this pass, minus one
-    total_sequence_length [1] i32: that number itself
+    total_sequence_length [1] i32: tokens in the cache after this pass
     attention_bias [1, 1, T, total]: 0 where a token is visible, else a large negative number
-    cell_positions [1, total] i64, where there are windows: the position of each cell's token
+    cell_positions [1, total] i64, only with windows: the position of each cell's token
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
 
-HEAD_STEP = 8  # GroupQueryAttention takes heads of multiples of so many channels
-PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of so many pairs
+HEAD_STEP = 8  # GroupQueryAttention needs head widths that are multiples of this
+PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of this number of pairs
 
 
 class Contrib(FusedExperts):
@@ -44,7 +44,7 @@ class Contrib(FusedExperts):
         if config.head_dim % HEAD_STEP and len(config.recurrent) < config.layers:
             raise ExportError(
                 f"{config.name} has heads of {config.head_dim} channels, and {self.name}'s "
-                f"attention takes multiples of {HEAD_STEP}: choose --dialect opset24"
+                f"attention needs a multiple of {HEAD_STEP}: choose --dialect opset24"
             )
         super().__init__(graph, config, source, precision)
         self._sum = ""
@@ -55,12 +55,12 @@ class Contrib(FusedExperts):
         self._stacked: dict[tuple[int | None, int], str] = {}
 
     def rms_norm(self, x: str, weight: str) -> str:
-        """Compute x / rms(x) · weight over the last axis, fused with the sum before it."""
+        """Compute x / rms(x) · weight over the last axis, fused with the preceding sum."""
         epsilon = self.config.norm_eps
         if x == self._sum:
             self._sum = ""
-            summands = self.graph.take_back(x)
-            normed = self.graph.fresh("SkipNorm", 1)[0]
+            summands = self.graph.pop_operator(x)
+            normed = self.graph.new_names("SkipNorm", 1)[0]
             self.graph.multi(
                 "SkipSimplifiedLayerNormalization",
                 *summands,
@@ -73,25 +73,25 @@ class Contrib(FusedExperts):
         return self.graph.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=epsilon)
 
     def add(self, x: str, y: str) -> str:
-        """Add a residual; the next norm takes the sum in."""
+        """Add a residual; the next norm is fused with this sum."""
         self._sum = super().add(x, y)
         return self._sum
 
     def gelu(self, x: str, *, tanh: bool) -> str:
-        """Compute x · Φ(x), or its approximation by tanh."""
+        """Compute x · Φ(x), or its tanh approximation."""
         return self.graph.op("FastGelu" if tanh else "Gelu", x, domain=MICROSOFT)
 
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
-        config, own = self.config, self.config.heads_of(layer)
-        if config.layer(layer).reads is not None:
+        config, heads = self.config, self.config.heads_of(layer)
+        if config.layer(layer).kv_source is not None:
             return self._read(layer, qkv)
         rope = config.layer(layer).rope
         tables = self.rotary_tables(rope) if rope and not self._rotates_before(rope) else ("", "")
         past_key, past_value, key, value = self.cache(layer)
         name = f"model.layers.{layer}.self_attn.sinks"
         sinks = [self.weight(name)] if config.form.sinks else []
-        attended = self.graph.fresh("GroupQueryAttention", 1)[0]
+        attended = self.graph.new_names("GroupQueryAttention", 1)[0]
         softcap = {} if config.score_cap is None else {"softcap": config.score_cap}
         self.graph.multi(
             "GroupQueryAttention",
@@ -106,24 +106,24 @@ class Contrib(FusedExperts):
             *sinks,
             names=[attended, key, value],
             domain=MICROSOFT,
-            num_heads=own.queries,
-            kv_num_heads=own.keys,
+            num_heads=heads.queries,
+            kv_num_heads=heads.keys,
             do_rotary=int(bool(tables[0])),
             rotary_interleaved=int(rope is not None and rope.interleaved),
-            scale=config.score_scale or own.dim**-0.5,
+            scale=config.score_scale or heads.dim**-0.5,
             **softcap,
         )
-        return self.reshape(attended, [-1, own.queries * own.dim])
+        return self.reshape(attended, [-1, heads.queries * heads.dim])
 
     def _read(self, layer: int, q: str) -> str:
-        """Attend over another layer's keys and values; [T, q] → [T, q]."""
+        """Attend to another layer's keys and values; [T, q] → [T, q]."""
         op, kind, heads = self.graph.op, self.config.layer(layer), self.config.heads_of(layer)
         q = self._prepare(q, f"model.layers.{layer}.self_attn.q_norm", heads, kind.rope)
         by_head = op(
             "Transpose", self.reshape(q, [1, -1, heads.queries, heads.dim]), perm=[0, 2, 1, 3]
         )
-        key, value = self.cache_of(kind.reads or 0)
-        # The heads that share a key head stand one below the other, as in PaddedAttention.
+        key, value = self.cache_of(kind.kv_source or 0)
+        # Stack the queries that share a key head, as in PaddedAttention.
         stacked = self.reshape(by_head, [1, heads.keys, -1, heads.dim])
         bias = self._stacked_bias(kind.window, heads.group)
         scores = op("Add", self.scores(stacked, key, heads), bias)
@@ -133,19 +133,19 @@ class Contrib(FusedExperts):
         return self.reshape(by_token, [-1, heads.queries * heads.dim])
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
-        """Return q, k and v, [1, T, width] each; fused ones as the first, if nothing is between."""
-        form, kind, own = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
-        widths = [heads * own.dim for heads in (own.queries, *[own.keys] * 2)]
+        """Return q, k and v, [1, T, width] each, or qkv, "", "" if nothing precedes attention."""
+        form, kind, heads = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
+        widths = [count * heads.dim for count in (heads.queries, *[heads.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
         rope = kind.rope
         turns = rope is not None and self._rotates_before(rope)
         if not normed and not turns and growth is None:
             return [self.reshape(qkv, [1, -1, sum(widths)]), "", ""]
         q, k, *values = self.split(qkv, widths[:2] if kind.tied_values else widths)
-        v = self._prepare_values(values[0] if values else k, own)
+        v = self._prepare_values(values[0] if values else k, heads)
         module = f"model.layers.{layer}.self_attn"
-        q = self._prepare(q, f"{module}.q_norm", own, rope if turns else None)
-        keys = AttentionHeads(own.keys, own.keys, own.dim)
+        q = self._prepare(q, f"{module}.q_norm", heads, rope if turns else None)
+        keys = AttentionHeads(heads.keys, heads.keys, heads.dim)
         k = self._prepare(k, f"{module}.k_norm", keys, rope if turns else None)
         if growth is not None:
             q = self.multiply(self.reshape(q, [-1, widths[0]]), self.reshape(growth, [-1, 1]))
@@ -153,17 +153,17 @@ class Contrib(FusedExperts):
         return [self.reshape(part, [1, -1, width]) for part, width in parts]
 
     def _rotates_before(self, rope: Rope) -> bool:
-        """Whether q and k are rotated before the operator: for its limits, or a late norm."""
+        """Whether q and k are rotated before the operator, for its limits or a late norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
     def _prepare_values(self, v: str, heads: AttentionHeads) -> str:
-        """Norm each head of v [T, kv_heads · head_dim], if they are."""
+        """Norm each head of v [T, kv_heads · head_dim] if the form has such norms."""
         if not self.config.form.value_norm:
             return v
         return self.norm_values(self.reshape(v, [-1, heads.keys, heads.dim]), heads)
 
     def _prepare(self, x: str, norm: str, heads: AttentionHeads, rope: Rope | None) -> str:
-        """Norm each head of x [T, heads · head_dim] and rotate it, in the form's order."""
+        """Norm and rotate each head of x [T, heads · head_dim], in the form's order."""
         form = self.config.form
         if form.qk_norm_late and rope is not None:
             x = self._rotate(x, heads, rope)
@@ -188,10 +188,10 @@ class Contrib(FusedExperts):
         )
 
     def _bias(self, window: int | None) -> str:
-        """Return the bias of the scores for this window; layers share it."""
+        """Return the bias of the scores for a window; layers share it."""
         if window is not None and window not in self._biases:
             positions = self.reshape(self.positions, [-1, 1])
-            self._biases[window] = self.hidden_beyond(
+            self._biases[window] = self.hide_beyond(
                 window, self.bias, positions, self._cell_positions
             )
         return self._biases[window]
@@ -209,14 +209,14 @@ class Contrib(FusedExperts):
 
     @cached_property
     def _slot_positions(self) -> str:
-        """[1, T]"""
+        """Positions of the tokens, [1, T]."""
         return self.graph.op("Unsqueeze", self.positions, self.graph.constant([0], "int64"))
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
         zeros = []
-        if weight.zeros is not None:  # rows of 4-bit ones end on a byte
+        if weight.zeros is not None:  # pad rows of 4-bit zeros to whole bytes
             padded = np.pad(weight.zeros, ((0, 0), (0, weight.zeros.shape[1] % 2)))
             packed = pack_nibbles(padded).reshape(rows, -1) if weight.bits == 4 else weight.zeros
             zeros = [self.graph.weight(f"{name}.zeros", packed)]

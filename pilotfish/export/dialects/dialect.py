@@ -1,18 +1,18 @@
 """The layers that every dialect offers to the network (`export.network`).
 
-A dialect turns layers (linear, norm, attention) into ONNX operators. Tokens of all slots stand
-packed in one row of T, without padding, except inside attention, where a slot is a batch entry:
+A dialect writes layers (linear, norm, attention) as ONNX operators. The tokens of all slots are
+packed in one axis of length T, without padding, except in attention, where a slot is a batch entry:
 
-    input_ids, position_ids [T] i64     logit_rows [N] i64: the rows of T that are asked for
+    input_ids, position_ids [T] i64     logit_rows [N] i64: the rows of T to output
     past.{i}.key/value [B, kv_heads, C, head_dim], bound to the memory of present.{i}.key/value
     hidden_states [N, width] f32 (after the final norm), logits [N, vocabulary] f32
 
-Subclasses say which operators, and add the inputs that their attention needs.
+Subclasses choose the operators, and add the inputs that their attention needs.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
@@ -36,23 +36,23 @@ MICROSOFT = "com.microsoft"
 
 
 class WeightReader(Protocol):
-    """What a dialect needs of a source of weights (`export.sources.source`)."""
+    """The part of a source of weights that a dialect uses (`export.sources.source`)."""
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read one weight, dequantised."""
         ...
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight as the blocks that it is stored in; None if it is stored in none."""
+        """Read one weight in its stored blocks; None without blocks."""
         ...
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts, neighbouring rows each, few enough to be held."""
+        """Read one weight in parts of a few consecutive rows."""
         ...
 
 
-class Dialect(AttentionInputs, ABC):
-    """Writes layers of one model into one graph, in the operators of one dialect."""
+class Dialect(AttentionInputs):
+    """Writes the layers of one model to one graph, with the operators of one dialect."""
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class Dialect(AttentionInputs, ABC):
     ) -> None:
         floats = "float16" if precision == "fp16" else "float32"
         super().__init__(graph, config, source.tensor, floats)
-        self._source, self.keeps = source, precision == STORED
+        self._source, self.keeps_blocks = source, precision == STORED
         self.bits = BITS.get(precision)
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
@@ -72,30 +72,26 @@ class Dialect(AttentionInputs, ABC):
 
     @abstractmethod
     def rms_norm(self, x: str, weight: str) -> str:
-        """Compute x / rms(x) · weight over the last axis; `weight` has been written."""
+        """Compute x / rms(x) · weight over the last axis; `weight` is a value's name."""
 
     @abstractmethod
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q].
 
-        Which norms there are by head, and where, `config.form` says; rotation, window and widths
-        are those of `config.layer(layer)`. Of a layer that reads another one's keys and values,
-        `qkv` is q alone; where values are the keys before their norm, it has no v.
+        `config.form` defines the norms per head, `config.layer(layer)` rotation, window and widths.
+        If the layer reads another layer's keys and values, `qkv` is only q; if values are the keys
+        before their norm, it has no v.
         """
 
     @abstractmethod
     def gelu(self, x: str, *, tanh: bool) -> str:
-        """Compute x · Φ(x), or its approximation by tanh."""
-
-    @abstractmethod
-    def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
+        """Compute x · Φ(x), or its tanh approximation."""
 
     @abstractmethod
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden].
+        """Return the weighted sum of the chosen experts' outputs for x [T, hidden]; → [T, hidden].
 
-        `scores` [T, experts] are the router's; `config.experts` says the rest.
+        `scores` [T, experts] are the router's; `config.experts` holds the sizes.
         """
 
     # --- layers ----------------------------------------------------------------------------
@@ -103,41 +99,41 @@ class Dialect(AttentionInputs, ABC):
     def linear(self, x: str, *names: str, rounded: bool = True) -> str:
         """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
 
-        `names` are modules: `name.weight` [N, K] and, where `config.form` has it, `name.bias` [N].
-        Of several, those without a bias get zeros if another has one. Unless they may be
-        `rounded`, the weights stay as they are whatever the precision.
+        `names` are modules with `name.weight` [N, K] and, if `config.form` says so, `name.bias`
+        [N]. If some of them have a bias, the others get zeros. Unless `rounded`, the weights are
+        not quantised.
         """
-        kept = [self.blocks(f"{name}.weight") for name in names]
-        found = [
+        stored = [self.blocks(f"{name}.weight") for name in names]
+        weights = [
             self.read(f"{name}.weight") if blocks is None else blocks
-            for name, blocks in zip(names, kept, strict=True)
+            for name, blocks in zip(names, stored, strict=True)
         ]
-        sizes = [rows_of(weight) for weight in found]
+        sizes = [rows_of(weight) for weight in weights]
         label = "+".join(names)
-        added = None
+        bias = None
         if any(self.has_bias(name) for name in names):
             parts = [
                 self.read(f"{name}.bias") if self.has_bias(name) else np.zeros(size, np.float32)
                 for name, size in zip(names, sizes, strict=True)
             ]
-            added = self.weight(f"{label}.bias", np.concatenate(parts))
-        if any(blocks is not None for blocks in kept):
-            total = projection(self, x, names, found)
-            return self.graph.op("Add", total, added) if added else total
-        floats = [weight for weight in found if not isinstance(weight, Quantized)]
+            bias = self.weight(f"{label}.bias", np.concatenate(parts))
+        if any(blocks is not None for blocks in stored):
+            total = projection(self, x, names, weights)
+            return self.graph.op("Add", total, bias) if bias else total
+        floats = [weight for weight in weights if not isinstance(weight, Quantized)]
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
-        del found, floats
-        return self._product(x, f"{label}.weight", weight, added, self.bits if rounded else None)
+        del weights, floats
+        return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
 
     def blocks(self, name: str) -> Quantized | None:
-        """Read a weight's blocks if they are to be kept; None if not, or if it has none."""
-        return self._source.quantized(name) if self.keeps else None
+        """Read a weight's stored blocks; None without blocks, or unless precision is "stored"."""
+        return self._source.quantized(name) if self.keeps_blocks else None
 
     def embed(self, name: str) -> str:
         """Look up the packed tokens' embeddings, [T, width]."""
-        kept = self.blocks(name)
-        if kept is not None and kept.order is None:
-            return look_up(self, name, kept)
+        blocks = self.blocks(name)
+        if blocks is not None and blocks.order is None:
+            return look_up(self, name, blocks, self.tokens)
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
         codes, scales = quantize_rows(self.read(name))
@@ -148,26 +144,26 @@ class Dialect(AttentionInputs, ABC):
         return self.graph.op("Mul", self.cast(row, self.float), scale)
 
     def embed_for_layers(self, name: str) -> str:
-        """Look up the packed tokens' rows of a table that holds a part for each layer, [T, width].
+        """Look up the packed tokens' rows of a table with a part per layer, [T, layers · width].
 
-        The table is written as it is read, some rows at a time; with quantised weights in int8,
-        each layer's part of a row with a scale.
+        The table is read and written a few rows at a time. With quantised weights it is int8, with
+        a scale for each row and layer.
         """
-        own = self.config.token_inputs
-        assert own is not None
-        tokens, width = self.tokens, own.width
-        if own.rows < self.config.vocab_size:
-            inside = self.graph.op("Greater", self.graph.constant(own.rows, "int64"), tokens)
+        inputs = self.config.token_inputs
+        assert inputs is not None
+        tokens, width = self.tokens, inputs.width
+        if inputs.rows < self.config.vocab_size:
+            inside = self.graph.op("Greater", self.graph.constant(inputs.rows, "int64"), tokens)
             tokens = self.graph.op("Where", inside, tokens, self.graph.constant(0, "int64"))
-        kept = self.blocks(name)
-        if kept is not None and kept.order is None:
-            return look_up(self, name, kept, tokens)
-        shape = (own.rows, self.config.layers * width)
+        blocks = self.blocks(name)
+        if blocks is not None and blocks.order is None:
+            return look_up(self, name, blocks, tokens)
+        shape = (inputs.rows, self.config.layers * width)
         parts = self._source.rows(name)
         if self.bits is None:
             floats = (part.astype(self.float, copy=False) for part in parts)
             return self.graph.op(
-                "Gather", self.graph.stacked(name, shape, self.float, floats), tokens
+                "Gather", self.graph.stream_weight(name, shape, self.float, floats), tokens
             )
         scales: list[NDArray[np.float32]] = []
 
@@ -177,8 +173,8 @@ class Dialect(AttentionInputs, ABC):
                 scales.append(scale)
                 yield rounded
 
-        table = self.graph.stacked(f"{name}.row_codes", shape, "int8", codes())
-        factors = np.concatenate(scales).reshape(own.rows, -1)
+        table = self.graph.stream_weight(f"{name}.row_codes", shape, "int8", codes())
+        factors = np.concatenate(scales).reshape(inputs.rows, -1)
         row = self.cast(self.graph.op("Gather", table, tokens), self.float)
         scale = self.graph.op("Gather", self.graph.weight(f"{name}.row_scales", factors), tokens)
         by_layer = self.reshape(row, [-1, self.config.layers, width])
@@ -192,7 +188,7 @@ class Dialect(AttentionInputs, ABC):
         return self.graph.op("Gather", self.weight(name), rows)
 
     def norm(self, x: str, name: str) -> str:
-        """Norm x over the last axis, as `config.form` says; `name` is a module."""
+        """Norm x over the last axis, by the type in `config.form`; `name` is a module."""
         form = self.config.form
         weight = self._norm_weight(name)
         if form.norm == "rms":
@@ -203,13 +199,13 @@ class Dialect(AttentionInputs, ABC):
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
 
     def norm_values(self, x: str, heads: AttentionHeads) -> str:
-        """Norm each head of v, the last axis of x, without weights; x where they are not normed."""
+        """Norm each head of v over the last axis of x, without weights, if the form says so."""
         return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
     def norm_heads(self, x: str, name: str, heads: int, *, apart: int = 1) -> str:
-        """Norm each head of q or k, the last axis of x; `name` is a module.
+        """Norm each head of q or k over the last axis of x; `name` is a module.
 
-        With a weight for each head, that axis of heads stands `apart` axes before the last.
+        The axis of heads is `apart` axes before the last; this matters with a weight per head.
         """
         if self.config.form.qk_norm != "heads":
             return self.norm(x, name)
@@ -224,7 +220,7 @@ class Dialect(AttentionInputs, ABC):
         return self.multiply(normed, weight)
 
     def activation(self, x: str, module: str) -> str:
-        """Apply the configuration's pointwise function; xielu has numbers of the `module`."""
+        """Apply the configuration's activation; xielu reads parameters of `module`."""
         op, kind = self.graph.op, self.config.activation
         if kind == "silu":
             return self.silu(x)
@@ -235,39 +231,45 @@ class Dialect(AttentionInputs, ABC):
         positive = op("Relu", x)
         return positive if kind == "relu" else self.multiply(positive, positive)
 
-    def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
-        """Take tokens into a layer's state; return the answers of this pass's, f32 [1, T, values].
+    def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
+        """Update a layer's state by tokens; return this pass's outputs, f32 [1, T, values].
 
         Args:
-            rows: q, k, v, the logarithm of what is kept and, under the delta rule, the rate of
-                writing; f32 [c + T, …] each.
-            lacking: c, i64 [1].
-            states: names of the state c tokens before this pass, and of what it makes of it: just
-                before the pass, and behind it; f32 [1, heads, key_dim, value_dim] each.
+            rows: q, k, v, the log decay and, under the delta rule, the write rate; f32 [c + T, …]
+                each.
+            missing: c, the number of tokens to replay, i64 [1].
+            states: names of three states, f32 [1, heads, key_dim, value_dim] each: the input c
+                tokens before this pass, and the outputs immediately before and after the pass.
         """
         graph = self.graph
-        sizes = graph.op("Concat", lacking, graph.op("Shape", self.tokens), axis=0)
-        parts = [graph.multi("Split", row, sizes, names=graph.fresh("Split", 2)) for row in rows]
+        sizes = graph.op("Concat", missing, graph.op("Shape", self.tokens), axis=0)
+        parts = [
+            graph.multi("Split", row, sizes, names=graph.new_names("Split", 2)) for row in rows
+        ]
         past, settled, present = states
         self._linear_attention([part[0] for part in parts], past, settled)
         return self._linear_attention([part[1] for part in parts], settled, present)
 
     def _linear_attention(self, rows: Sequence[str], past: str, present: str) -> str:
-        """Take all of `rows` into the state `past`, which makes `present`; return the answers."""
-        own = self.config.recurrence
-        assert own is not None
+        """Update the state `past` by all of `rows` to `present`; return the outputs."""
+        dims = self.config.recurrence
+        assert dims is not None
         axis = self.graph.constant([0], "int64")
         q, k, v, *rates = (self.graph.op("Unsqueeze", row, axis) for row in rows)
-        answer = self.graph.fresh("LinearAttention", 1)[0]
+        answer = self.graph.new_names("LinearAttention", 1)[0]
         self.graph.multi(
             "LinearAttention",
-            *(q, k, v, past, *rates),
+            q,
+            k,
+            v,
+            past,
+            *rates,
             names=[answer, present],
             domain=MICROSOFT,
-            q_num_heads=own.key_heads,
-            kv_num_heads=own.heads,
-            update_rule="gated_delta" if own.space is None else "gated",
-            scale=own.key_dim**-0.5 if own.space is None else 1.0,
+            q_num_heads=dims.key_heads,
+            kv_num_heads=dims.heads,
+            update_rule="gated_delta" if dims.space is None else "gated",
+            scale=dims.key_dim**-0.5 if dims.space is None else 1.0,
         )
         return answer
 
@@ -275,15 +277,15 @@ class Dialect(AttentionInputs, ABC):
         """Declare the outputs for the requested rows; a tied `head` is the embedding."""
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
-        kept = self.blocks(head)
-        if kept is not None:
-            logits = product(self, rows, head, kept)
+        blocks = self.blocks(head)
+        if blocks is not None:
+            logits = product(self, rows, head, blocks)
             logits = self.graph.op("Add", logits, bias) if bias else logits
         elif self.graph.has(head):
             logits = self.graph.op("Gemm", rows, head, *([bias] if bias else []), transB=1)
         else:
             logits = self._product(rows, head, self.read(head), bias, self.head_bits)
-        logits = self.capped(self.scaled(logits, self.config.logit_scale), self.config.logit_cap)
+        logits = self.cap(self.scale(logits, self.config.logit_scale), self.config.logit_cap)
         self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
         self._output("logits", logits, self.config.head_tokens or self.config.vocab_size)
 
@@ -296,13 +298,13 @@ class Dialect(AttentionInputs, ABC):
         bits: int | None,
     ) -> str:
         if bits is not None:
-            found = product(self, x, name, quantize(name, weight, bits))
-            return self.graph.op("Add", found, bias) if bias else found
+            result = product(self, x, name, quantize(name, weight, bits))
+            return self.graph.op("Add", result, bias) if bias else result
         operands = [x, self.weight(name, weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)
 
     def has_bias(self, name: str) -> bool:
-        """Whether a module has one; `name` may be of a layer."""
+        """Whether a module has a bias; `name` may be within a layer."""
         layer = LAYER.search(name)
         inner = name if layer is None else name[layer.end() :]
         return wildcard_name(inner) in self.config.form.biases
@@ -313,7 +315,7 @@ class Dialect(AttentionInputs, ABC):
         return self._ones(self.config.head_dim if name.endswith(HEAD_NORMS) else self.config.hidden)
 
     def _ones(self, width: int) -> str:
-        """Write the weight of a norm that has none."""
+        """Write ones, for a norm without weights."""
         return self.weight(f"ones.{width}", np.ones(width, np.float32))
 
     def _xielu(self, x: str, name: str) -> str:
@@ -322,12 +324,12 @@ class Dialect(AttentionInputs, ABC):
         stated = (float(self.read(f"{name}.{part}").reshape(-1)[0]) for part in XIELU)
         alpha_p, alpha_n, beta, eps = stated
         positive, negative = (float(np.logaddexp(0.0, alpha)) for alpha in (alpha_p, alpha_n))
-        above = self.scaled(self.multiply(x, x), positive)
+        above = self.scale(self.multiply(x, x), positive)
         least = op("Min", x, self.graph.constant(eps, self.float))
         power = op("Sub", op("Exp", least), self.graph.constant(1.0, self.float))
-        below = self.scaled(op("Sub", power, x), beta + negative)
-        chosen = op("Where", op("Greater", x, self.graph.constant(0.0, self.float)), above, below)
-        return self.add(chosen, self.scaled(x, beta))
+        below = self.scale(op("Sub", power, x), beta + negative)
+        result = op("Where", op("Greater", x, self.graph.constant(0.0, self.float)), above, below)
+        return self.add(result, self.scale(x, beta))
 
     def _output(self, name: str, value: str, width: int) -> None:
         self.graph.output(name, "float32", ["N", width])

@@ -1,18 +1,19 @@
-"""Experts as one operator a layer, ONNX Runtime's MoE and QMoE (com.microsoft).
+"""Experts as one operator per layer: ONNX Runtime's MoE and QMoE (com.microsoft).
 
-What its CPU kernels compute (1.31), found by trial: router_probs are the scores, of which
-normalize_routing_weights takes the softmax over the chosen ones; "swiglu" is g · σ(αg) · (u + β),
-with the rows of gate and up taking turns in the first weight, the only layout they know. QMoE's
-codes lie as MatMulNBits' do, with the same zero point.
+Behaviour of its CPU kernels (1.31), found by experiment: router_probs are the scores;
+normalize_routing_weights takes the softmax over the chosen ones. "swiglu" is g · σ(αg) · (u + β),
+with alternating rows of gate and up in the first weight, the only supported layout. QMoE's codes
+have the layout and zero point of MatMulNBits.
 
-Without normalize_routing_weights, MoE answers 0 wherever the runtime lets it write over its input.
-So it is always set, and where a class weights by the softmax over all scores, the sum is multiplied
-by what the chosen ones have of it.
+Without normalize_routing_weights, MoE returns 0 if the runtime lets it overwrite its input. So it
+is always set. If a class uses the softmax over all scores, the sum is multiplied by the share of
+the chosen ones.
 
-ONNX Runtime 1.23 knows no accuracy_level, so it refuses QMoE of 4 bits, which it computes wrongly.
+ONNX Runtime 1.23 does not have accuracy_level, so it refuses QMoE of 4 bits, which it would compute
+wrongly.
 
-Next to experts one by one (`export.dialects.grouped_experts`) that is as fast for 8 experts, and up
-to three times as fast for 128, most of which have nothing to do.
+Compared with one product per expert (`export.dialects.grouped_experts`), this is as fast for 8
+experts, and up to three times as fast for 128, most of which are idle.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ class FusedExperts(GroupedExperts):
     """A dialect with MoE and QMoE."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden]."""
+        """Return the weighted sum of the chosen experts' outputs for x, [T, hidden] each."""
         experts = self.config.experts
-        if experts is None or self.config.activation != "silu" or self.keeps or experts.beside:
+        if (
+            experts is None
+            or self.config.activation != "silu"
+            or self.keeps_blocks
+            or experts.parallel_mlp
+        ):
             return super().experts(x, scores, module)
         name, hidden = f"{module}.experts", self.config.hidden
         first = self._projection(f"{name}.gate_up_proj", experts, (2 * experts.width, hidden))
@@ -66,21 +72,23 @@ class FusedExperts(GroupedExperts):
             activation_beta=experts.lift,
             **attributes,
         )
-        return mixed if experts.normed else self.multiply(mixed, self._chances(scores, experts))
+        return (
+            mixed if experts.normed else self.multiply(mixed, self._chosen_share(scores, experts))
+        )
 
-    def _chances(self, scores: str, experts: Experts) -> str:
-        """Sum the softmax over all scores at the chosen ones, [T, 1]."""
+    def _chosen_share(self, scores: str, experts: Experts) -> str:
+        """Return the chosen experts' share of the softmax over all scores, [T, 1]."""
         op, constant = self.graph.op, self.graph.constant
         best, _ = self.graph.multi(
             "TopK",
             op("Softmax", scores, axis=-1),
             constant([experts.chosen], "int64"),
-            names=self.graph.fresh("TopK", 2),
+            names=self.graph.new_names("TopK", 2),
         )
         return op("ReduceSum", best, constant([1], "int64"), keepdims=1)
 
     def _projection(self, name: str, experts: Experts, shape: tuple[int, int]) -> list[str]:
-        """Write one projection of all experts, one by one: weight, scales if rounded, bias."""
+        """Write a projection of all experts, one at a time: weight, scales if quantised, bias."""
         rows, width = shape
         graph, counts = self.graph, range(experts.count)
         biased = self.has_bias(self._parts(name, 0)[0])
@@ -91,9 +99,9 @@ class FusedExperts(GroupedExperts):
         if self.bits is None:
             parts = (self._rows(name, j, "weight") for j in counts)
             size = (experts.count, rows, width)
-            return [graph.stacked(f"{name}.weight", size, self.float, parts), bias]
+            return [graph.stream_weight(f"{name}.weight", size, self.float, parts), bias]
         scales: list[NDArray[np.float32]] = []
-        codes = graph.stacked(
+        codes = graph.stream_weight(
             f"{name}.codes",
             (experts.count, rows, width * self.bits // 8),
             "uint8",
@@ -104,14 +112,16 @@ class FusedExperts(GroupedExperts):
     def _codes(
         self, name: str, experts: Experts, scales: list[NDArray[np.float32]]
     ) -> Iterator[NDArray[np.uint8]]:
-        """Round one expert after the other; append its scales."""
+        """Yield the codes of each expert; append its scales to `scales`."""
         for j in range(experts.count):
-            rounded = quantize(name, self._rows(name, j, "weight"), self.bits or 0, shifted=False)
+            rounded = quantize(
+                name, self._rows(name, j, "weight"), self.bits or 0, offsets_allowed=False
+            )
             scales.append(rounded.scales)
-            yield packed(rounded)
+            yield pack_codes(rounded)
 
     def _rows(self, name: str, j: int, kind: str) -> NDArray[np.float32]:
-        """Read weight or bias of one expert; of two projections, rows take turns."""
+        """Read weight or bias of one expert; rows of two projections alternate."""
         parts = [self.read(f"{part}.{kind}") for part in self._parts(name, j)]
         if len(parts) == 1:
             return parts[0]
@@ -119,14 +129,14 @@ class FusedExperts(GroupedExperts):
 
     @staticmethod
     def _parts(name: str, j: int) -> list[str]:
-        """Return the modules of expert `j` in a projection of all."""
+        """Return the modules of expert `j` that a projection consists of."""
         experts, _, projection = name.rpartition(".")
         parts = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
         return [f"{experts}.{j}.{part}" for part in parts]
 
 
-def packed(weight: Quantized) -> NDArray[np.uint8]:
-    """Return the codes as MatMulNBits and QMoE read them: u8 [N, K · bits / 8]."""
+def pack_codes(weight: Quantized) -> NDArray[np.uint8]:
+    """Return the codes in the layout of MatMulNBits and QMoE, u8 [N, K · bits / 8]."""
     if weight.bits != 4:
         return weight.codes
     return pack_nibbles(weight.codes).reshape(len(weight.codes), -1)

@@ -1,12 +1,11 @@
 """Experts in standard operators: tokens are sorted by expert, and each expert computes its own.
 
-All T · chosen pairs of a token and an expert stand in one row, sorted by expert; the row is cut at
-the experts' borders, wherever these lie in this pass. An expert of no token gets no rows, and a
-product without rows reads no weights, so a pass costs what its experts cost. Two products an expert
-are all that is written once for each.
+All T · chosen pairs of a token and an expert are sorted by expert, then split into the rows of each
+expert. An expert without tokens gets no rows, and a product without rows reads no weights, so a
+pass only costs the experts that it uses. Only two products per expert are written for each expert.
 
-Measured against computing all experts, and against gathering the chosen ones' weights: both take
-three times as long for one token of 8 experts, and more from there (docs/engines.md).
+Computing all experts, or gathering the chosen experts' weights, takes three times as long for one
+token of 8 experts, and more with further tokens (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pilotfish.export.parts import Experts
 
 
 class _Routing(NamedTuple):
-    """Which expert computes what; P = T · chosen pairs of a token and one of its experts.
+    """Assignment of P = T · chosen pairs (token, expert) to experts; names of values.
 
     Attributes:
-        weights: of each token's experts, [T, chosen].
-        order: the pairs sorted by expert, [P].
-        sizes: pairs of each expert, [experts].
+        weights: weights of each token's experts, [T, chosen].
+        order: indices of the pairs, sorted by expert, [P].
+        sizes: number of pairs of each expert, [experts].
     """
 
     weights: str
@@ -35,62 +34,66 @@ class GroupedExperts(Dialect):
     """A dialect with experts in standard operators."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Sum what the chosen experts make of x [T, hidden], weighted; → [T, hidden]."""
+        """Return the weighted sum of the chosen experts' outputs for x, [T, hidden] each."""
         op, experts = self.graph.op, self.config.experts
         if experts is None:
             raise ValueError(f"{module} has no experts")
         routing = self._route(scores, experts, module)
         tokens = op("Div", routing.order, self.graph.constant(experts.chosen, "int64"))
         rows = op("Gather", x, tokens, axis=0)  # [P, hidden]
-        gate_up = self._each(rows, routing.sizes, experts, module, "gate_proj", "up_proj")
+        gate_up = self._project_by_expert(
+            rows, routing.sizes, experts, module, "gate_proj", "up_proj"
+        )
         gate, up = self.split(gate_up, [experts.width] * 2)
-        inner = self._gated(gate, up, experts, module)  # [P, width]
-        made = self._each(inner, routing.sizes, experts, module, "down_proj")
-        back = op("Gather", made, self._ranks(routing.order), axis=0)
+        inner = self._gate(gate, up, experts, module)  # [P, width]
+        outputs = self._project_by_expert(inner, routing.sizes, experts, module, "down_proj")
+        back = op("Gather", outputs, self._ranks(routing.order), axis=0)
         by_token = self.reshape(back, [-1, experts.chosen, self.config.hidden])
         weights = op("Unsqueeze", routing.weights, self.graph.constant([2], "int64"))
         weighted = self.multiply(by_token, weights)
         return op("ReduceSum", weighted, self.graph.constant([1], "int64"), keepdims=0)
 
     def _route(self, scores: str, experts: Experts, module: str) -> _Routing:
-        """Choose the experts of each token, from scores [T, experts]."""
+        """Choose the experts of each token by scores [T, experts]."""
         op, multi, constant = self.graph.op, self.graph.multi, self.graph.constant
         if self.float != "float32":
             scores = self.cast(scores, "float32")
         if not experts.normed:
             scores = op("Softmax", scores, axis=-1)
-        names = self.graph.fresh("TopK", 2)
+        names = self.graph.new_names("TopK", 2)
         best, chosen = multi("TopK", scores, constant([experts.chosen], "int64"), names=names)
         weights = op("Softmax", best, axis=-1) if experts.normed else best
         pairs = self.reshape(chosen, [-1])
-        own = op("Unsqueeze", pairs, constant([1], "int64"))
-        marks = op("Equal", own, constant([list(range(experts.count))], "int64"))
+        column = op("Unsqueeze", pairs, constant([1], "int64"))
+        marks = op("Equal", column, constant([list(range(experts.count))], "int64"))
         sizes = op("ReduceSum", self.cast(marks, "int64"), constant([0], "int64"), keepdims=0)
         if self.float != "float32":
             weights = self.cast(weights, self.float)
-        if experts.beside:
+        if experts.parallel_mlp:
             scale = self.weight(f"{module}.router_scale")
             weights = self.multiply(weights, op("Gather", scale, chosen))
         return _Routing(weights, self._ranks(pairs), sizes)
 
     def _ranks(self, values: str) -> str:
-        """Return the indices that sort `values` [P]; of a permutation, its inverse."""
-        names = self.graph.fresh("Order", 2)
+        """Return the indices that sort `values` [P]; for a permutation, its inverse."""
+        names = self.graph.new_names("Order", 2)
         size = self.graph.op("Shape", values)
         return self.graph.multi("TopK", values, size, names=names, axis=0, largest=0)[1]
 
-    def _each(self, rows: str, sizes: str, experts: Experts, module: str, *parts: str) -> str:
-        """Project each expert's rows of [P, …] by its own `parts`."""
-        names = self.graph.fresh("Rows", experts.count)
-        own = self.graph.multi("Split", rows, sizes, names=names, axis=0)
-        made = [
-            self.linear(mine, *(f"{module}.experts.{j}.{part}" for part in parts))
-            for j, mine in enumerate(own)
+    def _project_by_expert(
+        self, rows: str, sizes: str, experts: Experts, module: str, *parts: str
+    ) -> str:
+        """Project each expert's rows of [P, …] by that expert's modules `parts`."""
+        names = self.graph.new_names("Rows", experts.count)
+        rows_by_expert = self.graph.multi("Split", rows, sizes, names=names, axis=0)
+        outputs = [
+            self.linear(expert_rows, *(f"{module}.experts.{j}.{part}" for part in parts))
+            for j, expert_rows in enumerate(rows_by_expert)
         ]
-        return self.graph.op("Concat", *made, axis=0)
+        return self.graph.op("Concat", *outputs, axis=0)
 
-    def _gated(self, gate: str, up: str, experts: Experts, module: str) -> str:
-        """Compute activation(gate) · up, or gpt-oss's clamped form of it."""
+    def _gate(self, gate: str, up: str, experts: Experts, module: str) -> str:
+        """Compute activation(gate) · up, or gpt-oss's clamped variant."""
         op, constant = self.graph.op, self.graph.constant
         if experts.limit is not None:
             most, least = (constant(sign * experts.limit, self.float) for sign in (1, -1))
@@ -98,7 +101,7 @@ class GroupedExperts(Dialect):
         if experts.steepness == 1.0:
             active = self.activation(gate, module)
         else:
-            active = self.multiply(gate, self.sigmoid(self.scaled(gate, experts.steepness)))
+            active = self.multiply(gate, self.sigmoid(self.scale(gate, experts.steepness)))
         if experts.lift:
             up = op("Add", up, constant(experts.lift, self.float))
         return self.multiply(active, up)

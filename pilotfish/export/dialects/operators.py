@@ -1,21 +1,23 @@
-"""The arithmetic that layers are written in, and their weights, once each."""
+"""Arithmetic operators, and weights, each written once."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import ModelConfig
 
-AXES_ARE_INPUTS = 18  # opset from which reductions take their axes so
+AXES_ARE_INPUTS = 18  # first opset in which the axes of reductions are inputs
 
 
-class Operators:
-    """Writes operators into a graph. `float` is its floating-point type, as numpy calls it."""
+class Operators(ABC):
+    """Writes operators to a graph. `float` is numpy's name of its floating-point type."""
 
     opset: ClassVar[int]
 
@@ -27,6 +29,10 @@ class Operators:
         floats: str,
     ) -> None:
         self.graph, self.config, self.read, self.float = graph, config, read, floats
+
+    @abstractmethod
+    def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
+        """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
 
     def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
         """Write a weight in the graph's floating-point type, once."""
@@ -43,18 +49,18 @@ class Operators:
         """Multiply x by y, element by element."""
         return self.graph.op("Mul", x, y)
 
-    def scaled(self, x: str, factor: float) -> str:
+    def scale(self, x: str, factor: float) -> str:
         """Multiply x by a number."""
         return x if factor == 1.0 else self.multiply(x, self.graph.constant(factor, self.float))
 
-    def capped(self, x: str, cap: float | None) -> str:
-        """Compute cap · tanh(x / cap); x where there is no cap."""
+    def cap(self, x: str, cap: float | None) -> str:
+        """Compute cap · tanh(x / cap); return x if there is no cap."""
         if cap is None:
             return x
-        return self.scaled(self.graph.op("Tanh", self.scaled(x, 1 / cap)), cap)
+        return self.scale(self.graph.op("Tanh", self.scale(x, 1 / cap)), cap)
 
     def mean(self, x: str) -> str:
-        """Compute the mean over the last axis, which stays as 1."""
+        """Compute the mean over the last axis, which becomes 1."""
         if self.opset < AXES_ARE_INPUTS:
             return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
         return self.graph.op("ReduceMean", x, self.graph.constant([-1], "int64"), keepdims=1)
@@ -68,8 +74,8 @@ class Operators:
         return self.multiply(x, self.sigmoid(x))
 
     def split(self, x: str, sizes: Sequence[int], axis: int = -1) -> list[str]:
-        """Split into neighbouring parts of these sizes."""
-        names = self.graph.fresh("Split", len(sizes))
+        """Split an axis into consecutive parts of these sizes."""
+        names = self.graph.new_names("Split", len(sizes))
         count = self.graph.constant(sizes, "int64")
         return self.graph.multi("Split", x, count, names=names, axis=axis)
 
@@ -78,7 +84,7 @@ class Operators:
         return self.graph.op("Concat", *parts, axis=-1)
 
     def reshape(self, x: str, shape: Sequence[int]) -> str:
-        """Reshape to constants; 0 keeps a dimension, −1 is inferred."""
+        """Reshape to a constant shape; 0 keeps a dimension, −1 is inferred."""
         return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
 
     def cast(self, x: str, dtype: str) -> str:

@@ -1,8 +1,8 @@
 """ONNX opset 17: primitives only, for ONNX Runtime ≤ 1.24 (Python 3.10) and TensorRT 8.6–10.14.
 
-The same graph as opset24, decomposed so that TensorRT's parser takes it: the cache is written by
-ScatterND with one index tensor for all layers of as many key heads, and nothing has
-more than four dimensions.
+The same graph as opset24, decomposed for TensorRT's parser: ScatterND writes the cache, with one
+index tensor for all layers with the same number of key heads, and no value has more than four
+dimensions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
-from pilotfish.export.dialects.pairs import recall_pairs
+from pilotfish.export.dialects.pairs import update_state_by_pairs
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import ModelConfig
@@ -23,7 +23,7 @@ from pilotfish.export.parts import Rope
 
 
 class Opset17(PaddedAttention):
-    """Only primitive operators, which both runtimes have had for years."""
+    """Primitive operators only, which old versions of both runtimes support."""
 
     name = "opset17"
     opset = 17
@@ -34,15 +34,15 @@ class Opset17(PaddedAttention):
     ) -> None:
         super().__init__(graph, config, source, precision)
         self._angles_of: dict[Rope, tuple[str, str]] = {}
-        self._cells = {config.kv_heads: self._places(config.kv_heads)}
+        self._cells = {config.kv_heads: self._cache_indices(config.kv_heads)}
 
-    def _places(self, kv_heads: int) -> str:
-        """Return where each new entry goes, [B, kv_heads, S, 3]: slot, key head, cell."""
-        graph, op, one = self.graph, self.graph.op, self.graph.constant([1], "int64")
+    def _cache_indices(self, kv_heads: int) -> str:
+        """Return the cache index of each new entry, [B, kv_heads, S, 3]: slot, key head, cell."""
+        graph, op, axis = self.graph, self.graph.op, self.graph.constant([1], "int64")
         slots = op("Shape", self.unpack, start=0, end=1)
         size = op("Shape", self.unpack, start=1, end=2)
         heads = graph.constant([kv_heads], "int64")
-        index_shape = op("Concat", slots, heads, size, one, axis=0)
+        index_shape = op("Concat", slots, heads, size, axis, axis=0)
         slot = self.reshape(self._count(slots), [-1, 1, 1, 1])
         head = graph.constant([[[[h]] for h in range(kv_heads)]], "int64")
         offset = self.reshape(self._count(size), [1, 1, -1, 1])
@@ -51,7 +51,7 @@ class Opset17(PaddedAttention):
         return op("Concat", *spread, axis=-1)
 
     def _count(self, size: str) -> str:
-        """Count 0, 1, …, size − 1, of `size` [1]."""
+        """Return 0, 1, …, size − 1; `size` is [1]."""
         zero, step = self.graph.constant(0, "int64"), self.graph.constant(1, "int64")
         end = self.graph.op("Squeeze", size, self.graph.constant([0], "int64"))
         return self.graph.op("Range", zero, end, step)
@@ -69,18 +69,18 @@ class Opset17(PaddedAttention):
         return op("Mul", normed, weight)
 
     def gelu(self, x: str, *, tanh: bool) -> str:
-        """Compute x · Φ(x), or its approximation by tanh."""
+        """Compute x · Φ(x), or its tanh approximation."""
         op = self.graph.op
         if tanh:
-            cube = self.scaled(self.multiply(self.multiply(x, x), x), 0.044715)
-            bent = op("Tanh", self.scaled(self.add(x, cube), (2 / np.pi) ** 0.5))
+            cube = self.scale(self.multiply(self.multiply(x, x), x), 0.044715)
+            bent = op("Tanh", self.scale(self.add(x, cube), (2 / np.pi) ** 0.5))
         else:
-            bent = op("Erf", self.scaled(x, 0.5**0.5))
-        one = self.graph.constant(1.0, self.float)
-        return self.multiply(self.scaled(x, 0.5), op("Add", bent, one))
+            bent = op("Erf", self.scale(x, 0.5**0.5))
+        ones = self.graph.constant(1.0, self.float)
+        return self.multiply(self.scale(x, 0.5), op("Add", bent, ones))
 
     def _angles(self, rope: Rope) -> tuple[str, str]:
-        """Return cos and sin of this pass's tokens, [B, 1, S, pairs] each; layers share them."""
+        """Return cos and sin for this pass's tokens, [B, 1, S, pairs] each; layers share them."""
         if rope not in self._angles_of:
             axis = self.graph.constant([1], "int64")
             rows = (
@@ -95,14 +95,14 @@ class Opset17(PaddedAttention):
         """Apply the rotary embedding to [B, heads, S, width]."""
         pairs, rest = len(rope.frequencies), width - 2 * len(rope.frequencies)
         sizes = [2 * pairs, rest] if rest else [2 * pairs]
-        turning, *still = self.split(x, sizes) if rest else [x]
-        return self.concat(*self._turned(turning, rope), *still)
+        turning, *rest_channels = self.split(x, sizes) if rest else [x]
+        return self.concat(*self._rotate_pairs(turning, rope), *rest_channels)
 
-    def _turned(self, x: str, rope: Rope) -> list[str]:
-        """Turn all channels of [B, heads, S, 2 · pairs]; the parts of the result, in order."""
+    def _rotate_pairs(self, x: str, rope: Rope) -> list[str]:
+        """Rotate all channels of [B, heads, S, 2 · pairs]; return the result's parts in order."""
         op, (cos, sin) = self.graph.op, self._angles(rope)
         pairs = len(rope.frequencies)
-        if rope.interleaved:  # evens and odds, by an index each
+        if rope.interleaved:  # gather even and odd channels
             first, second = (
                 op("Gather", x, self.graph.constant(range(start, 2 * pairs, 2), "int64"), axis=-1)
                 for start in (0, 1)
@@ -118,28 +118,28 @@ class Opset17(PaddedAttention):
         return [op("Gather", both, self.graph.constant(order, "int64"), axis=-1)]
 
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; the result is `present`."""
         if kv_heads not in self._cells:
-            self._cells[kv_heads] = self._places(kv_heads)
+            self._cells[kv_heads] = self._cache_indices(kv_heads)
         self.graph.op("ScatterND", past, self._cells[kv_heads], new, name=present)
 
-    def recall(self, rows: Sequence[str], lacking: str, states: Sequence[str]) -> str:
-        """Write a state space as products over all pairs of tokens.
+    def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
+        """Update a state space by products over all pairs of tokens.
 
         Raises:
-            ExportError: for what only loops could say: the delta rule, selective state spaces.
+            ExportError: for the delta rule and selective state spaces, which would need loops.
         """
-        own = self.config.recurrence
-        assert own is not None
-        if own.space is not None and own.space.rank is None:
-            return recall_pairs(self, own, rows, lacking, states)
-        kind = "linear attention" if own.space is None else "selective state space"
+        dims = self.config.recurrence
+        assert dims is not None
+        if dims.space is not None and dims.space.rank is None:
+            return update_state_by_pairs(self, dims, rows, missing, states)
+        kind = "linear attention" if dims.space is None else "selective state space"
         raise ExportError(
             f"opset17 has no {kind}: choose --dialect opset24 or contrib, for ONNX Runtime 1.31"
         )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Refuse: this opset has no quantised weights.
+        """Raise an error: this opset has no quantised weights.
 
         Raises:
             ExportError: always; `precisions` prevents the call.

@@ -10,7 +10,7 @@ from pilotfish.export.parts import Rope
 class Opset24(PaddedAttention):
     """RMSNormalization, RotaryEmbedding, TensorScatter, blocked DequantizeLinear.
 
-    Not Attention: see PaddedAttention.
+    It does not use Attention; PaddedAttention says why.
     """
 
     name = "opset24"
@@ -22,7 +22,7 @@ class Opset24(PaddedAttention):
         return self.graph.op("RMSNormalization", x, weight, axis=-1, epsilon=self.config.norm_eps)
 
     def gelu(self, x: str, *, tanh: bool) -> str:
-        """Compute x · Φ(x), or its approximation by tanh."""
+        """Compute x · Φ(x), or its tanh approximation."""
         return self.graph.op("Gelu", x, approximate="tanh" if tanh else "none")
 
     def rotate(self, x: str, rope: Rope, width: int) -> str:
@@ -38,13 +38,13 @@ class Opset24(PaddedAttention):
         )
 
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; the result is `present`."""
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Multiply by a blocked DequantizeLinear, which runtimes fuse into one kernel.
+        """Multiply by a blocked DequantizeLinear, which runtimes fuse to one kernel.
 
-        Uses Gemm: ONNX Runtime would first fuse MatMul with the residual sum after it.
+        The product is a Gemm, because ONNX Runtime would fuse MatMul with the following sum.
         """
         dtype, operands = f"int{weight.bits}", []
         signed = weight.codes.T ^ weight.zero_point  # two's complement, in u8

@@ -1,16 +1,16 @@
 """Attention over slots of different lengths, shared by the standard dialects.
 
-Packed tokens [T] are laid out as [B, S]: `unpack` names the token at slot b, offset s; padding
-repeats some token. Each slot appends its S entries to its cache at write_indices[b], the mask says
-which tokens see which, and `pack` [T] picks the answers out of the B·S cells. Padding writes behind
-a slot's end, where nothing is read and the next pass overwrites.
+Packed tokens [T] are gathered to [B, S]: `unpack` is the index of the token at slot b, offset s;
+padding repeats some token. Each slot writes its S entries to its cache at write_indices[b], the
+mask defines which cells a token sees, and `pack` [T] selects the outputs from the B·S cells.
+Padding is written after a slot's end, where it is never read, and overwritten by the next pass.
 
-Attention is written out in primitives, and the queries that share a key head are stacked, so that
-keys are read once: a third faster than opset 24's operator on the CPU at 1,500 tokens.
+Attention is written in primitives, with the queries that share a key head stacked, so keys are read
+once: a third faster than opset 24's operator on the CPU at 1,500 tokens.
 
     unpack [B, S] i64    pack [T] i64    write_indices [B] i64
     attention_mask [B, 1, S, C]: 0 where a token is visible, else a large negative number
-    cell_positions [B, C] i64, where there are windows: the position of each cell's token
+    cell_positions [B, C] i64, only with windows: the position of each cell's token
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PaddedAttention(GroupedExperts):
         self.pack = graph.input("pack", "int64", ["T"])
         self.write_indices = graph.input("write_indices", "int64", ["B"])
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
-        # Positions [B, S] of the tokens as they are laid out.
+        # Positions of the unpacked tokens, [B, S].
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
         self._windows: dict[int | None, str] = {}
         self._masks: dict[tuple[int | None, int], str] = {}
@@ -50,33 +50,33 @@ class PaddedAttention(GroupedExperts):
 
     @abstractmethod
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
-        """Write `new` [B, kv_heads, S, head_dim] into `past`; return `present`."""
+        """Write `new` [B, kv_heads, S, head_dim] into `past`; the result is `present`."""
 
     def attention(self, layer: int, qkv: str) -> str:
         """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
         op, heads = self.graph.op, self.config.heads_of(layer)
         rows = self.reshape(qkv, [-1, heads.dim])  # [T · heads of q, k and v, head_dim]
-        source = self.config.layer(layer).reads
+        source = self.config.layer(layer).kv_source
         if source is None:
             q, key, value = self._append(rows, layer)
         else:
             q = op("Gather", rows, self._rows_of(0, heads.queries, heads.queries), axis=0)
             q, (key, value) = self._prepare_query(q, layer), self.cache_of(source)
-        # The heads that share a key head stand one below the other: keys are read once.
+        # Stack the queries that share a key head, so that keys are read once.
         stacked = self.reshape(q, [0, heads.keys, -1, heads.dim])
         attended = self._attend(stacked, key, value, layer)
         answers = op("Gather", self.reshape(attended, [-1, heads.dim]), self._answer_rows, axis=0)
         return self.reshape(answers, [-1, heads.queries * heads.dim])  # from [T, heads, head_dim]
 
     def _append(self, rows: str, layer: int) -> tuple[str, str, str]:
-        """Append a layer's keys and values; return q, and the cache's keys and values."""
+        """Append a layer's keys and values; return q and the cache's keys and values."""
         op, heads = self.graph.op, self.config.heads_of(layer)
         first = heads.queries + heads.keys  # rows of a token before its values
         tied = self.config.layer(layer).tied_values
         total = first if tied else first + heads.keys
         qk = op("Gather", rows, self._rows_of(0, first, total), axis=0)
-        own = self._rows_of(heads.queries if tied else first, heads.keys, total)
-        v = op("Gather", rows, own, axis=0)  # [B, kv_heads, S, head_dim]
+        value_rows = self._rows_of(heads.queries if tied else first, heads.keys, total)
+        v = op("Gather", rows, value_rows, axis=0)  # [B, kv_heads, S, head_dim]
         q, k = self._prepare(qk, layer)
         past_key, past_value, key, value = self.cache(layer)
         v = self.norm_values(v, heads)
@@ -85,32 +85,32 @@ class PaddedAttention(GroupedExperts):
         return q, key, value
 
     def _prepare_query(self, q: str, layer: int) -> str:
-        """Norm and rotate q [B, heads, S, head_dim] of a layer that has no k."""
+        """Norm and rotate q [B, heads, S, head_dim] of a layer without k."""
         rope, heads = self.config.layer(layer).rope, self.config.heads_of(layer)
         if self.config.form.qk_norm is not None:
             q = self.norm_heads(q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, apart=2)
         return q if rope is None else self.rotate(q, rope, heads.dim)
 
     def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
-        """Norm and rotate q and k: [B, heads + kv_heads, S, head_dim] → two of theirs."""
+        """Norm and rotate q and k, [B, heads + kv_heads, S, head_dim]; return both."""
         config, form, heads = self.config, self.config.form, self.config.heads_of(layer)
         rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
 
-        def turned(x: str) -> str:
+        def rotate(x: str) -> str:
             return x if rope is None else self.rotate(x, rope, heads.dim)
 
         if form.qk_norm in {None, "all"}:
-            q, k = self.split(turned(qk), sizes, axis=1)
+            q, k = self.split(rotate(qk), sizes, axis=1)
         else:
             parts = []
             for name, x, count in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
                 module = f"model.layers.{layer}.self_attn.{name}_norm"
                 if form.qk_norm_late:
-                    parts.append(self.norm_heads(turned(x), module, count, apart=2))
+                    parts.append(self.norm_heads(rotate(x), module, count, apart=2))
                 else:
-                    parts.append(turned(self.norm_heads(x, module, count, apart=2)))
+                    parts.append(rotate(self.norm_heads(x, module, count, apart=2)))
             q, k = parts
-        return (self.multiply(q, self._growth) if config.query_growth else q), k
+        return (self.multiply(q, self._query_factors) if config.query_growth else q), k
 
     @cached_property
     def _cell_positions(self) -> str:
@@ -119,8 +119,8 @@ class PaddedAttention(GroupedExperts):
         return self.graph.op("Unsqueeze", cells, self.graph.constant([1, 2], "int64"))
 
     @cached_property
-    def _growth(self) -> str:
-        """The factor of the queries, [B, 1, S, 1]."""
+    def _query_factors(self) -> str:
+        """Factor of each token's queries, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
         return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
 
@@ -136,7 +136,7 @@ class PaddedAttention(GroupedExperts):
         return op("MatMul", op("Slice", weights, *bounds), value)
 
     def _sinks(self, layer: int) -> str:
-        """Return the scores of no token, for the stacked queries: [B, kv_heads, group · S, 1]."""
+        """Return the sink scores for the stacked queries, [B, kv_heads, group · S, 1]."""
         heads, name = self.config.heads_of(layer), f"model.layers.{layer}.self_attn.sinks"
         shape = [1, heads.keys, heads.group, 1]
         sinks = self.weight(name, self.read(name).reshape(shape))
@@ -145,7 +145,7 @@ class PaddedAttention(GroupedExperts):
         )
 
     def _sink_shape(self, heads: AttentionHeads) -> str:
-        """Return [B, kv_heads, group, S]; layers of as many heads share it."""
+        """Return the shape [B, kv_heads, group, S]; layers with the same key heads share it."""
         if heads.keys not in self._sink_shapes:
             slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
             sizes = self.graph.constant([heads.keys, heads.group], "int64")
@@ -166,15 +166,15 @@ class PaddedAttention(GroupedExperts):
         if window not in self._windows:
             axes = self.graph.constant([1, 3], "int64")
             positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
-            self._windows[window] = self.hidden_beyond(
+            self._windows[window] = self.hide_beyond(
                 window, self.mask, positions, self._cell_positions
             )
         return self._windows[window]
 
     def _rows_of(self, first: int, count: int, total: int) -> str:
-        """Return the row of [T · total] for each of [B, count, S], from a token's row `first` on.
+        """Return row indices into [T · total], [B, count, S]: rows first … first + count of tokens.
 
-        Layers of as many heads share it.
+        Layers with the same numbers of heads share it.
         """
         if (first, count, total) not in self._rows:
             graph = self.graph
@@ -186,7 +186,7 @@ class PaddedAttention(GroupedExperts):
 
     @cached_property
     def _answer_rows(self) -> str:
-        """The row of [B · heads · S] for each of [T, heads]; `pack` numbers the cells of [B, S]."""
+        """Row indices into [B · heads · S], [T, heads]; `pack` holds indices into [B · S]."""
         graph, op = self.graph, self.graph.op
         size = op("Shape", self.unpack, start=1, end=2)
         slot = op("Div", self.pack, size)

@@ -1,62 +1,63 @@
 """A state space in primitive operators: products over all pairs of a run's tokens.
 
-Token t's answer sums over each s ≤ t what is kept from s to t · (q_t · k_s) · v_s, and what is kept
-of the earlier state. So a run of n tokens takes heads · n² numbers at a time. Logarithms of what is
-kept are summed in f64, since differences of their sums count.
+The output of token t is the sum over s ≤ t of decay(s → t) · (q_t · k_s) · v_s, plus the decayed
+earlier state. A run of n tokens needs heads · n² numbers at a time. Log decays are summed in f64,
+because differences of these sums are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pilotfish.export.dialects.operators import Operators
 from pilotfish.export.parts import Recurrence
-
-if TYPE_CHECKING:
-    from pilotfish.export.dialects.dialect import Dialect
 
 ALL = np.iinfo(np.int64).max
 
 
-def recall_pairs(
-    net: Dialect, own: Recurrence, rows: Sequence[str], lacking: str, states: Sequence[str]
+def update_state_by_pairs(
+    net: Operators, dims: Recurrence, rows: Sequence[str], missing: str, states: Sequence[str]
 ) -> str:
-    """Do what `Dialect.recall` says, n = c + T."""
+    """Write `Dialect.update_state` for a state space; n = c + T."""
     op, constant = net.graph.op, net.graph.constant
-    keys, values = [-1, own.key_heads, own.key_dim], [-1, own.heads, own.value_dim]
+    keys, values = [-1, dims.key_heads, dims.key_dim], [-1, dims.heads, dims.value_dim]
     q, k = (op("Transpose", net.reshape(row, keys), perm=[1, 0, 2]) for row in rows[:2])
     v = op("Transpose", net.reshape(rows[2], values), perm=[1, 0, 2])  # [heads, n, value_dim]
-    zero = constant(np.zeros((own.heads, 1)), "float64")
+    zero = constant(np.zeros((dims.heads, 1)), "float64")
     logs = net.cast(op("Transpose", rows[3], perm=[1, 0]), "float64")
-    after = op("CumSum", logs, constant(1, "int64"))  # [heads, n], of each token and those before
-    sums = op("Concat", zero, after, axis=1)  # before the first token, too
-    before = net.reshape(states[0], [own.heads, own.key_dim, own.value_dim])
+    after = op("CumSum", logs, constant(1, "int64"))  # [heads, n], cumulative log decay
+    sums = op("Concat", zero, after, axis=1)  # [heads, n + 1], from before the first token
+    before = net.reshape(states[0], [dims.heads, dims.key_dim, dims.value_dim])
 
-    kept = op("Trilu", _kept(net, after, after, axes=(2, 1)), upper=0)  # [heads, n, n]
+    decay = op("Trilu", _decay_between(net, after, after, axes=(2, 1)), upper=0)  # [heads, n, n]
     scores = op("MatMul", q, op("Transpose", k, perm=[0, 2, 1]))  # [key_heads, n, n]
-    answer = op("MatMul", _by_head(net, own, scores, kept), v)
-    read = op("MatMul", _by_head(net, own, q), before)
-    fading = op("Exp", net.cast(op("Unsqueeze", after, constant([2], "int64")), "float32"))
-    answer = op("Add", answer, op("Mul", read, fading))
+    answer = op("MatMul", _repeat_for_heads(net, dims, scores, decay), v)
+    read = op("MatMul", _repeat_for_heads(net, dims, q), before)
+    past_decay = op("Exp", net.cast(op("Unsqueeze", after, constant([2], "int64")), "float32"))
+    answer = op("Add", answer, op("Mul", read, past_decay))
 
     count = op("Shape", rows[3], start=0, end=1)
-    turned = op("Transpose", _by_head(net, own, k), perm=[0, 2, 1])  # [heads, key_dim, n]
-    for name, end in zip(states[1:], (lacking, count), strict=True):
+    keys_by_head = op(
+        "Transpose", _repeat_for_heads(net, dims, k), perm=[0, 2, 1]
+    )  # [heads, key_dim, n]
+    for name, end in zip(states[1:], (missing, count), strict=True):
         total = op("Gather", sums, end, axis=1)  # [heads, 1]
-        part = _kept(net, total, after, axes=(2, 1))  # [heads, 1, n]
-        part = op("Where", _before(net, count, end), part, constant(0.0, "float32"))
-        new = op("MatMul", op("Mul", turned, part), v)
-        left = op("Exp", net.cast(op("Unsqueeze", total, constant([2], "int64")), "float32"))
-        state = op("Add", op("Mul", before, left), new)
+        part = _decay_between(net, total, after, axes=(2, 1))  # [heads, 1, n]
+        part = op("Where", _is_before(net, count, end), part, constant(0.0, "float32"))
+        new = op("MatMul", op("Mul", keys_by_head, part), v)
+        past_decay_to_end = op(
+            "Exp", net.cast(op("Unsqueeze", total, constant([2], "int64")), "float32")
+        )
+        state = op("Add", op("Mul", before, past_decay_to_end), new)
         op("Unsqueeze", state, constant([0], "int64"), name=name)
-    merged = net.reshape(op("Transpose", answer, perm=[1, 0, 2]), [1, -1, own.values])
-    return op("Slice", merged, lacking, constant([ALL], "int64"), constant([1], "int64"))
+    merged = net.reshape(op("Transpose", answer, perm=[1, 0, 2]), [1, -1, dims.values])
+    return op("Slice", merged, missing, constant([ALL], "int64"), constant([1], "int64"))
 
 
-def _kept(net: Dialect, ends: str, starts: str, axes: tuple[int, int]) -> str:
-    """Return what is kept between sums of logarithms, f32; 1 where the end is before the start."""
+def _decay_between(net: Operators, ends: str, starts: str, axes: tuple[int, int]) -> str:
+    """Return the decay between cumulative log decays, f32; 1 if the end is before the start."""
     op = net.graph.op
     end, start = (
         op("Unsqueeze", sums, net.graph.constant([axis], "int64"))
@@ -66,14 +67,14 @@ def _kept(net: Dialect, ends: str, starts: str, axes: tuple[int, int]) -> str:
     return op("Exp", op("Min", between, net.graph.constant(0.0, "float32")))
 
 
-def _by_head(net: Dialect, own: Recurrence, x: str, factor: str = "") -> str:
-    """Repeat x [key_heads, …, m] for each head, times a factor [heads, …, m]; [heads, n, m]."""
-    op, each = net.graph.op, own.heads // own.key_heads
+def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = "") -> str:
+    """Repeat x [key_heads, …, m] for the heads, times `factor` [heads, …, m]; → [heads, n, m]."""
+    op, each = net.graph.op, dims.heads // dims.key_heads
     if each > 1:
         x = op("Unsqueeze", x, net.graph.constant([1], "int64"))
         if factor:
             inner = op("Shape", factor, start=1)
-            groups = net.graph.constant([own.key_heads, each], "int64")
+            groups = net.graph.constant([dims.key_heads, each], "int64")
             factor = op("Reshape", factor, op("Concat", groups, inner, axis=0))
         else:
             factor = net.graph.constant(np.ones((1, each, 1, 1)), "float32")
@@ -82,12 +83,12 @@ def _by_head(net: Dialect, own: Recurrence, x: str, factor: str = "") -> str:
     x = op("Mul", x, factor)
     if each == 1:
         return x
-    sizes = op("Concat", net.graph.constant([own.heads], "int64"), op("Shape", x, start=2), axis=0)
+    sizes = op("Concat", net.graph.constant([dims.heads], "int64"), op("Shape", x, start=2), axis=0)
     return op("Reshape", x, sizes)
 
 
-def _before(net: Dialect, count: str, end: str) -> str:
-    """Say of 0 … n − 1 which are below `end` [1], bool [n]; `count` [1] is n."""
+def _is_before(net: Operators, count: str, end: str) -> str:
+    """Return which of 0 … n − 1 are below `end` [1], bool [n]; `count` [1] is n."""
     constant = net.graph.constant
     number = net.graph.op("Squeeze", count, constant([0], "int64"))
     indices = net.graph.op("Range", constant(0, "int64"), number, constant(1, "int64"))

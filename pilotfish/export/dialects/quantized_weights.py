@@ -1,52 +1,49 @@
-"""Products with weights in blocks of codes, and rows looked up in them; for every dialect.
+"""Products with quantised weights, and look-ups of their rows, for every dialect.
 
-In: `Quantized` weights, as a checkpoint has them or as `export.quantize` rounds them. What a kernel
-does not take is written beside it: a product of x's block sums with the offsets, the columns of x
-in the codes' order.
+In: `Quantized` weights, from a checkpoint or from `export.quantize`. Two parts that kernels do not
+support are separate operators: the product of x's block sums with the offsets, and the reordering
+of x's columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.blocks import Quantized, join
+from pilotfish.export.dialects.operators import Operators
 from pilotfish.export.graph import GraphWriter, pack_nibbles
-
-if TYPE_CHECKING:
-    from pilotfish.export.dialects.dialect import Dialect
 
 Weight = Quantized | NDArray[np.float32]
 
 
 def rows_of(weight: Weight) -> int:
-    """Count the rows of a weight."""
+    """Return the number of rows of a weight."""
     return len(weight.codes if isinstance(weight, Quantized) else weight)
 
 
-def projection(net: Dialect, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
-    """Multiply x [T, K] by transposed weights [N, K] each, one product for those that fit."""
+def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
+    """Multiply x [T, K] by the transposed weights [N, K]; those that fit share one product."""
     products: list[str] = []
     start = 0
     for end in range(1, len(weights) + 1):
         if end < len(weights) and _fit(weights[end - 1], weights[end]):
             continue
         label = "+".join(names[start:end]) + ".weight"
-        products.append(_one(net, x, label, weights[start:end]))
+        products.append(_joined_product(net, x, label, weights[start:end]))
         start = end
     return products[0] if len(products) == 1 else net.concat(*products)
 
 
-def _fit(one: Weight, other: Weight) -> bool:
-    if isinstance(one, Quantized) and isinstance(other, Quantized):
-        return one.fits(other)
-    return not isinstance(one, Quantized) and not isinstance(other, Quantized)
+def _fit(first: Weight, second: Weight) -> bool:
+    if isinstance(first, Quantized) and isinstance(second, Quantized):
+        return first.fits(second)
+    return not isinstance(first, Quantized) and not isinstance(second, Quantized)
 
 
-def _one(net: Dialect, x: str, name: str, weights: Sequence[Weight]) -> str:
+def _joined_product(net: Operators, x: str, name: str, weights: Sequence[Weight]) -> str:
     blocks = [weight for weight in weights if isinstance(weight, Quantized)]
     if blocks:
         return product(net, x, name, join(blocks))
@@ -54,45 +51,44 @@ def _one(net: Dialect, x: str, name: str, weights: Sequence[Weight]) -> str:
     return net.graph.op("Gemm", x, net.weight(name, floats), transB=1)
 
 
-def product(net: Dialect, x: str, name: str, weight: Quantized) -> str:
+def product(net: Operators, x: str, name: str, weight: Quantized) -> str:
     """Multiply x [T, K] by a transposed weight [N, K]."""
     if weight.order is not None:
         x = net.graph.op("Gather", x, net.graph.constant(weight.order, "int64"), axis=-1)
-    found = net.quantized_linear(x, name, weight)
-    return found if weight.offsets is None else _shifted(net, found, x, name, weight)
+    result = net.quantized_linear(x, name, weight)
+    return result if weight.offsets is None else _add_offsets(net, result, x, name, weight)
 
 
-def _shifted(net: Dialect, found: str, x: str, name: str, weight: Quantized) -> str:
-    """Add the contribution of offsets [N, K / block]: their product with x's block sums.
+def _add_offsets(net: Operators, result: str, x: str, name: str, weight: Quantized) -> str:
+    """Add the product of the offsets [N, K / block] with x's block sums.
 
-    A 32nd of a product in float32, where zero points of floats within the kernel take 50 times as
-    long.
+    It costs a 32nd of the product in float32; float zero points in the kernel would take 50 times
+    as long.
     """
     graph = net.graph
     blocks = net.reshape(x, [-1, weight.scales.shape[1], weight.block])
     sums = graph.op("ReduceSum", blocks, graph.constant([2], "int64"), keepdims=0)
-    return graph.op("Gemm", sums, _offsets(graph, name, weight), found, transB=1)
+    return graph.op("Gemm", sums, _offsets(graph, name, weight), result, transB=1)
 
 
-def look_up(net: Dialect, name: str, weight: Quantized, tokens: str | None = None) -> str:
-    """Look up rows of a weight [V, K] at the packed tokens, or at others [T]; [T, K]."""
+def look_up(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
+    """Look up rows of a weight [V, K] at `tokens` [T]; [T, K]."""
     graph, op, weight = net.graph, net.graph.op, weight.without_zeros()
-    tokens = tokens or net.tokens
     last = graph.constant([-1], "int64")
     codes, scales = write_rows(graph, name, weight)
-    found = op("Gather", codes, tokens)  # [T, blocks, bytes]
+    rows = op("Gather", codes, tokens)  # [T, blocks, bytes]
     if weight.bits == 4:
-        wide, base = net.cast(found, "int32"), graph.constant(16, "int32")
+        wide, base = net.cast(rows, "int32"), graph.constant(16, "int32")
         pair = (op(kind, wide, base) for kind in ("Mod", "Div"))
         nibbles = op("Concat", *(op("Unsqueeze", each, last) for each in pair), axis=-1)
-        found = net.reshape(nibbles, [-1, weight.scales.shape[1], weight.block])
+        rows = net.reshape(nibbles, [-1, weight.scales.shape[1], weight.block])
     middle = graph.constant(weight.zero_point, net.float)
-    found = op("Sub", net.cast(found, net.float), middle)
-    found = op("Mul", found, op("Unsqueeze", op("Gather", scales, tokens), last))
+    rows = op("Sub", net.cast(rows, net.float), middle)
+    rows = op("Mul", rows, op("Unsqueeze", op("Gather", scales, tokens), last))
     if weight.offsets is not None:
         offsets = op("Gather", _offsets(graph, name, weight), tokens)
-        found = op("Add", found, op("Unsqueeze", offsets, last))
-    return net.reshape(found, [-1, weight.codes.shape[1]])
+        rows = op("Add", rows, op("Unsqueeze", offsets, last))
+    return net.reshape(rows, [-1, weight.codes.shape[1]])
 
 
 def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, str]:

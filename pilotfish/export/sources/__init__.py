@@ -1,6 +1,7 @@
 """Sources of weights: the default model, a GGUF file, a Hugging Face directory or hub id.
 
-`open_source` tells them apart by their form. To add one, add a module here and a line in OPENERS.
+`open_source` distinguishes them by the form of the text. To add one, add a module here and a line
+in OPENERS.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pilotfish.export.sources.source import Progress, WeightSource
 
 __all__ = ["DEFAULT", "Progress", "WeightSource", "open_source"]
 
-# Form of the text → opener; the first match is used.
+# (predicate on the text, opener); the first match is used.
 Opener = Callable[[str, Progress, Collection[str]], WeightSource]
 OPENERS: tuple[tuple[Callable[[str], bool], Opener], ...] = (
     (
@@ -36,15 +37,13 @@ def open_source(
     """Open "default", a GGUF file, a Hugging Face directory, or a hub id ("owner/name").
 
     Args:
-        source: which one.
+        source: name, path or hub id.
         progress: called as progress(label, done, total).
-        ignore_keys: keys of the model's configuration that may stand there although nothing here
-            knows what they do.
+        ignore_keys: unknown keys of the model's configuration to ignore.
 
     Raises:
-        ExportError: if there is nothing of that name, it cannot be fetched, or it is a model
-            that is not supported, or whose configuration and weights do not fit each other; the
-            text names the reason.
+        ExportError: if the source does not exist or cannot be fetched, the model is not supported,
+            or its configuration and weights contradict each other; the text names the reason.
     """
     for matches, open_matching in OPENERS:
         if matches(source):
@@ -56,4 +55,4 @@ def open_source(
 
 
 def _silent(label: str, done: int, total: int | None) -> None:
-    """Ignore progress."""
+    """Report no progress."""

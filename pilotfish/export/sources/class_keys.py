@@ -1,4 +1,4 @@
-"""Read keys of a configuration by Llama's names, with the defaults of its own class."""
+"""Read keys of a configuration by Llama's names, with the defaults of the model's class."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pilotfish.export.sources.fields import Fields
 
 
 class ClassKeys:
-    """A configuration, read as its class does.
+    """A configuration with the key names and defaults of its class.
 
     Args:
-        fields: what the file states.
-        architecture: what the class calls its keys, and their defaults.
+        fields: the file's keys and values.
+        architecture: entry of the class: its key names and defaults.
     """
 
     def __init__(self, fields: Fields, architecture: Architecture) -> None:
@@ -22,11 +22,11 @@ class ClassKeys:
         self.architecture = architecture
 
     def class_key(self, key: str) -> str:
-        """Return the class's name of one of Llama's keys."""
-        return self.architecture.called.get(key, key)
+        """Return the class's name for one of Llama's keys."""
+        return self.architecture.key_names.get(key, key)
 
     def has(self, key: str) -> bool:
-        """Whether the class knows the key."""
+        """Whether the class has the key."""
         return key in self.architecture.keys and self.class_key(key) != ""
 
     def default(self, key: str) -> Any:
@@ -34,33 +34,33 @@ class ClassKeys:
         return self.architecture.keys[key]
 
     def raw(self, key: str) -> Any:
-        """Return what is stated, or the default; None for null."""
-        self.fields.touch(self.class_key(key))
+        """Return the stated value, or the default; None for null."""
+        self.fields.mark_read(self.class_key(key))
         default = self.default(key)
         return self.fields.values.get(self.class_key(key), None if default is REQUIRED else default)
 
     def count(self, key: str, *, null: int | None = None) -> int:
-        """Return a number of things; `null` where it is null, in the file or by default."""
+        """Return a count; `null` if the file or the default says null."""
         default = self.default(key)
         stated = null if default is None else None if default is REQUIRED else default
         return self.fields.count(self.class_key(key), stated, null=null)
 
     def number(self, key: str, *, otherwise: float) -> float:
-        """Return a number above 0; `otherwise` where the class has none."""
+        """Return a number above 0; `otherwise` if the class does not have the key."""
         if not self.has(key):
             return otherwise
         return self.fields.positive(self.class_key(key), float(self.default(key)))
 
     def optional(self, key: str) -> float | None:
-        """Return a number above 0 that may be null; None where the class has none, too."""
+        """Return a number above 0; None if it is null or the class does not have the key."""
         if not self.has(key) or self.raw(key) is None:
             return None
         return self.fields.positive(self.class_key(key), self.default(key))
 
     def flag(self, key: str) -> bool:
-        """Return a truth value."""
+        """Return a boolean."""
         return self.fields.get(self.class_key(key), bool, bool(self.default(key)))
 
     def form_value(self, key: str) -> Any:
-        """Return what decides the form: a truth value, or anything else as it is."""
+        """Return a value that decides the form: a boolean, or any other value unchecked."""
         return self.flag(key) if isinstance(self.default(key), bool) else self.raw(key)

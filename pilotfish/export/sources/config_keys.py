@@ -1,15 +1,14 @@
-"""Names of config.json's keys, and those that need not be read.
+"""Key names of config.json, and the keys that need not be read.
 
-The latter follow from what transformers' classes do with them, gathered from the configuration
-classes of llama, mistral, qwen2, qwen3 and opt in transformers 4.40 to 5.23, and from published
-checkpoints.
+The latter come from the configuration classes of llama, mistral, qwen2, qwen3 and opt in
+transformers 4.40 to 5.23, and from published checkpoints.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Of training, of the Python interface and of other tasks.
+# Keys for training, the Python interface and other tasks.
 INERT = frozenset({
     "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
     "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
@@ -20,7 +19,7 @@ INERT = frozenset({
     "decoder_start_token_id", "tokenizer_class", "prefix", "problem_type", "id2label",
     "label2id", "num_labels", "finetuning_task", "task_specific_params", "is_llama_config",
     "transformers.js_config", "max_sequence_length", "unsloth_version", "unsloth_fixed",
-    # Sampling settings, without effect on the distribution.
+    # Sampling settings, which do not change the model's distribution.
     "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
     "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "min_p",
     "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
@@ -31,7 +30,7 @@ INERT = frozenset({
     "begin_suppress_tokens", "assistant_confidence_threshold", "assistant_lookbehind",
     "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
 })  # fmt: skip
-# Keys with an effect, and the values at which they have none.
+# Keys with an effect → the values without one.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
     "is_encoder_decoder": (False,),
@@ -54,7 +53,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0, None),
 }
 
-# Fields of `ModelConfig` → Llama's keys that they come from, for errors.
+# Fields of `ModelConfig` → Llama's keys, for errors.
 FIELDS = {
     "model_type": "model_type",
     "layers": "num_hidden_layers",

@@ -1,7 +1,8 @@
 """Cut a model's head to some of its tokens.
 
-In: a `WeightSource` and the tokens to keep. Out: a `WeightSource` of the same weights, whose output
-projection has these tokens' rows alone. The embedding stays whole: prompts hold other tokens, too.
+In: a `WeightSource` and the tokens to keep. Out: a `WeightSource` with the same weights, but only
+these tokens' rows of the output projection. The embedding stays whole, because prompts contain
+other tokens.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS
 
 
 class CutHead:
-    """A `WeightSource` over another one.
+    """A `WeightSource` that wraps another one.
 
     Raises:
-        ExportError: unless `kept`, i64 [N], are some, but not all, of its tokens, ascending.
+        ExportError: unless `tokens`, i64 [N], is an ascending proper subset of the vocabulary.
     """
 
-    def __init__(self, whole: WeightSource, kept: NDArray[np.int64]) -> None:
+    def __init__(self, whole: WeightSource, tokens: NDArray[np.int64]) -> None:
         config = whole.config
-        if not 0 < len(kept) < whole.vocab_size:
+        if not 0 < len(tokens) < whole.vocab_size:
             raise ExportError(
-                f"{config.name} has {whole.vocab_size} tokens: a head is cut to fewer, and to one "
-                f"at least, not to {len(kept)}"
+                f"{config.name} has {whole.vocab_size} tokens: a head can be cut to fewer, and to "
+                f"at least one, not to {len(tokens)}"
             )
-        if kept[0] < 0 or kept[-1] >= whole.vocab_size or (np.diff(kept) <= 0).any():
-            raise ExportError("the tokens of a cut head ascend within the vocabulary")
-        self._whole, self._kept = whole, kept
+        if tokens[0] < 0 or tokens[-1] >= whole.vocab_size or (np.diff(tokens) <= 0).any():
+            raise ExportError("the tokens of a cut head must ascend within the vocabulary")
+        self._whole, self._tokens = whole, tokens
         self._head = EMBEDDING if config.tied else HEAD
         self.config: ModelConfig = msgspec.structs.replace(
-            config, tied=False, head_tokens=len(kept)
+            config, tied=False, head_tokens=len(tokens)
         )
         self.tokenizer_json = whole.tokenizer_json
         self.vocab_size = whole.vocab_size
@@ -50,32 +51,32 @@ class CutHead:
 
     @property
     def description(self) -> Source:
-        """The whole model's origin: it is the same model, and says less of what it thinks."""
+        """The whole model's origin, which stays the same."""
         return self._whole.description
 
     def names(self) -> Collection[str]:
-        """Return the names of the whole model's weights, and of a head apart."""
+        """Return the names of the whole model's weights, and of an untied head."""
         return [*(name for name in self._whole.names() if name != HEAD), HEAD]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read a weight; of the head, the kept tokens' rows."""
-        found = self._whole.tensor(self._head if name == HEAD else name)
-        return found[self._kept] if name in {HEAD, HEAD_BIAS} else found
+        """Read a weight; for the head, only the rows of its tokens."""
+        weight = self._whole.tensor(self._head if name == HEAD else name)
+        return weight[self._tokens] if name in {HEAD, HEAD_BIAS} else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read a weight in parts; the head in one."""
+        """Read a weight in parts; the head in a single part."""
         if name in {HEAD, HEAD_BIAS}:
             yield self.tensor(name)
         else:
             yield from self._whole.rows(name)
 
     def blocks(self) -> Collection[str]:
-        """Name the kinds of blocks that the whole model's weights are stored in."""
+        """Return the block types of the whole model's weights."""
         return self._whole.blocks()
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read a weight's blocks; of the head, those of the kept tokens' rows."""
+        """Read a weight's blocks; for the head, only the rows of its tokens."""
         if name != HEAD:
             return self._whole.quantized(name)
-        found = self._whole.quantized(self._head)
-        return None if found is None else found.take(self._kept)
+        blocks = self._whole.quantized(self._head)
+        return None if blocks is None else blocks.take(self._tokens)

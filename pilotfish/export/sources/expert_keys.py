@@ -1,4 +1,4 @@
-"""Read the experts of a configuration: how many, how wide, and which layers have them."""
+"""Read the experts of a configuration: their number, their width, and the layers that have them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pilotfish.export.sources.class_keys import ClassKeys
 
 
 def read_experts(keys: ClassKeys) -> Experts | None:
-    """Read what the layers of experts have; None for a class without.
+    """Read the sizes of the mixtures of experts; None for a class without any.
 
     Raises:
-        ExportError: if more are chosen than there are.
+        ExportError: if a token uses more experts than there are.
     """
     mixture = keys.architecture.mixture
     if mixture is None or not _has_experts(keys):
@@ -19,7 +19,7 @@ def read_experts(keys: ClassKeys) -> Experts | None:
     count, chosen = keys.count("num_experts"), keys.count("num_experts_per_tok")
     if chosen > count:
         raise keys.fields.error(
-            f"{keys.class_key('num_experts_per_tok')} is {chosen}, and there are "
+            f"{keys.class_key('num_experts_per_tok')} is {chosen}, but there are "
             f"{count} experts ({keys.class_key('num_experts')})"
         )
     shared = "shared_expert_intermediate_size"
@@ -32,16 +32,16 @@ def read_experts(keys: ClassKeys) -> Experts | None:
         shared_gate=mixture.shared_gate,
         steepness=keys.number("swiglu_alpha", otherwise=1.0),
         lift=mixture.lift,
-        beside=mixture.beside,
+        parallel_mlp=mixture.parallel_mlp,
         limit=keys.optional("swiglu_limit"),
     )
 
 
 def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
-    """Return which layers have experts; the others have one feed-forward part.
+    """Return for each layer whether it has experts instead of a dense feed-forward part.
 
     Raises:
-        ExportError: if the list of the others holds something else than layers.
+        ExportError: if the list of dense layers contains something else than layer numbers.
     """
     if not _has_experts(keys):
         return [False] * layers
@@ -54,6 +54,6 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
 
 
 def _has_experts(keys: ClassKeys) -> bool:
-    """Whether the model has experts: by its class, or by a key."""
+    """Whether the model has experts, by its class or by a key."""
     mixture = keys.architecture.mixture
     return mixture is not None and (mixture.switch is None or keys.flag(mixture.switch))

@@ -1,8 +1,8 @@
-"""Typed access to a configuration that records which keys were read.
+"""Typed access to a configuration, with a record of the keys that were read.
 
-In: a JSON object, or the metadata of a GGUF file's architecture. A key that no reader asked for
-must be known to have no effect, or the model is refused: to ignore a key silently makes a model
-that runs and computes something else.
+In: a JSON object, or the metadata of a GGUF file's architecture. A model with an unread key is
+refused unless the key is known to have no effect: with an ignored key, the model could run and
+compute something else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pilotfish.export.export_errors import ExportError
 T = TypeVar("T", int, float, bool, str)
 MAX_COUNT = 2**31 - 1
 MAX_FLOAT = 2**1023
-MOST_NAMED = 20  # keys, in one error
-MAX_SHOWN = 200  # characters of what a file states, in errors
+MOST_NAMED = 20  # keys listed in one error
+MAX_SHOWN = 200  # characters of a value in an error
 
 
 class Fields:
@@ -25,7 +25,7 @@ class Fields:
     Args:
         values: the decoded object.
         where: path of the file, for errors.
-        prefix: what stands before each key in its full name ("rope_scaling.", "llama.").
+        prefix: prefix of the keys' full names ("rope_scaling.", "llama.").
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -36,10 +36,10 @@ class Fields:
         self._tables: dict[str, Fields] = {}
 
     def get(self, key: str, kind: type[T], default: T | None = None, *, null: T | None = None) -> T:
-        """Return the value of `key`; `default` where it is absent, `null` where it is null.
+        """Return the value of `key`; `default` if it is absent, `null` if it is null.
 
         Raises:
-            ExportError: if it is of another type, or absent or null without a value for that.
+            ExportError: if it has another type, or is absent or null without such a value.
         """
         self._read.add(key)
         value = self.values.get(key, default)
@@ -49,16 +49,16 @@ class Fields:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
-                f"{self.prefix}{key} is {shown(value)}, and must be of type {kind.__name__}"
+                f"{self.prefix}{key} is {format_value(value)}, and must be of type {kind.__name__}"
             )
         return value
 
-    def touch(self, key: str) -> None:
-        """Count a key as read."""
+    def mark_read(self, key: str) -> None:
+        """Mark a key as read."""
         self._read.add(key)
 
     def count(self, key: str, default: int | None = None, *, null: int | None = None) -> int:
-        """Return a number of things, at least one; see `get`."""
+        """Return a count of at least one; see `get`."""
         value = self.get(key, int, default, null=null)
         if not 1 <= value <= MAX_COUNT:
             raise self.error(f"{self.prefix}{key} is {value}, and must be a count")
@@ -72,30 +72,30 @@ class Fields:
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """Return the list under `key`; None where it is absent or null."""
+        """Return the list under `key`; None if it is absent or null."""
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{self.prefix}{key} is {shown(value)}, and must be a list")
+            raise self.error(f"{self.prefix}{key} is {format_value(value)}, and must be a list")
         return value
 
     def table(self, key: str) -> Fields:
-        """Return the object under `key`, whose keys count too; empty where it is absent or null."""
+        """Return the object under `key`, empty if absent or null; its keys must be read too."""
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.error(f"{self.prefix}{key} is {shown(value)}, and must be an object")
+            raise self.error(f"{self.prefix}{key} is {format_value(value)}, and must be an object")
         if key not in self._tables:
             self._tables[key] = Fields(value or {}, self.where, f"{self.prefix}{key}.")
         return self._tables[key]
 
-    def passed_over(self) -> Iterator[tuple[str, Any]]:
-        """Return full name and value of each key that was not read."""
+    def unread_keys(self) -> Iterator[tuple[str, Any]]:
+        """Yield full name and value of each key that was not read."""
         for key, value in self.values.items():
             if key not in self._read:
                 yield f"{self.prefix}{key}", value
         for table in self._tables.values():
-            yield from table.passed_over()
+            yield from table.unread_keys()
 
     def refuse_unknown(
         self,
@@ -103,18 +103,18 @@ class Fields:
         neutral: Mapping[str, Collection[Any]],
         ignored: Collection[str],
     ) -> None:
-        """Refuse the keys that were not read, but for those that change nothing.
+        """Refuse unread keys, except those without effect.
 
         Args:
             inert: full names of keys without effect on the text.
-            neutral: full names of keys without effect at these values.
+            neutral: full names of keys → values at which they have no effect.
             ignored: full names of keys that the user chose to ignore.
         """
-        unread = dict(self.passed_over())
+        unread = dict(self.unread_keys())
         for name in ignored:
             if name not in unread:
                 raise self.error(
-                    f"{name} cannot be ignored: it is not there, or decides what the model is"
+                    f"{name} cannot be ignored: it is absent, or the model depends on it"
                 )
         unknown = []
         for name, value in unread.items():
@@ -122,14 +122,16 @@ class Fields:
                 continue
             if name in neutral:
                 accepted = " or ".join(map(repr, neutral[name]))
-                raise self.error(f"{name} is {shown(value)}, and only {accepted} is supported")
+                raise self.error(
+                    f"{name} is {format_value(value)}, and only {accepted} is supported"
+                )
             unknown.append(name)
         if unknown:
-            some = [shown(name, quoted=False) for name in unknown[:MOST_NAMED]]
+            some = [format_value(name, quoted=False) for name in unknown[:MOST_NAMED]]
             more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
             raise self.error(
-                f"{', '.join(some)}{more}: not known here, so the model might come out as another "
-                "one. If it has no effect on the text, let it pass by --ignore-key "
+                f"{', '.join(some)}{more}: unknown, so the exported model might compute something "
+                "else. If it has no effect on the text, ignore it by --ignore-key "
                 + " --ignore-key ".join(some)
             )
 
@@ -138,14 +140,15 @@ class Fields:
         return ExportError(f"{self.where}: {problem}")
 
 
-def shown(value: Any, *, quoted: bool = True) -> str:
-    """Format what a file states for an error: on one line, and of bounded length."""
+def format_value(value: Any, *, quoted: bool = True) -> str:
+    """Format a file's value for an error: on one line, of bounded length."""
     text = repr(value) if quoted or not str(value).isprintable() else str(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:
-    """Whether a value equals one of these; False is not 0 here, nor True 1."""
+    """Whether a value equals one of `accepted`; False does not equal 0, nor True 1."""
     return any(
-        value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in accepted
     )

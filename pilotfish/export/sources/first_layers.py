@@ -1,8 +1,8 @@
 """Cut a model down to its first layers.
 
-In: a `WeightSource` and how many layers to keep. Out: a `WeightSource` of the same embedding, those
-layers, and the same last norm and head. It was not trained to be cut, so it predicts worse; its
-name, description and origin say that it is another model.
+In: a `WeightSource` and the number of layers to keep. Out: a `WeightSource` with the same
+embedding, these layers, and the same final norm and head. Without training it predicts worse than
+the whole; its name and description mark it as another model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
 class FirstLayers:
-    """A `WeightSource` over another one.
+    """A `WeightSource` that wraps another one.
 
     Raises:
         ExportError: unless the other has more than `layers` ≥ 1 layers.
@@ -50,24 +50,24 @@ class FirstLayers:
 
     @property
     def description(self) -> Source:
-        """The whole model's origin, and how many of its layers these are."""
+        """The whole model's origin, with the number of layers."""
         return msgspec.structs.replace(self._whole.description, first_layers=self._layers)
 
     def names(self) -> Collection[str]:
-        """Return the names of the weights that are left."""
+        """Return the names of the remaining weights."""
         return [name for name in self._whole.names() if self._keeps(name)]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one of the weights that are left, as the whole model has it."""
+        """Read a remaining weight; those of per-layer embeddings are cut to these layers."""
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
             return np.concatenate(list(self.rows(name)))
-        found = self._whole.tensor(name)
-        return found[: self._inputs] if name == f"{TOKEN_PROJECTION}.weight" else found
+        weight = self._whole.tensor(name)
+        return weight[: self._inputs] if name == f"{TOKEN_PROJECTION}.weight" else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one of the weights that are left, in parts; of the layers' table, their columns."""
+        """Read a remaining weight in parts; the table of per-layer embeddings is cut."""
         if name != TOKEN_TABLE or self.config.token_inputs is None:
             yield self.tensor(name)
             return
@@ -75,25 +75,25 @@ class FirstLayers:
             yield part[:, : self._layers * self.config.token_inputs.width]
 
     def blocks(self) -> Collection[str]:
-        """Name the kinds of blocks that the whole model's weights are stored in."""
+        """Return the block types of the whole model's weights."""
         return self._whole.blocks()
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read the blocks of one of the weights that are left, as the whole model has them."""
+        """Read the blocks of a remaining weight; None if the cut could split a block."""
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
-            return None  # its blocks may lie across the border of two layers
-        found = self._whole.quantized(name)
-        if found is None or name != f"{TOKEN_PROJECTION}.weight":
-            return found
-        return found.take(np.arange(self._inputs))
+            return None  # its blocks may cross the border between layers
+        blocks = self._whole.quantized(name)
+        if blocks is None or name != f"{TOKEN_PROJECTION}.weight":
+            return blocks
+        return blocks.take(np.arange(self._inputs))
 
     @property
     def _inputs(self) -> int:
-        """Rows of what projects an embedding to the inputs of all layers that are left."""
-        own = self.config.token_inputs
-        return 0 if own is None else self._layers * own.width
+        """Rows of the projection to the remaining layers' per-layer embeddings."""
+        inputs = self.config.token_inputs
+        return 0 if inputs is None else self._layers * inputs.width
 
     def _keeps(self, name: str) -> bool:
         layer = LAYER.search(name)

@@ -1,8 +1,7 @@
-"""A GGUF file as a source: of the architectures whose entry has a `Gguf`.
+"""A GGUF file as a source, for architectures whose entry has a `Gguf`.
 
-In: a path. Out: a `WeightSource` in Hugging Face's names and rotary convention: of some
-architectures GGUF stores q and k with the two halves of each head interleaved, and they are put
-back here.
+In: a path. Out: a `WeightSource` with Hugging Face's names and rotary convention. For some
+architectures GGUF interleaves the two halves of each head of q and k; this is undone here.
 """
 
 from __future__ import annotations
@@ -55,32 +54,34 @@ class GgufSource:
         self._kind: Literal["default", "gguf"] = kind
         self._location = location or path.name
         self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
-        model_type, own = find_class(self._file)
+        model_type, variant = find_class(self._file)
         mixture = ARCHITECTURES[model_type].mixture
-        self._names = gguf_names(own, experts=mixture is not None)
-        self._interleaved = own.interleaved
-        # not rope's tensors, which are no weights
+        self._names = gguf_names(variant, experts=mixture is not None)
+        self._interleaved = variant.interleaved
+        # The rotary factors are not weights.
         self._shapes = {
             name: info.shape
             for name, info in self._file.tensors.items()
             if name not in {DIVISORS, SHORT, LONG}
         }
         self._origins = find_weights(self._names, self._shapes)
-        whole = {name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()}
-        of_model = set(ignored) - {TEMPLATE_KEY}
-        self.config, settings = read_metadata(self._file, model_type, whole, of_model)
-        self._taker = TensorSlicer(self._names, self.config)
-        found = {
-            name: self._taker.shape(name, origin, self._shapes)
+        stored_shapes = {
+            name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()
+        }
+        model_keys = set(ignored) - {TEMPLATE_KEY}
+        self.config, settings = read_metadata(self._file, model_type, stored_shapes, model_keys)
+        self._slicer = TensorSlicer(self._names, self.config)
+        shapes = {
+            name: self._slicer.shape(name, origin, self._shapes)
             for name, origin in self._origins.items()
         }
-        check_weights(self.config, found, settings, str(path), self._called)
+        check_weights(self.config, shapes, settings, str(path), self._stored_name)
         vocabulary = GgufVocabulary(self._file.metadata, path)
         self.tokenizer_json = vocabulary.tokenizer_json
         self.vocab_size = vocabulary.size
         if self.vocab_size > self.config.vocab_size:
             raise ExportError(
-                f"{path}: the tokenizer knows {self.vocab_size} tokens, token_embd.weight only "
+                f"{path}: the tokenizer has {self.vocab_size} tokens, token_embd.weight only "
                 f"{self.config.vocab_size}"
             )
         self.bos_id = vocabulary.bos_id
@@ -101,7 +102,7 @@ class GgufSource:
         )
 
     def names(self) -> Collection[str]:
-        """Return the weights' names, as Hugging Face's modules have them."""
+        """Return the weights' names, by Hugging Face's modules."""
         return self._origins.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -109,16 +110,16 @@ class GgufSource:
         if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
-        values = self._taker.take(name, origin, [self._stored(origin)])
+        values = self._slicer.take(name, origin, [self._read_stored(origin)])
         heads = self._interleaved_heads(name)
-        return values if heads is None else _halves_apart(values, heads)
+        return values if heads is None else _deinterleave(values, heads)
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight, in one part: none of these classes has one that is looked up only."""
+        """Read one weight as a single part: no GGUF class here has a table for look-ups only."""
         yield self.tensor(name)
 
-    def _stored(self, origin: Origin) -> NDArray[np.float32]:
-        """Read a tensor, or an expert's part; of a fused one, parts follow parts."""
+    def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
+        """Read a tensor or an expert's part; a fused one is cached for its next part."""
         place = origin.stored[0], origin.expert
         if len(origin.parts) < 2:
             self._last = None
@@ -128,38 +129,38 @@ class GgufSource:
         return self._last[1]
 
     def blocks(self) -> Collection[str]:
-        """Name the types of its blocks; refuse those that no kernel can hold."""
+        """Return the block types; refuse types without a kernel."""
         kinds = self._file.kinds() - FLOATS
-        if strange := sorted(kinds - FORMATS.keys()):
+        if unsupported := sorted(kinds - FORMATS.keys()):
             raise ExportError(
-                f"{self._file.path} has tensors of type {', '.join(strange)}, and only "
-                f"{', '.join(FORMATS)} can be kept: take --precision int8, which dequantises them "
+                f"{self._file.path} has tensors of type {', '.join(unsupported)}, and only "
+                f"{', '.join(FORMATS)} can be kept: use --precision int8, which dequantises them "
                 "first, or --dialect llamacpp, which runs the file itself"
             )
         return sorted(kinds)
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its own blocks, in Hugging Face's layout."""
+        """Read one weight in its stored blocks, in Hugging Face's layout."""
         if name not in self._origins:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
-        found = self._file.quantized(origin.stored[0], origin.expert)
-        if found is not None and origin.part is not None:
-            found = found.take(self._taker.rows(name, origin, len(found.codes)))
+        blocks = self._file.quantized(origin.stored[0], origin.expert)
+        if blocks is not None and origin.part is not None:
+            blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
         heads = self._interleaved_heads(name)
-        if found is None or heads is None:
-            return found
-        return found.take(_halves_apart(np.arange(len(found.codes)), heads))
+        if blocks is None or heads is None:
+            return blocks
+        return blocks.take(_deinterleave(np.arange(len(blocks.codes)), heads))
 
     def _interleaved_heads(self, name: str) -> int | None:
-        """Return how many heads a weight has whose halves are interleaved; None for others."""
+        """Return the number of heads of a weight with interleaved halves; None for others."""
         if not self._interleaved:
             return None
         heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
         return next((count for part, count in heads.items() if part in name), None)
 
-    def _called(self, name: str) -> str:
-        """Return the file's name of a weight."""
+    def _stored_name(self, name: str) -> str:
+        """Return the name of a weight in the file."""
         origin = self._origins.get(name)
         return stored_name(self._names, name) if origin is None else origin.stored[0]
 
@@ -169,11 +170,11 @@ def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) ->
     return GgufSource(Path(source), progress, ignored=ignored)
 
 
-def _halves_apart(values: NDArray[T], heads: int) -> NDArray[T]:
-    """Undo GGUF's interleaving of a head's first and second half.
+def _deinterleave(values: NDArray[T], heads: int) -> NDArray[T]:
+    """Undo GGUF's interleaving of the two halves of each head.
 
-    values: [heads * head_dim, …], where rows (2i, 2i + 1) of a head rotate together;
-    returns the same shape, where rows (i, i + head_dim / 2) do.
+    values: [heads * head_dim, …], in which rows 2i and 2i + 1 of a head rotate together. Returns
+    the same shape, in which rows i and i + head_dim / 2 do.
     """
     # [heads, head_dim / 2, 2, …]
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])

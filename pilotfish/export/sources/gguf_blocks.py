@@ -1,9 +1,9 @@
-"""GGUF's blocks as `Quantized`: the same codes, in the order and width that kernels take.
+"""Convert GGUF's blocks to `Quantized`: the same codes, in the order and width that kernels read.
 
 In: the bytes of a tensor's rows. Out: codes of 4 bits (Q4_0, Q4_1, Q4_K; Q2_K and Q3_K in blocks of
-16) or 8 (Q8_0; Q5_0, Q5_1, Q5_K, Q6_K, which have no kernels of their own). Scales of super-blocks
-are multiplied out, minima become offsets. No weight changes but by float32's rounding. Layout of
-the blocks: ggml-common.h in ggml.
+16) or 8 bits (Q8_0; Q5_0, Q5_1, Q5_K and Q6_K, for whose widths there are no kernels). Scales of
+super-blocks are multiplied out; minima become offsets. Weights change only by float32's rounding.
+Layout of the blocks: ggml-common.h in ggml.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Floats = NDArray[np.float32]
 
 
 class _BlockValues(NamedTuple):
-    """What n blocks hold: codes u8 [n, weights]; scales and minima f32 [n, blocks].
+    """The content of n blocks: codes u8 [n, weights]; scales and minima f32 [n, blocks].
 
-    w = (code − zero) · scale, or where there are minima code · scale + minimum.
+    w = (code − zero) · scale without minima, else code · scale + minimum.
     """
 
     codes: Bytes
@@ -33,16 +33,16 @@ class _BlockValues(NamedTuple):
     minima: Floats | None = None
 
     def by_row(self, rows: int) -> _BlockValues:
-        """Return the same of rows, u8 [rows, …] and f32 [rows, …]."""
+        """Reshape to one row of the tensor per entry, u8 [rows, …] and f32 [rows, …]."""
         minima = None if self.minima is None else self.minima.reshape(rows, -1)
         return _BlockValues(self.codes.reshape(rows, -1), self.scales.reshape(rows, -1), minima)
 
 
 class BlockFormat(NamedTuple):
-    """How a type of GGUF's is kept.
+    """Conversion of a GGUF block type.
 
-    `middle` is the code that becomes 2^(bits−1), so that kernels which round activations multiply
-    small numbers: of weights without minima the code of 0.
+    `middle` is the code that becomes 2^(bits−1): the code of 0 for weights without minima. This
+    keeps the factors small in kernels that round activations.
     """
 
     bits: int
@@ -52,7 +52,7 @@ class BlockFormat(NamedTuple):
 
 
 def keep_blocks(rows: Bytes, form: BlockFormat) -> Quantized:
-    """Convert rows of blocks, u8 [N, bytes], some at a time."""
+    """Convert rows of blocks, u8 [N, bytes], a few rows at a time."""
     parts: list[_BlockValues] = []
     step = max(1, BYTES_AT_ONCE // rows.shape[1])
     for start in range(0, len(rows), step):
@@ -70,7 +70,7 @@ def keep_blocks(rows: Bytes, form: BlockFormat) -> Quantized:
 
 
 def _split(rows: Bytes, *sizes: int) -> list[Bytes]:
-    """Split blocks into fields of these many bytes; u8 [n, size] each."""
+    """Split blocks into fields of these sizes in bytes; u8 [n, size] each."""
     blocks = rows.reshape(-1, sum(sizes))
     return np.split(blocks, np.cumsum(sizes)[:-1], axis=1)
 
@@ -81,14 +81,14 @@ def _half(field: Bytes) -> Floats:
 
 
 def _bits(field: Bytes, run: int, width: int) -> Bytes:
-    """Unpack codes of `width` bits whose lowest ones stand in the first `run`, and so on.
+    """Unpack codes of `width` bits: the lowest bits of `run` bytes first, then the next bits.
 
     u8 [n, bytes] → u8 [n, bytes · 8 / width].
     """
     shifts = np.arange(0, 8, width, dtype=np.uint8).reshape(1, 1, -1, 1)
     runs = field.reshape(len(field), -1, 1, run) >> shifts
-    found: Bytes = (runs & np.uint8(2**width - 1)).reshape(len(field), -1)
-    return found
+    codes: Bytes = (runs & np.uint8(2**width - 1)).reshape(len(field), -1)
+    return codes
 
 
 def _q4_0(rows: Bytes) -> _BlockValues:
@@ -101,20 +101,20 @@ def _q4_1(rows: Bytes) -> _BlockValues:
     return _BlockValues(_bits(codes, 16, 4), _half(d), _half(m))
 
 
-def _fifth(high: Bytes) -> Bytes:
-    """The fifth bits of 32 codes, u8 [n, 32] of 0 and 16."""
-    found: Bytes = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
-    return found
+def _fifth_bits(high: Bytes) -> Bytes:
+    """Return the fifth bits of 32 codes, u8 [n, 32], each 0 or 16."""
+    bits: Bytes = np.unpackbits(high, axis=1, bitorder="little") << np.uint8(4)
+    return bits
 
 
 def _q5_0(rows: Bytes) -> _BlockValues:
     d, high, codes = _split(rows, 2, 4, 16)
-    return _BlockValues(_bits(codes, 16, 4) | _fifth(high), _half(d))
+    return _BlockValues(_bits(codes, 16, 4) | _fifth_bits(high), _half(d))
 
 
 def _q5_1(rows: Bytes) -> _BlockValues:
     d, m, high, codes = _split(rows, 2, 2, 4, 16)
-    return _BlockValues(_bits(codes, 16, 4) | _fifth(high), _half(d), _half(m))
+    return _BlockValues(_bits(codes, 16, 4) | _fifth_bits(high), _half(d), _half(m))
 
 
 def _q8_0(rows: Bytes) -> _BlockValues:

@@ -1,9 +1,9 @@
 """Read the metadata of a GGUF file into a `ModelConfig`, through the keys of its class.
 
-The file's keys are translated into those of the class's config.json (`export.sources.gguf_names`,
-`Architecture.gguf`), and then read as these are: windows, ropes and scales of a class are described
-once. llama.cpp is the reference for the meaning of keys, and for the defaults of absent ones.
-Unread keys of the architecture's own namespace ("llama.…") are refused by name.
+The file's keys are translated to the keys of the class's config.json (`export.sources.gguf_names`,
+`Architecture.gguf`), which the reader of config.json then reads. So windows, ropes and scales of a
+class are described once. llama.cpp is the reference for the meaning of keys and for defaults.
+Unread keys of the architecture's namespace ("llama.…") are refused by name.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from pilotfish.export.sources.gguf_names import (
     OPTIONAL,
 )
 from pilotfish.export.sources.gguf_rope import (
-    ROPE_WORDS,
+    ROPE_KEYS,
     divide_frequencies,
     rope_table,
-    turning_part,
+    rotary_fraction,
 )
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.layer_pattern import FULL, SLIDING
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import EMBEDDING, HEAD
 
-# What file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
+# Suffixes that file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(
     r"[-._](?:i?q\d\w*|tq\d\w*|b?f16|f32|fp16|fp32|mxfp4)$", re.IGNORECASE
 )
@@ -48,26 +48,28 @@ FIRST_LAYER = "model.layers.0."
 
 
 def find_class(file: GgufFile) -> tuple[str, Gguf]:
-    """Return the class of a file, and how its files differ.
+    """Return the class of a file, and the class's GGUF properties.
 
     Raises:
-        ExportError: if the file is one part of several, or its class is not read.
+        ExportError: if the file is one part of several, or its class is not supported.
     """
     path, metadata = file.path, file.metadata
     name = metadata.get("general.architecture")
-    known = [(kind, own.gguf) for kind, own in ARCHITECTURES.items() if own.gguf is not None]
-    named = [(kind, own) for kind, own in known if own.name == name]
-    if not named:
-        every = ", ".join(dict.fromkeys(own.name for _, own in known))
+    known = [
+        (kind, variant.gguf) for kind, variant in ARCHITECTURES.items() if variant.gguf is not None
+    ]
+    candidates = [(kind, variant) for kind, variant in known if variant.name == name]
+    if not candidates:
+        every = ", ".join(dict.fromkeys(variant.name for _, variant in known))
         raise ExportError(
-            f"{path}: no graph is written of GGUF's architecture {name!r}, only of {every}: take "
-            "--dialect llamacpp, which runs any, or the original weights"
+            f"{path}: GGUF's architecture {name!r} cannot be exported as a graph, only {every}: "
+            "use --dialect llamacpp, which runs any, or the original weights"
         )
     if metadata.get("split.count", 1) not in (0, 1):
         raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
-    special = [each for each in named if metadata.get(f"{name}.{each[1].when}")]
-    rest = [each for each in named if each[1].when is None]
-    return (special or rest or named)[0]
+    special = [each for each in candidates if metadata.get(f"{name}.{each[1].when}")]
+    unconditional = [each for each in candidates if each[1].when is None]
+    return (special or unconditional or candidates)[0]
 
 
 def read_metadata(
@@ -76,72 +78,70 @@ def read_metadata(
     weights: Mapping[str, tuple[int, ...]],
     ignored: Collection[str] = (),
 ) -> tuple[ModelConfig, FileSettings]:
-    """Read the model that a GGUF file describes, and what the file calls its settings.
+    """Read the model that a GGUF file describes, and the file's names of its settings.
 
     Args:
         file: the opened file.
-        model_type: its class.
-        weights: our names of the weights that it holds → their shapes.
-        ignored: unknown keys to be ignored.
+        model_type: the model's class.
+        weights: our names of the file's weights → their shapes.
+        ignored: unknown keys to ignore.
 
     Raises:
-        ExportError: naming what is missing, damaged, not supported or not known.
+        ExportError: if something is missing, damaged, not supported or unknown; the text names it.
     """
     return _Translation(file, model_type, weights).read(ignored)
 
 
 class _Translation:
-    """A file's keys as those of its class."""
+    """Translates a file's keys to those of its class."""
 
     def __init__(
         self, file: GgufFile, model_type: str, weights: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._file, self._model_type, self._weights = file, model_type, weights
-        self._class: Architecture = ARCHITECTURES[model_type]
-        assert self._class.gguf is not None  # as `find_class` has found
-        self._own = self._class.gguf
-        prefix = f"{self._own.name}."
+        self._architecture: Architecture = ARCHITECTURES[model_type]
+        assert self._architecture.gguf is not None  # checked by `find_class`
+        self._variant = self._architecture.gguf
+        prefix = f"{self._variant.name}."
         stated = {
             k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)
         }
         self._fields = Fields(stated, str(file.path), prefix)
-        # Llama's keys → values; the class's keys → the file's, for errors
+        # Llama's keys → values.
         self._values: dict[str, Any] = {}
-        self._words = {own: f"{prefix}{key}" for own, key in ROPE_WORDS.items()}
-        self._words |= {
-            own.replace("rope_scaling", "rope_parameters.full_attention"): key
-            for own, key in self._words.items()
+        self._file_keys = {ours: f"{prefix}{key}" for ours, key in ROPE_KEYS.items()}
+        self._file_keys |= {
+            ours.replace("rope_scaling", "rope_parameters.full_attention"): key
+            for ours, key in self._file_keys.items()
         }
-        self._words["model_type"] = "general.architecture"
+        self._file_keys["model_type"] = "general.architecture"
 
     def read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
-        """Translate, and read the outcome; see `read_metadata`."""
+        """Translate the keys and read the result; see `read_metadata`."""
         fields = self._fields
         self._translate()
-        called = self._class.called
+        called = self._architecture.key_names
         values = {called.get(key) or key: value for key, value in self._values.items()}
         name = PRECISION_SUFFIX.sub("", self._file.path.stem)
         try:
             described = Description(values | {"model_type": self._model_type}, name, fields.where)
         except ExportError as error:
-            raise ExportError(self._in_words_of_the_file(str(error))) from None
-        neutral = {**NEUTRAL, **self._own.neutral}
+            raise ExportError(self._with_file_keys(str(error))) from None
+        neutral = {**NEUTRAL, **self._variant.neutral}
         fields.refuse_unknown(
-            {fields.prefix + key for key in INERT - self._own.neutral.keys()},
+            {fields.prefix + key for key in INERT - self._variant.neutral.keys()},
             {fields.prefix + key: accepted for key, accepted in neutral.items()},
             ignored,
         )
-        config = divide_frequencies(self._with_biases(described.config), self._file)
-        keys = {
-            field: self._in_words_of_the_file(key) for field, key in described.settings.keys.items()
-        }
-        keys["model_type"] = f"general.architecture = {self._own.name!r}, read as"
+        config = divide_frequencies(self._drop_absent_biases(described.config), self._file)
+        keys = {field: self._with_file_keys(key) for field, key in described.settings.keys.items()}
+        keys["model_type"] = f"general.architecture = {self._variant.name!r}, read as"
         return config, FileSettings(keys, {})
 
     # --- keys ------------------------------------------------------------------------------------
 
     def _translate(self) -> None:
-        """Find the value of each key of the class that the file has, or llama.cpp's default."""
+        """Set each key of the class to the file's value or llama.cpp's default."""
         fields = self._fields
         if EMBEDDING not in self._weights:
             raise ExportError(
@@ -151,7 +151,7 @@ class _Translation:
             fields.count(key)
         heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
         width = self._head_width(heads, hidden)
-        epsilon = EPSILON[self._class.form.norm]
+        epsilon = EPSILON[self._architecture.form.norm]
         fields.positive(epsilon)
         defaults: dict[str, Any] = {
             "num_key_value_heads": heads,
@@ -161,132 +161,144 @@ class _Translation:
             "moe_intermediate_size": fields.values["feed_forward_length"],
             "attention_multiplier": width**-0.5,
             "rope_theta": 10000.0,
-            "rms_norm_eps": self._class.keys["rms_norm_eps"],
+            "rms_norm_eps": self._architecture.keys["rms_norm_eps"],
             **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), 1.0),
             **dict.fromkeys(("logit_scale", "logits_scaling"), 1.0),
         }
-        keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._own.keys}
+        keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._variant.keys}
         for key, meaning in keys.items():
             if key in EPSILON.values() and key != epsilon:
-                fields.touch(key)  # some converters write both
+                fields.mark_read(key)  # some converters write the epsilons of both norms
                 continue
-            self._put(key, meaning, defaults)
-        self._say_rotation(width)
-        self._say_windows()
-        self._say_tensors()
-        if self._own.given:
-            self._values |= self._own.given(self._values)
+            self._put_key(key, meaning, defaults)
+        self._set_rotation(width)
+        self._set_windows()
+        self._set_by_tensors()
+        if self._variant.derive:
+            self._values |= self._variant.derive(self._values)
 
     def _head_width(self, heads: int, hidden: int) -> int:
         fields = self._fields
         if "attention.key_length" not in fields.values:
-            key, said = f"{fields.prefix}embedding_length", f"{fields.prefix}attention.head_count"
+            key, heads_key = (
+                f"{fields.prefix}embedding_length",
+                f"{fields.prefix}attention.head_count",
+            )
             if hidden % heads:
-                raise fields.error(f"{key} {hidden} is not {heads} heads ({said}) of equal width")
-            self._words["head_dim"] = f"{fields.prefix}attention.key_length = {key} / {said} ="
+                raise fields.error(
+                    f"{key} {hidden} is not {heads} heads ({heads_key}) of equal width"
+                )
+            self._file_keys["head_dim"] = (
+                f"{fields.prefix}attention.key_length = {key} / {heads_key} ="
+            )
         width = fields.count("attention.key_length", hidden // heads)
         if fields.count("attention.value_length", width) != width:
             raise fields.error(
-                f"{self._full('attention.value_length')} is another than "
-                f"{self._full('attention.key_length')} {width}: values and keys of different width "
-                "are not supported"
+                f"{self._full_key('attention.value_length')} differs from "
+                f"{self._full_key('attention.key_length')} {width}: values and keys of different "
+                "width are not supported"
             )
         return width
 
-    def _put(self, key: str, meaning: str, defaults: Mapping[str, Any]) -> None:
-        """Take one key; refuse one that the class has not got, unless it says what is so."""
+    def _put_key(self, key: str, meaning: str, defaults: Mapping[str, Any]) -> None:
+        """Set one key; if the class lacks it, refuse any value but the class's."""
         stated = self._fields.values.get(key)
         if key in OPTIONAL and not stated:
             stated = None
-        if self._knows(meaning):
-            self._fields.touch(key)
-            self._words.setdefault(self._class.called.get(meaning, meaning), self._full(key))
+        if self._has_key(meaning):
+            self._fields.mark_read(key)
+            self._file_keys.setdefault(
+                self._architecture.key_names.get(meaning, meaning), self._full_key(key)
+            )
             if stated is None and meaning in NEEDED:
-                raise self._fields.error(f"{self._full(key)} is missing")
+                raise self._fields.error(f"{self._full_key(key)} is missing")
             if stated is not None or meaning in defaults:
                 self._values[meaning] = defaults[meaning] if stated is None else stated
         elif meaning in defaults and stated is not None and key not in NEUTRAL:
-            self._fields.touch(key)
+            self._fields.mark_read(key)
             if not isinstance(stated, int | float) or not math.isclose(
                 stated, defaults[meaning], rel_tol=1e-6
             ):
                 raise self._fields.error(
-                    f"{self._full(key)} is {stated!r}, and this class has {defaults[meaning]!r}"
+                    f"{self._full_key(key)} is {stated!r}, and this class has {defaults[meaning]!r}"
                 )
 
-    def _knows(self, key: str) -> bool:
-        """Whether the class has one of Llama's keys."""
-        if key == "sliding_window" and self._class.windows == "switched":
-            return False  # llama.cpp knows no windows of Qwen's
-        return key in self._class.keys and self._class.called.get(key, key) != ""
+    def _has_key(self, key: str) -> bool:
+        """Whether the class has the key, one of Llama's."""
+        if key == "sliding_window" and self._architecture.windows == "switched":
+            return False  # llama.cpp does not implement Qwen's windows
+        return key in self._architecture.keys and self._architecture.key_names.get(key, key) != ""
 
-    def _full(self, key: str) -> str:
+    def _full_key(self, key: str) -> str:
         return f"{self._fields.prefix}{key}"
 
-    # --- what is said otherwise ------------------------------------------------------------------
+    # --- settings that GGUF states differently ----------------------------------------------------
 
-    def _say_rotation(self, width: int) -> None:
-        """Say how much of a head turns, and how fast."""
+    def _set_rotation(self, width: int) -> None:
+        """Set the rotary parameters."""
         fields = self._fields
-        part = turning_part(fields, width, partial=self._knows("partial_rotary_factor"))
+        part = rotary_fraction(fields, width, partial=self._has_key("partial_rotary_factor"))
         if part is not None:
             self._values["partial_rotary_factor"] = part
-        if self._class.unrotated == "all":
+        if self._architecture.unrotated == "all":
             return
         theta = self._values["rope_theta"]
         if self._values.get("sliding_window") is None:
-            self._values.pop("rope_local_base_freq", None)  # of windows
-        if not self._knows("rope_local_base_freq"):
+            self._values.pop("rope_local_base_freq", None)  # applies to windows only
+        if not self._has_key("rope_local_base_freq"):
             local = fields.get("rope.freq_base_swa", float, theta) or theta
             if local != theta:
                 raise fields.error(
-                    f"{self._full('rope.freq_base_swa')} is {local}, and this class turns all "
-                    f"layers alike, by {theta}"
+                    f"{self._full_key('rope.freq_base_swa')} is {local}, but all layers of this "
+                    f"class have the same θ, {theta}"
                 )
-        table = rope_table(self._file, fields, (self._class.rope_default or {}).get("truncate"))
-        kind, taken = table["rope_type"], self._class.rotations
-        if taken is not None and kind not in taken:
+        table = rope_table(
+            self._file, fields, (self._architecture.rope_default or {}).get("truncate")
+        )
+        kind, supported = table["rope_type"], self._architecture.rotations
+        if supported is not None and kind not in supported:
             raise fields.error(
-                f"{self._full('rope.scaling.type')}: this class takes no rotary scaling {kind!r}"
+                f"{self._full_key('rope.scaling.type')}: this class does not support rotary "
+                f"scaling {kind!r}"
             )
-        if self._knows("original_max_position_embeddings"):
+        if self._has_key("original_max_position_embeddings"):
             original = "original_max_position_embeddings"
             self._values[original] = table.get(original) or fields.count(
                 "rope.scaling.original_context_length", self._values["max_position_embeddings"]
             )
-        if self._class.rope_by_type and not self._knows("rope_local_base_freq"):
-            # a scaling is of the full layers alone, their θ of all
+        if self._architecture.rope_by_type and not self._has_key("rope_local_base_freq"):
+            # Only full layers are scaled; θ is the same in all layers.
             plain = {"rope_type": "default", "rope_theta": theta}
             self._values["rope_parameters"] = {
                 FULL: table | {"rope_theta": theta},
                 SLIDING: plain,
             }
-        elif self._class.rope_default or table["rope_type"] != "default":
+        elif self._architecture.rope_default or table["rope_type"] != "default":
             self._values["rope_scaling"] = {**table, "rope_theta": theta}
 
-    def _say_windows(self) -> None:
-        """Say which layers have a window: as listed, or each so many-th layer without."""
+    def _set_windows(self) -> None:
+        """Set the layers with a window: as listed, or all but every n-th."""
         fields, key = self._fields, "attention.sliding_window_pattern"
         stated = fields.values.get(key)
         if self._values.get("sliding_window") is None or stated is None:
-            if self._class.windows != "none":
-                fields.touch(key)  # of no effect
+            if self._architecture.windows != "none":
+                fields.mark_read(key)  # no effect without a window
             return
-        if isinstance(stated, list) and self._knows("layer_types"):
-            fields.touch(key)
-            self._words["layer_types"] = self._full(key)
+        if isinstance(stated, list) and self._has_key("layer_types"):
+            fields.mark_read(key)
+            self._file_keys["layer_types"] = self._full_key(key)
             self._values["layer_types"] = [SLIDING if each else FULL for each in stated]
-        elif isinstance(stated, int) and self._knows("layer_types"):
+        elif isinstance(stated, int) and self._has_key("layer_types"):
             every, layers = fields.count(key), fields.count("block_count")
             kinds = [SLIDING if (i + 1) % every else FULL for i in range(min(layers, MOST_LAYERS))]
             self._values["layer_types"] = kinds
 
-    def _say_tensors(self) -> None:
-        """Say what the file says by having a tensor, or not."""
-        for key, name in {**self._own.tensors, "tie_word_embeddings": HEAD}.items():
+    def _set_by_tensors(self) -> None:
+        """Set the keys that the presence of a tensor implies."""
+        for key, name in {**self._variant.tensors, "tie_word_embeddings": HEAD}.items():
             there = FIRST_LAYER + name in self._weights or name in self._weights
             self._values[key] = there != (name == HEAD)
-        for key, modules in self._class.biases.items():
+        for key, modules in self._architecture.biases.items():
             if key:
                 self._values[key] = any(self._has_bias(module) for module in modules)
 
@@ -294,9 +306,9 @@ class _Translation:
         name = f"{module.replace('*', '0')}.bias"
         return FIRST_LAYER + name in self._weights or name in self._weights
 
-    def _with_biases(self, config: ModelConfig) -> ModelConfig:
-        """Leave of the biases that a key switches those that the file has."""
-        always = self._class.biases.get("", ())
+    def _drop_absent_biases(self, config: ModelConfig) -> ModelConfig:
+        """Remove optional biases that the file does not have."""
+        always = self._architecture.biases.get("", ())
         biases = tuple(
             module for module in config.form.biases if module in always or self._has_bias(module)
         )
@@ -304,10 +316,10 @@ class _Translation:
             config, form=msgspec.structs.replace(config.form, biases=biases)
         )
 
-    def _in_words_of_the_file(self, text: str) -> str:
-        """Put the file's keys in the place of the class's, in an error."""
+    def _with_file_keys(self, text: str) -> str:
+        """Replace the class's keys by the file's in an error text."""
         where = self._fields.where
         start = where if text.startswith(where) else ""
-        known = sorted(map(re.escape, self._words), key=len, reverse=True)
+        known = sorted(map(re.escape, self._file_keys), key=len, reverse=True)
         words = re.compile(rf"(?<![\w.])({'|'.join(known)})(?![\w])")
-        return start + words.sub(lambda found: self._words[found[1]], text[len(start) :])
+        return start + words.sub(lambda match: self._file_keys[match[1]], text[len(start) :])

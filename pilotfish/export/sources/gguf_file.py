@@ -3,10 +3,10 @@
 In: a path. Out: `GgufFile.metadata` (plain Python values), `GgufFile.tensor` (float32), and
 `GgufFile.quantized` (`export.sources.gguf_blocks`).
 
-`gguf.GGUFReader` takes seconds over a vocabulary, for it makes an array of every string, and it
-answers a damaged file with whatever numpy happens to raise. The container is simple, so it is read
-here, every count and offset checked against the length of the file. Block formats are the `gguf`
-package's business. Layout: the GGUF specification in ggml's documentation, versions 2 and 3.
+`gguf.GGUFReader` takes seconds for a vocabulary, because it makes an array of every string, and for
+a damaged file it raises arbitrary numpy errors. So the container is read here, and every count and
+offset is checked against the file's length. The `gguf` package dequantises the blocks. Layout: GGUF
+specification in ggml's documentation, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Value = Scalar | list[Scalar]
 
 
 class TensorInfo(NamedTuple):
-    """Where a tensor lies. `shape` is numpy's order: slowest dimension first."""
+    """Location and layout of a tensor. `shape` is in numpy's order: slowest dimension first."""
 
     shape: tuple[int, ...]
     kind: int  # a GGMLQuantizationType
@@ -65,7 +65,7 @@ class GgufFile:
     """An opened GGUF file.
 
     Raises:
-        ExportError: if the file is not GGUF, is damaged, or ends before its tensors do.
+        ExportError: if the file is not GGUF, damaged or incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,22 +73,22 @@ class GgufFile:
         self._file = MappedFile(path)
         if self._file.data[:4] != MAGIC:
             raise ExportError(f"{path} is not a GGUF file")
-        with reading_file(self._damaged):
+        with reading_file(self._damage_error):
             try:
                 self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
             except (struct.error, OverflowError) as error:
-                raise self._damaged(str(error)) from None
+                raise self._damage_error(str(error)) from None
 
-    def _damaged(self, problem: str) -> ExportError:
+    def _damage_error(self, problem: str) -> ExportError:
         return ExportError(f"{self.path} is a damaged or incomplete GGUF file: {problem}")
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
         """Return the tensor as float32 in numpy's dimension order; a view if stored as float32.
 
-        `index` selects a part along its first axis.
+        `index` selects an entry of the first axis.
 
         Raises:
-            ExportError: if there is no such tensor, or its type cannot be dequantised.
+            ExportError: if the tensor does not exist, or its type cannot be dequantised.
         """
         from gguf import GGMLQuantizationType
 
@@ -108,13 +108,13 @@ class GgufFile:
             ) from None
 
     def kinds(self) -> set[str]:
-        """Name the types of its tensors."""
+        """Return the names of the tensors' types."""
         from gguf import GGMLQuantizationType
 
         return {GGMLQuantizationType(info.kind).name for info in self.tensors.values()}
 
     def _part(self, name: str, index: int | None) -> TensorInfo:
-        """Return where a tensor lies, or a part along its first axis."""
+        """Return the location of a tensor, or of an entry of its first axis."""
         info = self.tensors[name]
         if index is None:
             return info
@@ -122,7 +122,7 @@ class GgufFile:
         return info._replace(shape=info.shape[1:], start=info.start + index * size, size=size)
 
     def quantized(self, name: str, index: int | None = None) -> Quantized | None:
-        """Return a tensor [N, K], or that part, in its blocks; None if none can be kept."""
+        """Return a tensor [N, K], or entry `index`, in blocks; None if its type has no kernel."""
         from gguf import GGMLQuantizationType
 
         info = self._part(name, index)
@@ -135,10 +135,10 @@ class GgufFile:
 def _dequantize(
     raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Dequantise some rows at a time: the package keeps all its intermediate results."""
+    """Dequantise a few rows at a time, because the package holds all intermediate results."""
     from gguf.quants import dequantize
 
-    # Quantised rows are whole blocks, so the bytes divide evenly among the rows.
+    # Each quantised row consists of whole blocks, so all rows have the same size.
     width = shape[-1]
     rows = raw.reshape(math.prod(shape[:-1]), -1)  # [rows, bytes of a row]
     values = np.empty((len(rows), width), np.float32)
@@ -149,7 +149,7 @@ def _dequantize(
 
 
 class _Cursor:
-    """Reads little-endian values one after another; struct.error at the end of the file."""
+    """Reads consecutive little-endian values; raises struct.error at the end of the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -158,7 +158,7 @@ class _Cursor:
     def scalar(self, code: str) -> int | float | bool:
         [value] = struct.unpack_from("<" + code, self.data, self.offset)
         self.offset += struct.calcsize("<" + code)
-        return value  # type: ignore[no-any-return]  # the code says which of the three it is
+        return value  # type: ignore[no-any-return]  # the code decides the type
 
     def integer(self, code: str) -> int:
         return int(self.scalar(code))
@@ -167,7 +167,7 @@ class _Cursor:
         length = self.integer("Q")
         text = self.data[self.offset : self.offset + length]
         if len(text) != length:
-            raise ValueError("a string runs past the end")
+            raise ValueError("a string extends past the end")
         self.offset += length
         return text.decode("utf-8")
 
@@ -176,7 +176,7 @@ class _Cursor:
             return self.element(kind)
         kind, count = self.integer("I"), self.integer("Q")
         if count > len(self.data) - self.offset:  # an element takes at least a byte
-            raise ValueError("an array runs past the end")
+            raise ValueError("an array extends past the end")
         if code := SCALARS.get(kind):
             values = struct.unpack_from(f"<{count}{code}", self.data, self.offset)
             self.offset += struct.calcsize(f"<{count}{code}")
@@ -192,7 +192,7 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
-    """Read metadata and tensor table: everything before the first tensor's bytes."""
+    """Read metadata and tensor table, everything before the first tensor's bytes."""
     cursor.offset = len(MAGIC)
     version = cursor.integer("I")
     if version not in (2, 3):
@@ -202,14 +202,14 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInf
     for _ in range(entry_count):
         key = cursor.string()
         if key in metadata:
-            raise ValueError(f"{key} is there twice")
+            raise ValueError(f"{key} occurs twice")
         metadata[key] = cursor.value(cursor.integer("I"))
-    # `start` counts from the end of the header until that is known.
+    # Until the header's end is known, `start` counts from there.
     tensors: dict[str, TensorInfo] = {}
     for _ in range(tensor_count):
         name, info = _read_tensor_info(cursor)
         if name in tensors:
-            raise ValueError(f"{name} is there twice")
+            raise ValueError(f"{name} occurs twice")
         tensors[name] = info
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
@@ -218,7 +218,7 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInf
     for name, info in tensors.items():
         tensors[name] = info._replace(start=base + info.start)
         if base + info.start + info.size > len(cursor.data):
-            raise ValueError(f"the file ends before {name} does: it was not fully downloaded")
+            raise ValueError(f"the file ends within {name}: the download is incomplete")
     return metadata, tensors
 
 

@@ -1,7 +1,7 @@
-"""What GGUF calls weights and keys: the names that all its architectures share.
+"""GGUF's names of weights and keys that all its architectures share.
 
-`Architecture.gguf` says where a class differs. Source: gguf's constants, and what llama.cpp's
-converter maps Hugging Face's names to.
+`Architecture.gguf` holds a class's exceptions. Sources: gguf's constants and the name mapping of
+llama.cpp's converter.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ STACKED = {
     for part in ("gate", "up", "down")
     for kind in ("weight", "bias")
 }
-# Divisors of the rotary frequencies: computed, no weights.
+# Divisors of the rotary frequencies: computed, not weights.
 DIVISORS, SHORT, LONG = (
     f"rope_{name}.weight" for name in ("freqs", "factors_short", "factors_long")
 )
 
 
-def gguf_names(own: Gguf, *, experts: bool) -> Names:
-    """Return what files of an architecture call their weights; `experts`: whether it has any."""
-    fused = {part for parts in own.fused.values() for part in parts}
-    other = fused | {*own.modules.values()}
+def gguf_names(variant: Gguf, *, experts: bool) -> Names:
+    """Return the weight names in files of an architecture, which may have `experts`."""
+    fused = {part for parts in variant.fused.values() for part in parts}
+    other = fused | {*variant.modules.values()}
     modules = {theirs: ours for theirs, ours in MODULES.items() if ours not in other}
     return Names(
         body="",
         stack="blk",
         outer=OUTER,
-        modules={**modules, **own.modules},
-        fused={"attn_qkv": QKV, **own.fused},
+        modules={**modules, **variant.modules},
+        fused={"attn_qkv": QKV, **variant.fused},
         stacked=STACKED if experts else {},
         tensors={"attn_sinks.weight": "self_attn.sinks"},
     )
@@ -69,7 +69,7 @@ def gguf_names(own: Gguf, *, experts: bool) -> Names:
 
 # --- keys ----------------------------------------------------------------------------------------
 
-# GGUF's → Llama's, where a class has it.
+# GGUF's key → Llama's, if the class has it.
 KEYS: Mapping[str, str] = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -95,12 +95,12 @@ KEYS: Mapping[str, str] = {
     "use_parallel_residual": "use_parallel_residual",
 }
 EPSILON = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
-# Under these keys 0 means: there is none.
+# Keys for which 0 means none.
 OPTIONAL = frozenset({
     "attention.scale", "attention.sliding_window", "embedding_scale", "residual_scale",
     "logit_scale", "rope.freq_base_swa",
 })  # fmt: skip
-# Keys with an effect, and the values at which they have none, in a class that has not got them.
+# Keys with an effect → the values without one, for classes that do not have the key.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "tensor_data_layout": ("Meta AI original pth",),  # the usual one
@@ -116,7 +116,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (0.0,),
     "final_logit_softcapping": (0.0,),
 }
-# Llama's keys of which no file says nothing.
+# Llama's keys that every file states.
 NEEDED = frozenset({"num_experts", "num_experts_per_tok", "use_parallel_residual"})
-# Keys that llama.cpp reads for scalings that a file has not got, or only shows.
+# Keys without effect: for other rotary scalings, or only displayed by llama.cpp.
 INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})

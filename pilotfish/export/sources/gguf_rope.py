@@ -1,6 +1,6 @@
-"""The rotary embedding of a GGUF file, as Hugging Face's keys and tables say it.
+"""Translate the rotary embedding of a GGUF file to Hugging Face's parameters.
 
-In: keys, and the tensors of divisors. Out: a table for `export.sources.rotary`.
+In: keys and the tensors of divisors. Out: a table for `export.sources.rotary`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT
 
-# Keys of such a table → GGUF's, for errors.
-ROPE_WORDS = {
+# Keys of that table → GGUF's keys, for errors.
+ROPE_KEYS = {
     "rope_scaling.rope_type": "rope.scaling.type",
     "rope_scaling.factor": "rope.scaling.factor",
     "rope_scaling.original_max_position_embeddings": "rope.scaling.original_context_length",
@@ -32,19 +32,19 @@ YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[str, Any]:
-    """Translate the scaling; `truncate` is what the class says of YaRN's bounds, if anything.
+    """Translate the scaling; `truncate` is the class's YaRN parameter, None if it has none.
 
     Raises:
-        ExportError: if a scaling is not known, or its numbers are missing.
+        ExportError: if the scaling is unknown, or a number is missing.
     """
-    kind = fields.get("rope.scaling.type", str, "linear")  # so says llama.cpp of none
+    kind = fields.get("rope.scaling.type", str, "linear")  # llama.cpp's default
     if {SHORT, LONG} & file.tensors.keys():
         return _longrope(file, fields)
     if kind == "none":
         for key in ("rope.scaling.factor", "rope.scale_linear"):
-            fields.touch(key)
+            fields.mark_read(key)
         return {"rope_type": "default"}
-    # The second is what older files call it; 0 is 1.
+    # Older files use the key rope.scale_linear; 0 means 1.
     older = fields.get("rope.scale_linear", float, 0.0)
     factor = fields.get("rope.scaling.factor", float, older) or 1.0
     if kind == "linear" and factor == 1.0:
@@ -53,7 +53,9 @@ def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[st
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         return _yarn(fields, factor, truncate)
-    raise fields.error(f"rotary scaling {kind!r} ({fields.prefix}rope.scaling.type) is not read")
+    raise fields.error(
+        f"rotary scaling {kind!r} ({fields.prefix}rope.scaling.type) is not supported"
+    )
 
 
 def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any]:
@@ -65,9 +67,9 @@ def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any
         "factor": factor,
         "original_max_position_embeddings": fields.count(key, fields.count("context_length")),
     }
-    for stated, own in YARN.items():
+    for stated, ours in YARN.items():
         if f"rope.scaling.{stated}" in fields.values:
-            table[own] = fields.positive(f"rope.scaling.{stated}")
+            table[ours] = fields.positive(f"rope.scaling.{stated}")
     if log := fields.get("rope.scaling.yarn_log_multiplier", float, 0.0):
         table |= {"mscale": 1.0, "mscale_all_dim": log}
     if beta := fields.get("attention.temperature_scale", float, 0.0):
@@ -78,7 +80,7 @@ def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any
 
 
 def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
-    """Phi 3's: two sets of divisors are tensors, and cos and sin have a factor."""
+    """Translate Phi 3's scaling: two tensors of divisors, and a factor of cos and sin."""
     key = "rope.scaling.original_context_length"
     for name in (SHORT, LONG):
         if name not in file.tensors:
@@ -93,11 +95,11 @@ def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
     return table
 
 
-def turning_part(fields: Fields, width: int, *, partial: bool) -> float | None:
-    """Return how much of a head of this width turns; None in a class that turns whole heads.
+def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | None:
+    """Return the rotated fraction of a head; None in a class that rotates whole heads.
 
     Raises:
-        ExportError: if it is no part of the head, or a part although the class is not `partial`.
+        ExportError: if it exceeds the head, or is below 1 although the class is not `partial`.
     """
     turning, key = fields.count("rope.dimension_count", width), "rope.dimension_count"
     if turning > width or turning % 2:
@@ -109,21 +111,21 @@ def turning_part(fields: Fields, width: int, *, partial: bool) -> float | None:
         )
     if not partial:
         return None
-    part = turning / width  # so that part · width is the number again, and not a hair less
+    part = turning / width  # rounded up if part · width would be less than the number
     return part if int(part * width) == turning else math.nextafter(part, 2.0)
 
 
 def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Divide all frequencies by the file's tensor: so the converter says Llama 3's scaling.
+    """Divide all frequencies by the file's tensor, the converter's form of Llama 3's scaling.
 
     Raises:
-        ExportError: if they are no divisors of the model's.
+        ExportError: if the tensor does not fit the model.
     """
     if DIVISORS not in file.tensors:
         return config
     divisors = file.tensor(DIVISORS).ravel().astype(np.float64)
 
-    def divided(layer: Layer) -> Layer:
+    def divide(layer: Layer) -> Layer:
         rope = layer.rope
         if rope is None:
             return layer
@@ -132,9 +134,11 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
                 f"{file.path}: {DIVISORS} has {len(divisors)} entries, not "
                 f"{len(rope.frequencies)} above 0"
             )
-        found = tuple((np.array(rope.frequencies) / divisors).tolist())
-        return msgspec.structs.replace(layer, rope=msgspec.structs.replace(rope, frequencies=found))
+        frequencies = tuple((np.array(rope.frequencies) / divisors).tolist())
+        return msgspec.structs.replace(
+            layer, rope=msgspec.structs.replace(rope, frequencies=frequencies)
+        )
 
     if all(layer.rope is None for layer in config.pattern):
-        raise ExportError(f"{file.path} has {DIVISORS}, and no layer is rotated")
-    return msgspec.structs.replace(config, pattern=tuple(map(divided, config.pattern)))
+        raise ExportError(f"{file.path} has {DIVISORS}, but no layer is rotated")
+    return msgspec.structs.replace(config, pattern=tuple(map(divide, config.pattern)))

@@ -1,4 +1,4 @@
-"""Hash the files that a model is made from, with progress."""
+"""Hash the source files of a model, with progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pilotfish.export.sources.source import Progress
 
 
 def hash_files(paths: Sequence[Path], progress: Progress) -> dict[str, str]:
-    """Return file name → SHA-256 as lower-case hex."""
+    """Return file name → SHA-256 in lower-case hex."""
     total = sum(path.stat().st_size for path in paths)
     done = 0
 

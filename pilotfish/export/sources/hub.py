@@ -1,7 +1,7 @@
-"""A model on the Hugging Face hub as a source: fetched into the hub's cache, then a directory.
+"""A model on the Hugging Face hub as a source: fetched into the hub's cache, opened as a directory.
 
-In: "owner/name" or "owner/name@revision". Address of the hub and the token for gated models are
-those of `huggingface_hub` (HF_ENDPOINT, HF_HOME, HF_TOKEN).
+In: "owner/name" or "owner/name@revision". `huggingface_hub` defines the hub's address and the token
+for gated models (HF_ENDPOINT, HF_HOME, HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ WANTED = (
     *("*.json", "*.safetensors", "merges.txt", "tokenizer.model", "chat_template.jinja"),
     f"{NAMED_TEMPLATES}/*.jinja",
 )
-# Copies in other formats, in folders; Mistral's repeat all weights.
+# Copies in other formats, in subfolders; and Mistral's consolidated copies of all weights.
 UNWANTED = ("*/*.json", "*/*.safetensors", "consolidated*")
 
 
 def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> DirectorySource:
-    """Fetch what the hub's cache lacks, and open it.
+    """Fetch the files that the hub's cache lacks, and open the model.
 
-    config.json comes first, so that an unsupported model costs no download.
+    config.json is fetched and checked first, so an unsupported model is not downloaded.
 
     Raises:
-        DownloadError: if the hub cannot be reached, or does not have or give the model.
+        DownloadError: if the hub is unreachable, or does not have or release the model.
         ExportError: if the model is not supported.
     """
     match = HUB_ID.fullmatch(source)
     if match is None:
         raise DownloadError(f"{source!r} is not a hub id such as owner/name")
     location = match["id"]
-    # The cache names a snapshot's directory after its commit.
+    # The cache names the directory of a snapshot after its commit.
     path = _fetch(source, location, match["revision"], CONFIG)
     describe_directory(path, location, ignored)
     path = _fetch(source, location, path.name, WANTED)
@@ -48,7 +48,7 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
 
 
 def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[str]) -> Path:
-    """Download files of the model into the hub's cache; return their folder."""
+    """Download files of the model to the hub's cache; return their folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -69,7 +69,7 @@ def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[st
         raise DownloadError(
             f"the hub has no {source}, or shows it to its members only (`hf auth login`)"
         ) from None
-    except Exception as error:  # of the HTTP client, which differs between versions
+    except Exception as error:  # the HTTP client differs between versions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DownloadError(
             f"{source} could not be fetched from the hub: {reason}. Without a network, give a "

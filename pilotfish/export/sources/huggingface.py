@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint in a directory as a source.
 
 In: config.json, safetensors (single or sharded), a tokenizer and chat templates
-(`huggingface_tokenizer`) and, where present, generation_config.json. Out: a `WeightSource`.
+(`huggingface_tokenizer`), and generation_config.json if present. Out: a `WeightSource`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import (
     IGNORABLE,
     TEMPLATE_KEY,
+    drop_tokens_beyond,
     expect_tokens,
     read_end_tokens,
     read_special_tokens,
     read_templates,
     read_tokenizer,
     token_ids,
-    within_rows,
 )
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
@@ -48,7 +48,7 @@ from pilotfish.export.weights import EMBEDDING, HEAD, shapes
 log = logging.getLogger("pilotfish.export")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-# In old checkpoints, although computed or not a weight.
+# Name suffixes of computed tensors in old checkpoints.
 COMPUTED = (".rotary_emb.inv_freq",)
 
 
@@ -83,21 +83,21 @@ class DirectorySource:
         self._left_out: list[str] = []
         self._packing = described.packing
         inner = text_config(values, str(path))
-        self._places = self._find_places(wrapped=inner is not None)
-        self._taker = TensorSlicer(self._names, self.config)
+        self._tensors = self._find_tensors(wrapped=inner is not None)
+        self._slicer = TensorSlicer(self._names, self.config)
         self._origins = self._find_weights()
         self.chat_template, self.chat_templates = (
             (None, {}) if TEMPLATE_KEY in ignored else read_templates(path)
         )
         self.tokenizer_json, self._tokenizer_files = self._read_tokenizer()
-        self.vocab_size = self._checked_vocabulary()
+        self.vocab_size = self._count_tokens()
         self.special_tokens = read_special_tokens(path, self.tokenizer_json)
         self._check_shapes(described.settings)
         generation = read_object(path / "generation_config.json")
         begin = self.special_tokens.get("bos_token", "")
-        own = {"bos_token_id": token_ids(self.tokenizer_json).get(begin)}
+        named = {"bos_token_id": token_ids(self.tokenizer_json).get(begin)}
         model = values if inner is None else inner
-        self.bos_id = self._begin_id(generation, model, own)
+        self.bos_id = self._begin_id(generation, model, named)
         self.eos_ids = read_end_tokens(
             self._end_ids(generation, model), self.special_tokens, self.tokenizer_json
         )
@@ -116,57 +116,57 @@ class DirectorySource:
         )
 
     def names(self) -> Collection[str]:
-        """Return the weights' names; without the output projection where it is the embedding."""
+        """Return the weights' names; without the output projection if it is the embedding."""
         return self._origins.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one weight as float32, as `export.weights` has it."""
+        """Read one weight as float32, in the layout of `export.weights`."""
         if name not in self._origins:
             raise ExportError(f"{self._path} has no weight {name}")
         origin = self._origins[name]
-        stored = [self._stored(each, origin.expert) for each in origin.stored]
-        found = self._taker.take(name, origin, stored)
-        return np.add(found, 1, dtype=np.float32) if self._adds_one(name) else found
+        stored = [self._read_stored(each, origin.expert) for each in origin.stored]
+        weight = self._slicer.take(name, origin, stored)
+        return np.add(weight, 1, dtype=np.float32) if self._adds_one(name) else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts; as a whole where it is not stored as it is."""
+        """Read one weight in parts; in a single part unless it is stored plainly."""
         origin = self._origins.get(name)
-        place = None if origin is None else self._places[origin.stored[0]]
+        place = None if origin is None else self._tensors[origin.stored[0]]
         if origin is None or not isinstance(place, PlainTensor) or origin.part is not None:
             yield self.tensor(name)
         else:
             yield from place.rows()
 
     def blocks(self) -> Collection[str]:
-        """Name the method by which matrices are quantised in blocks of integers."""
-        packed = (each for each in self._places.values() if isinstance(each, PackedMatrix))
-        kept = self._packing is not None and any(matrix.in_blocks for matrix in packed)
-        return [self._packing.method] if self._packing and kept else []
+        """Return the quantisation method if matrices are stored in blocks of integers."""
+        packed = (each for each in self._tensors.values() if isinstance(each, PackedMatrix))
+        has_blocks = self._packing is not None and any(matrix.in_blocks for matrix in packed)
+        return [self._packing.method] if self._packing and has_blocks else []
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its own blocks."""
+        """Read one weight in its stored blocks."""
         if name not in self._origins:
             raise ExportError(f"{self._path} has no weight {name}")
         origin = self._origins[name]
-        matrix = self._places[origin.stored[0]]
-        found = matrix.quantized() if isinstance(matrix, PackedMatrix) else None
-        if found is None or origin.part is None:
-            return found
-        return found.take(self._taker.rows(name, origin, len(found.codes)))
+        matrix = self._tensors[origin.stored[0]]
+        blocks = matrix.quantized() if isinstance(matrix, PackedMatrix) else None
+        if blocks is None or origin.part is None:
+            return blocks
+        return blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
 
     def _adds_one(self, name: str) -> bool:
-        """Whether a norm multiplies by 1 + weight (Gemma, Nemotron; Qwen3.5, but for one)."""
+        """Whether a norm multiplies by 1 + weight (Gemma, Nemotron; all but one of Qwen3.5's)."""
         plain = name.endswith("linear_attn.norm.weight")
         return self._plus_one and name.endswith("norm.weight") and not plain
 
-    def _stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
-        """Read a tensor of the files, or an expert's part; of a fused one, parts follow parts."""
+    def _read_stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
+        """Read a tensor or an expert's part; a fused one is cached for its next part."""
         if self._last is None or self._last[0] != (name, expert):
-            self._last = (name, expert), self._places[name].read(expert)
+            self._last = (name, expert), self._tensors[name].read(expert)
         return self._last[1]
 
-    def _find_places(self, *, wrapped: bool) -> Mapping[str, StoredTensor]:
-        """Map the text model's names to what is stored."""
+    def _find_tensors(self, *, wrapped: bool) -> Mapping[str, StoredTensor]:
+        """Map the text model's tensor names to the stored tensors."""
         stored: dict[str, SafetensorsFile] = {}
         aside: dict[str, None] = {}
         for file in self._files:
@@ -182,48 +182,48 @@ class DirectorySource:
         self._left_out = list(aside)
         if not wrapped:
             plain = {name: PlainTensor(file, name) for name, file in stored.items()}
-            return self._joined(plain)
-        own, self._left_out = text_weights(stored)
+            return self._join(plain)
+        names, self._left_out = text_weights(stored)
         log.warning(
-            "%s is multimodal: its text model is exported, without %s",
+            "%s is multimodal: only its text model is exported, without %s",
             self._location,
             ", ".join(self._left_out),
         )
-        plain = {name: PlainTensor(stored[there], there) for name, there in own.items()}
-        return self._joined(plain)
+        plain = {name: PlainTensor(stored[there], there) for name, there in names.items()}
+        return self._join(plain)
 
-    def _joined(self, plain: Mapping[str, PlainTensor]) -> Mapping[str, StoredTensor]:
-        """Join quantised matrices, or experts in MXFP4."""
+    def _join(self, plain: Mapping[str, PlainTensor]) -> Mapping[str, StoredTensor]:
+        """Join the tensors of quantised matrices, or of experts in MXFP4."""
         if self._packing is not None:
-            return self._unpacked(self._packing, plain)
+            return self._join_packed(self._packing, plain)
         return join_blocks(plain, self._names, self._location)
 
-    def _unpacked(
+    def _join_packed(
         self, packing: Packing, plain: Mapping[str, PlainTensor]
     ) -> dict[str, StoredTensor]:
         """Join the tensors of each quantised matrix."""
         if self._names.transposed:
             raise ExportError(
                 f"{self._path}: {self.config.model_type} stores its matrices transposed, which is "
-                f"not read where they are quantised ({packing.method}): give the original weights"
+                f"not supported with quantisation ({packing.method}): give the original weights"
             )
-        found = join_packed(packing, plain)
-        packed = [each for each in found.values() if isinstance(each, PackedMatrix)]
+        tensors = join_packed(packing, plain)
+        packed = [each for each in tensors.values() if isinstance(each, PackedMatrix)]
         if not packed:
             raise ExportError(
-                f"{self._path}: quantization_config says {packing.method}, and no matrix is "
+                f"{self._path}: quantization_config states {packing.method}, but no matrix is "
                 "quantised: remove it if these are the original weights"
             )
         if any(not each.in_blocks for each in packed):
             log.warning(
-                "%s: its weights are of fp8, which no kernel here multiplies: they are dequantised",
+                "%s: its weights are fp8, for which there is no kernel: they are dequantised",
                 self._location,
             )
-        return found
+        return tensors
 
     def _find_weights(self) -> dict[str, Origin]:
-        """Find our weights among the files'."""
-        stored = {name: tensor.shape for name, tensor in self._places.items()}
+        """Find the origin of each of our weights."""
+        stored = {name: tensor.shape for name, tensor in self._tensors.items()}
         origins = find_weights(self._names, stored)
         if self.config.tied and HEAD in origins:
             self._check_head(origins)
@@ -233,67 +233,68 @@ class DirectorySource:
         return origins
 
     def _drop_zero_biases(self, origins: dict[str, Origin]) -> None:
-        """Drop biases of zeros that the model has not: some quantisers write them everywhere."""
+        """Drop zero biases that the model does not have: some quantisers write them everywhere."""
         wanted = shapes(self.config)
         for name in [name for name in origins if name.endswith("_proj.bias")]:
-            if name not in wanted and not self._places[origins[name].stored[0]].read(None).any():
+            if name not in wanted and not self._tensors[origins[name].stored[0]].read(None).any():
                 del origins[name]
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:
         """Check that a stored tied head equals the embedding: readers differ in which they use."""
-        head, embedding = self._places[origins[HEAD].stored[0]], origins.get(EMBEDDING)
-        other = None if embedding is None else self._places[embedding.stored[0]]
+        head, embedding = self._tensors[origins[HEAD].stored[0]], origins.get(EMBEDDING)
+        other = None if embedding is None else self._tensors[embedding.stored[0]]
         if not isinstance(head, PlainTensor):
             raise ExportError(f"{self._path}: {HEAD} is quantised, although the head is tied")
         if not isinstance(other, PlainTensor) or not head.holds_same(other):
             raise ExportError(
                 f"{self._path}: tie_word_embeddings says that the head is the embedding, but "
                 f"{head.file.path.name} holds another {HEAD}: set tie_word_embeddings to false if "
-                "that one is meant, or remove it"
+                "that one is right, or remove it"
             )
 
     def _check_shapes(self, settings: FileSettings) -> None:
         """Check the weights against the configuration."""
-        stored = {name: tensor.shape for name, tensor in self._places.items()}
-        found = {
-            name: self._taker.shape(name, origin, stored) for name, origin in self._origins.items()
+        stored_shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        shapes = {
+            name: self._slicer.shape(name, origin, stored_shapes)
+            for name, origin in self._origins.items()
         }
-        check_weights(self.config, found, settings, str(self._path), self._called)
+        check_weights(self.config, shapes, settings, str(self._path), self._stored_name)
 
-    def _called(self, name: str) -> str:
-        """Return the checkpoint's name of a weight."""
+    def _stored_name(self, name: str) -> str:
+        """Return the name of a weight in the checkpoint."""
         if name in self._origins:
             stored = self._origins[name].stored[0]
-            tensor = self._places[stored]
+            tensor = self._tensors[stored]
             return tensor.name if isinstance(tensor, PlainTensor) else stored
         return stored_name(self._names, name)
 
     def _read_tokenizer(self) -> tuple[str, list[Path]]:
-        """Read the tokenizer, without special tokens that the model has no embedding of."""
+        """Read the tokenizer, without special tokens that have no embedding."""
         text, files = read_tokenizer(self._path, self._ignored)
         templates = [self.chat_template or "", *self.chat_templates.values()]
         expect_tokens(self._path, text, templates)
-        text, beyond = within_rows(text, self.config.vocab_size, templates)
+        text, beyond = drop_tokens_beyond(text, self.config.vocab_size, templates)
         if beyond:
             self._left_out = [*self._left_out, *beyond]
-            log.warning("%s has no embedding of %s: left out", self._location, ", ".join(beyond))
+            log.warning("%s has no embedding of %s: omitted", self._location, ", ".join(beyond))
         return text, files
 
-    def _checked_vocabulary(self) -> int:
-        """Return the number of tokens; refuse a tokenizer that does not fit the model."""
+    def _count_tokens(self) -> int:
+        """Return the number of tokens; refuse a tokenizer with more tokens than the embedding."""
         try:
             size = Tokenizer.from_json(self.tokenizer_json).vocab_size
         except ArtifactError as error:
             raise ExportError(f"{self._path}: {error}") from None
         if size > self.config.vocab_size:
             raise ExportError(
-                f"{self._path}: the tokenizer knows {size} tokens, the embedding only "
+                f"{self._path}: the tokenizer has {size} tokens, the embedding only "
                 f"{self.config.vocab_size}"
             )
         return size
 
     def _begin_id(self, *objects: dict[str, Any]) -> int | None:
-        """Return the id that begins a text, from the first object that names one."""
+        """Return the id that begins a text, from the first object with a valid one."""
         for values in objects:
             id = values.get("bos_token_id")
             if isinstance(id, int) and 0 <= id < self.vocab_size:
@@ -301,7 +302,7 @@ class DirectorySource:
         return None
 
     def _end_ids(self, *objects: dict[str, Any]) -> list[int]:
-        """Return ids that end a generation, from the first object that names any."""
+        """Return the ids that end a generation, from the first object that states any."""
         for values in objects:
             stated = values.get("eos_token_id")
             if stated is not None:
@@ -323,26 +324,26 @@ def open_directory(
 
 
 def describe_directory(path: Path, location: str, ignored: Collection[str]) -> Description:
-    """Read a directory's config.json; needs no weights.
+    """Read a directory's config.json, without its weights.
 
     Raises:
         ExportError: if it is missing or damaged, or the model is not supported.
     """
     values, where = _read_config(path), str(path / "config.json")
-    own = text_config(values, where)
+    text_values = text_config(values, where)
     name = location.rpartition("/")[2]
-    of_model = set(ignored) - IGNORABLE
-    return Description(values if own is None else own, name, where, of_model)
+    model_keys = set(ignored) - IGNORABLE
+    return Description(values if text_values is None else text_values, name, where, model_keys)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Read a directory's config.json, which must be there."""
+    """Read a directory's config.json, which must exist."""
     file = path / "config.json"
     if not os.path.lexists(file):
-        what = "it is not a Hugging Face model"
+        advice = "it is not a Hugging Face model"
         if (path / GENAI_NAME).is_file():
-            what = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
-        raise ExportError(f"{path} holds no {file.name}: {what}")
+            advice = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
+        raise ExportError(f"{path} holds no {file.name}: {advice}")
     return read_object(file)
 
 
@@ -352,7 +353,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
     if (path / ADAPTER).is_file():
         raise ExportError(
             f"{path} holds {ADAPTER}: merge that adapter into the weights, or remove it if it is "
-            "not meant"
+            "not wanted"
         )
     if (path / INDEX).is_file():
         shards = read_object(path / INDEX).get("weight_map")
@@ -360,14 +361,14 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
             raise ExportError(f"{path / INDEX} has no weight_map")
         if whole.is_file() and WHOLE not in shards.values():
             raise ExportError(
-                f"{path} holds both {WHOLE} and {INDEX}, and readers differ in which counts: "
-                "remove what is not meant"
+                f"{path} holds both {WHOLE} and {INDEX}, and readers differ in which they use: "
+                "remove the wrong one"
             )
         return [SafetensorsFile(path / Path(name).name) for name in sorted(set(shards.values()))]
-    found = sorted(path.glob("*.safetensors"))
-    if whole in found or len(found) == 1:
-        return [SafetensorsFile(whole if whole in found else found[0])]
-    if found:
+    paths = sorted(path.glob("*.safetensors"))
+    if whole in paths or len(paths) == 1:
+        return [SafetensorsFile(whole if whole in paths else paths[0])]
+    if paths:
         raise ExportError(f"{path} holds several safetensors files and no {INDEX}")
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         raise ExportError(

@@ -1,8 +1,8 @@
-"""Read Hugging Face's config.json into a `ModelConfig`, as the table of architectures says.
+"""Read Hugging Face's config.json into a `ModelConfig`, by the table of architectures.
 
-What the exporter cannot write is refused by name, and so is an unread key
-(`export.sources.config_keys`). Absent keys take the defaults of transformers' configuration
-classes, which differ: absent key heads are 8 in Mistral and 32 in Qwen2.
+Unsupported settings and unread keys are refused by name (`export.sources.config_keys`). Absent keys
+take the defaults of transformers' configuration classes, which differ: without
+num_key_value_heads, Mistral has 8 and Qwen2 32.
 """
 
 from __future__ import annotations
@@ -19,26 +19,19 @@ from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
-from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.sources.recurrence_keys import (
-    called_recurrence,
     read_factors,
     read_recurrence,
+    recurrence_file_keys,
 )
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import HEAD
 
-UNBOUNDED = 2**18  # positions of a model whose size does not follow from their number
+UNBOUNDED = 2**18  # context of a model without a maximum number of positions
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-
-
-def read_config(
-    values: Mapping[str, Any], name: str, where: str, ignored: Collection[str] = ()
-) -> ModelConfig:
-    """Read the model that a config.json describes; arguments and errors as in `Description`."""
-    return Description(values, name, where, ignored).config
 
 
 class Description:
@@ -46,18 +39,19 @@ class Description:
 
     Args:
         values: the decoded JSON object.
-        name: what to call the model.
+        name: the model's name.
         where: path of the file, for errors.
-        ignored: unknown keys to be ignored.
+        ignored: unknown keys to ignore.
 
     Attributes:
         architecture: the entry of its `model_type`.
-        packing: how its matrices are quantised; None where they are not.
+        packing: quantisation of its matrices; None without one.
         config: the model's shape.
-        settings: what the file calls its settings, for errors about weights.
+        settings: the file's names of settings, for errors about weights.
 
     Raises:
-        ExportError: naming what is missing, malformed, not supported or not known.
+        ExportError: if something is missing, malformed, not supported or unknown; the text names
+            it.
     """
 
     def __init__(
@@ -65,28 +59,38 @@ class Description:
     ) -> None:
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
-        own = self.architecture = _find(fields, model_type)
-        fields = Fields(_without_echoes(_renamed(fields, own.also), own.echoes), where)
-        fields.touch("model_type")
-        fields.touch("quantization_config")
-        self.packing = _packing(fields, own)
-        for key in own.must_state:
+        architecture = self.architecture = _find(fields, model_type)
+        fields = Fields(
+            _without_echoes(_rename_keys(fields, architecture.aliases), architecture.echoes), where
+        )
+        fields.mark_read("model_type")
+        fields.mark_read("quantization_config")
+        self.packing = _read_packing(fields, architecture)
+        for key in architecture.must_state:
             if fields.values.get(key) is None:
-                raise fields.error(f"{key} is missing, and by default it is another architecture's")
-        for key in own.not_null:
+                raise fields.error(
+                    f"{key} is missing, and its default belongs to another architecture"
+                )
+        for key in architecture.not_null:
             if fields.values.get(key, key) is None:
                 raise fields.error(f"{key} is null, and must be of type float")
-        keys = ClassKeys(fields, own)
+        keys = ClassKeys(fields, architecture)
         self.config = _read(keys, model_type, name)
-        self.settings = FileSettings(_called(keys, self.config), _switches(keys))
-        fields.refuse_unknown(INERT | own.inert, {**NEUTRAL, **own.neutral}, ignored)
+        self.settings = FileSettings(_file_keys(keys, self.config), _switches(keys))
+        fields.refuse_unknown(
+            INERT | architecture.inert, {**NEUTRAL, **architecture.neutral}, ignored
+        )
 
 
 def _find(fields: Fields, model_type: str) -> Architecture:
     if model_type in ARCHITECTURES:
-        own = ARCHITECTURES[model_type]
+        architecture = ARCHITECTURES[model_type]
         plain = fields.values.get("num_local_experts") == 0
-        return own if own.with_experts is None or plain else own.with_experts
+        return (
+            architecture
+            if architecture.with_experts is None or plain
+            else architecture.with_experts
+        )
     supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
     if any(stated) if stated else "moe" in model_type:
@@ -96,17 +100,17 @@ def _find(fields: Fields, model_type: str) -> Architecture:
     raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
 
 
-def _renamed(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values under the class's names for keys that have two."""
-    found = dict(fields.values)
+def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values, with aliases of keys replaced by the class's names."""
+    values = dict(fields.values)
     for other, key in also.items():
-        if other in found and found.setdefault(key, found[other]) != found.pop(other):
+        if other in values and values.setdefault(key, values[other]) != values.pop(other):
             raise fields.error(f"{other} and {key} are two names of one key, and differ")
-    return found
+    return values
 
 
 def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values without keys that repeat what another says."""
+    """Return the values without keys that repeat another key's value."""
     absent = object()
     return {
         key: value
@@ -115,18 +119,18 @@ def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[s
     }
 
 
-def _packing(fields: Fields, own: Architecture) -> Packing | None:
-    """Read how matrices are quantised; None for MXFP4 too, which `export.sources.stored` reads."""
+def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
+    """Read the quantisation of matrices; None also for MXFP4 (see `export.sources.stored`)."""
     stated = fields.values.get("quantization_config")
     mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
-    if mxfp4 and own.names.stacked:
+    if mxfp4 and architecture.names.stacked:
         return None
-    return read_packing(stated, fields.where, gguf=own.gguf is not None)
+    return read_packing(stated, fields.where, gguf=architecture.gguf is not None)
 
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
-    own, hidden = keys.architecture, keys.count("hidden_size")
-    layers, heads, head_dim = count_layers(keys), 1, 1  # as without attention
+    architecture, hidden = keys.architecture, keys.count("hidden_size")
+    layers, heads, head_dim = count_layers(keys), 1, 1  # heads: defaults without attention
     if keys.has("num_attention_heads"):
         heads = keys.count("num_attention_heads")
         head_dim = _head_dim(keys, hidden, heads)
@@ -149,18 +153,20 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         if keys.has("max_position_embeddings")
         else UNBOUNDED,
         vocab_size=keys.count("vocab_size"),
-        tied=_tied(keys),
-        norm_eps=keys.number("rms_norm_eps", otherwise=own.keys["rms_norm_eps"]),
+        tied=_is_tied(keys),
+        norm_eps=keys.number("rms_norm_eps", otherwise=architecture.keys["rms_norm_eps"]),
         form=_form(keys),
         pattern=pattern,
         experts=read_experts(keys),
         activation=_activation(keys),
         embedding=None if embedding == hidden else embedding,
-        position_offset=own.position_offset,
+        position_offset=architecture.position_offset,
         score_scale=_score_scale(keys, head_dim),
         score_cap=keys.optional("attn_logit_softcapping"),
         logit_cap=keys.optional("final_logit_softcapping"),
-        embed_scale=root if own.embed_root else keys.number("embedding_multiplier", otherwise=1.0),
+        embed_scale=root
+        if architecture.embed_root
+        else keys.number("embedding_multiplier", otherwise=1.0),
         residual_scale=keys.number("residual_multiplier", otherwise=1.0),
         logit_scale=keys.number("logit_scale", otherwise=1.0)
         / keys.number("logits_scaling", otherwise=1.0),
@@ -173,15 +179,15 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
 
 
 def _form(keys: ClassKeys) -> Form:
-    own = keys.architecture
+    architecture = keys.architecture
     try:
-        varied = own.vary(keys.form_value) if own.vary else {}
+        varied = architecture.vary(keys.form_value) if architecture.vary else {}
     except ValueError as error:
         raise keys.fields.error(str(error)) from None
-    form = msgspec.structs.replace(own.form, **varied)
+    form = msgspec.structs.replace(architecture.form, **varied)
     biases = [
         module
-        for key, modules in own.biases.items()
+        for key, modules in architecture.biases.items()
         if key == "" or keys.flag(key)
         for module in modules
         if form.gated or module != "mlp.gate_proj"
@@ -192,17 +198,17 @@ def _form(keys: ClassKeys) -> Form:
 def _kv_heads(keys: ClassKeys, heads: int) -> int:
     if not keys.has("num_key_value_heads"):
         return heads
-    if keys.has("multi_query"):  # Falcon: the number counts in its newer decoder alone
+    if keys.has("multi_query"):  # Falcon: only its newer decoder uses the number
         keys.raw("num_key_value_heads")
         shared = 1 if keys.flag("multi_query") else heads
         if not keys.flag("new_decoder_architecture"):
             return shared
-    found = keys.count("num_key_value_heads", null=heads)
-    if heads % found:
+    kv_heads = keys.count("num_key_value_heads", null=heads)
+    if heads % kv_heads:
         raise keys.fields.error(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {found}"
+            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
         )
-    return found
+    return kv_heads
 
 
 def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
@@ -224,10 +230,10 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
 
 
 def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -> int:
-    """Return the width of the feed-forward part; LFM2 computes it of what is stated.
+    """Return the width of the feed-forward part; LFM2 derives it from the stated one.
 
-    Without a plain one it is that of an expert, or of the state spaces; Gemma 3n may list one for
-    each layer (`export.sources.layer_sizes`).
+    Without a dense part it is the width of an expert or of the state spaces. Gemma 3n may list a
+    width per layer (`export.sources.layer_sizes`).
     """
     if not keys.has("intermediate_size"):
         if recurrence is None or keys.has("moe_intermediate_size"):
@@ -235,7 +241,7 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
         return recurrence.values
     listed = keys.fields.values.get("intermediate_size")
     if keys.has("activation_sparsity_pattern") and isinstance(listed, list) and listed:
-        keys.fields.touch("intermediate_size")
+        keys.fields.mark_read("intermediate_size")
         first = Fields({"intermediate_size": listed[0]}, keys.fields.where)
         return first.count("intermediate_size")
     stated = keys.count("intermediate_size", null=4 * hidden)
@@ -251,8 +257,8 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
     return width if factor is None else -(-int(factor * width) // unit) * unit
 
 
-def _tied(keys: ClassKeys) -> bool:
-    """Whether the head is the embedding; LFM2's older key counts before the newer one."""
+def _is_tied(keys: ClassKeys) -> bool:
+    """Whether the head is the embedding; LFM2's older key overrides the newer one."""
     tied = keys.flag("tie_word_embeddings")
     if keys.has("tie_embedding") and keys.raw("tie_embedding") is not None:
         return keys.flag("tie_embedding")
@@ -260,7 +266,7 @@ def _tied(keys: ClassKeys) -> bool:
 
 
 def _token_inputs(keys: ClassKeys) -> TokenInputs | None:
-    """Read the embeddings for each layer; a width of 0 or null stands for none."""
+    """Read the sizes of the per-layer embeddings; a width of 0 or null means none."""
     if not keys.has("hidden_size_per_layer_input"):
         return None
     if keys.raw("hidden_size_per_layer_input") in (0, None) and not keys.has("altup_num_inputs"):
@@ -276,18 +282,18 @@ def _streams(keys: ClassKeys) -> Streams | None:
     """Read Gemma 3n's AltUp and Laurel."""
     if not keys.has("altup_num_inputs"):
         return None
-    found = Streams(
+    streams = Streams(
         count=keys.count("altup_num_inputs"),
         active=keys.fields.get("altup_active_idx", int, keys.default("altup_active_idx")),
         scaled=keys.flag("altup_correct_scale"),
         rank=keys.count("laurel_rank"),
     )
-    if not 0 <= found.active < found.count or found.count < 2:
+    if not 0 <= streams.active < streams.count or streams.count < 2:
         raise keys.fields.error(
-            f"altup_active_idx {found.active} must be from 0 to below altup_num_inputs, which is "
-            f"{found.count} and must be at least 2"
+            f"altup_active_idx {streams.active} must be from 0 to below altup_num_inputs, which is "
+            f"{streams.count} and must be at least 2"
         )
-    return found
+    return streams
 
 
 def _activation(keys: ClassKeys) -> Activation:
@@ -297,14 +303,14 @@ def _activation(keys: ClassKeys) -> Activation:
     known = {**ACTIVATIONS, **keys.architecture.activations}
     if name not in known:
         raise keys.fields.error(
-            f"the activation {shown(name)} is not supported; {', '.join(known)} are"
+            f"the activation {format_value(name)} is not supported; {', '.join(known)} are"
         )
     return known[name]
 
 
 def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
-    if keys.architecture.scores is not None:
-        return keys.architecture.scores
+    if keys.architecture.score_scale is not None:
+        return keys.architecture.score_scale
     if keys.has("key_multiplier"):  # Falcon-H1
         factor = keys.number("key_multiplier", otherwise=1.0)
         return None if factor == 1.0 else float(factor * head_dim**-0.5)
@@ -316,7 +322,7 @@ def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
 
 
 def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
-    """Read Ministral 3's: β stands among the rotary parameters."""
+    """Read Ministral 3's query growth; β is among the rotary parameters."""
     if not keys.architecture.grown_queries:
         return None
     stated = [keys.fields.table(key) for key in ("rope_parameters", "rope_scaling")]
@@ -330,10 +336,10 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
 # --- for errors ----------------------------------------------------------------------------------
 
 
-def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
+def _file_keys(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     """Map fields of `config` to their names in the file."""
     names = {field: keys.class_key(key) for field, key in FIELDS.items()}
-    names |= {f"recurrence.{field}": key for field, key in called_recurrence(keys).items()}
+    names |= {f"recurrence.{field}": key for field, key in recurrence_file_keys(keys).items()}
     stated = keys.fields.values
     if config.experts is not None:
         width = (
@@ -349,14 +355,14 @@ def _called(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
 
 
 def _switches(keys: ClassKeys) -> dict[str, str]:
-    """Map parts of weights' names to the setting that decides whether they exist."""
-    found = {HEAD: f"{keys.class_key('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
+    """Map parts of weight names to the setting that decides whether such weights exist."""
+    switches = {HEAD: f"{keys.class_key('tie_word_embeddings')} {keys.flag('tie_word_embeddings')}"}
     for key, modules in keys.architecture.biases.items():
         if key:
-            said = f"{key} {keys.flag(key)}"
-            found |= {f"{module}.bias": said for module in modules}
+            setting = f"{key} {keys.flag(key)}"
+            switches |= {f"{module}.bias": setting for module in modules}
     if keys.has("num_experts") and keys.raw("num_experts") is not None:
-        found[".experts."] = f"{keys.class_key('num_experts')} {keys.count('num_experts')}"
+        switches[".experts."] = f"{keys.class_key('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
-        found["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
-    return found
+        switches["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"
+    return switches

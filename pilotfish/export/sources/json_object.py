@@ -1,4 +1,4 @@
-"""Read a JSON object that belongs to a model: its configuration, its tokenizer's, an index."""
+"""Read a JSON object from a model's files: a configuration, tokenizer settings, an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.export.export_errors import ExportError
 
-# Python's json writes infinity bare, which is no JSON; transformers writes it so.
+# transformers writes infinity as Python's json does, bare, which is invalid JSON.
 _BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
 _INFINITY = rb'{"__float__": "Infinity"}'
 
@@ -20,16 +20,16 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; {} if the file is absent.
 
     Raises:
-        ExportError: if it cannot be read, or holds something else.
+        ExportError: if the file cannot be read, or does not contain a JSON object.
     """
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         try:
-            return _decoded(read_content(path))
+            return _decode(read_content(path))
         except FileNotFoundError:
             return {}
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def _decode(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError:

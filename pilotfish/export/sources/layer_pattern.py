@@ -1,4 +1,4 @@
-"""Read which layers have a window, which are rotated, and how."""
+"""Read which layers have a window or a state, which are rotated, and their rotary embeddings."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pilotfish.export.model_config import CACHED, Kind, Layer
 from pilotfish.export.parts import Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
-from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_sizes import widths_of_heads, with_sizes
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ALSO_FULL = {FULL, "attention"}
-# Letters of Nemotron-H's pattern.
+# Letter of Nemotron-H's pattern → type of layer.
 BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": "moe"}
-# Keys that count where layer_types is absent.
+# Keys that apply if layer_types is absent.
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 
 
 def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
-    """Return the kinds of layers, one where all are alike.
+    """Return the properties of each layer; a single entry if all layers are equal.
 
     Raises:
-        ExportError: for a kind that is not supported, or lists of another length.
+        ExportError: if a type of layer is not supported, or a list has the wrong length.
     """
     layers = min(layers, MOST_LAYERS)
     if keys.architecture.states:
-        return _with_states(keys, layers, head_dim)
+        return _recurrent_pattern(keys, layers, head_dim)
     window = _window(keys)
     kinds = _layer_types(keys, layers, window)
-    rotated = _rotated(keys, layers, kinds, window)
+    rotated = _rotated_layers(keys, layers, kinds, window)
     ropes, dims = {}, widths_of_heads(keys, kinds, head_dim)
     if any(rotated):
         ropes = {kind: _rope(keys, kind, dims[kind]) for kind in dict.fromkeys(kinds)}
@@ -47,48 +47,50 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
 
 
-def _with_states(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
-    """Return the kinds of layers of a class some of which keep a state."""
-    fields, own = keys.fields, keys.architecture
+def _recurrent_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
+    """Return the properties of each layer, for a class with recurrent layers."""
+    fields, architecture = keys.fields, keys.architecture
     types, default = _stated_types(keys), _full_by_default(keys, layers)
     if types is None:
-        types = [FULL if full else next(iter(own.states)) for full in default]
+        types = [FULL if full else next(iter(architecture.states)) for full in default]
     elif len(types) != layers:
         raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
     for each in types:
-        if not isinstance(each, str) or each not in {*ALSO_FULL, *own.states}:
-            raise fields.error(f"layers of type {shown(each)} are not supported (layer_types)")
-    kinds: list[Kind] = [own.states.get(each, "attention") for each in types]
-    rotated = _rotated(keys, layers, [FULL] * layers, None)
+        if not isinstance(each, str) or each not in {*ALSO_FULL, *architecture.states}:
+            raise fields.error(
+                f"layers of type {format_value(each)} are not supported (layer_types)"
+            )
+    kinds: list[Kind] = [architecture.states.get(each, "attention") for each in types]
+    rotated = _rotated_layers(keys, layers, [FULL] * layers, None)
     rope = None
     if any(rotated):
         rope = _rope(keys, FULL, head_dim)
     else:
         for key in ("rope_parameters", "rope_scaling", "rope_theta"):
-            fields.touch(key)
+            fields.mark_read(key)
     return tuple(
         Layer(
             rope if kind in CACHED else None,
             experts=experts,
             kind=kind,
-            fed=kind == "none" or not own.one_part,
+            has_mlp=kind == "none" or not architecture.one_part,
         )
         for kind, experts in zip(kinds, layers_of_experts(keys, layers), strict=True)
     )
 
 
 def count_layers(keys: ClassKeys) -> int:
-    """Return the number of layers; that of their types where a class counts these (Nemotron-H)."""
+    """Return the number of layers; for Nemotron-H the number of listed types."""
     if not keys.has("layers_block_type"):
         return keys.count("num_hidden_layers")
     types = _stated_types(keys)
     if not types:
-        raise keys.fields.error("layers_block_type is missing, and names the layers")
+        raise keys.fields.error("layers_block_type, which lists the layers, is missing")
     return len(types)
 
 
 def _stated_types(keys: ClassKeys) -> list[Any] | None:
-    """Return the types of layers that the file lists, if it does."""
+    """Return the types of layers that the file lists; None without a list."""
     fields = keys.fields
     if keys.has("layer_types"):
         return fields.items("layer_types")
@@ -102,14 +104,14 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
     types = spelt if listed is None else listed
     if "moe" in types:
         raise fields.error(
-            "its mixtures of experts are not supported (layers_block_type moe); models of this "
-            "class without any are"
+            "mixtures of experts are not supported in this class (layers_block_type moe); models "
+            "without any are"
         )
     return types
 
 
 def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
-    """Return which layers have attention where layer_types does not say it."""
+    """Return for each layer whether it has attention if layer_types is absent."""
     if keys.has("full_attention_interval"):
         every = keys.count("full_attention_interval")
         return [not (i + 1) % every for i in range(layers)]
@@ -124,7 +126,7 @@ def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
 
 
 def _window(keys: ClassKeys) -> int | None:
-    """Return the sliding window, if it is in effect."""
+    """Return the sliding window; None if none is in effect."""
     rule = keys.architecture.windows
     if rule == "none" or keys.raw("sliding_window") is None:
         return None
@@ -142,7 +144,9 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
         raise fields.error(f"layer_types names {len(stated)} layers, num_hidden_layers {layers}")
     for kind in stated:
         if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
-            raise fields.error(f"layers of type {shown(kind)} are not supported (layer_types)")
+            raise fields.error(
+                f"layers of type {format_value(kind)} are not supported (layer_types)"
+            )
     kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
     if keys.architecture.full_last and kinds[-1] != FULL:
         raise fields.error(f"the last layer of this class is of type {FULL} (layer_types)")
@@ -152,45 +156,47 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
         _pass_over_defaults(keys)
         return kinds
     if kinds != _default_types(keys, layers, window):
-        raise fields.error("layer_types says otherwise than this class, which does not read it")
+        raise fields.error("layer_types contradicts this class, which ignores the key")
     return kinds
 
 
 def _pass_over_defaults(keys: ClassKeys) -> None:
-    """Count keys as read that say only what layer_types says where it is absent."""
+    """Mark keys as read that layer_types overrides."""
     if keys.has("sliding_window_pattern"):
         for key in PATTERNS:
-            keys.fields.touch(key)
+            keys.fields.mark_read(key)
     if keys.has("max_window_layers"):
-        keys.fields.touch("max_window_layers")
+        keys.fields.mark_read("max_window_layers")
 
 
 def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
-    """Return the types that the class gives its layers where none are listed."""
-    own = keys.architecture
-    every = own.full_every
+    """Return the types of layers if none are listed, by the class's rule."""
+    architecture = keys.architecture
+    every = architecture.full_every
     if keys.has("sliding_window_pattern"):
         for key in PATTERNS:
-            keys.fields.touch(key)
+            keys.fields.mark_read(key)
             if key in keys.fields.values and window is not None:
                 every = keys.fields.count(key, every, null=every)
-    if own.windows == "switched":
+    if architecture.windows == "switched":
         first = keys.count("max_window_layers")
-        if own.unrotated == "listed":  # SmolLM3: the layers that are not rotated
+        if architecture.unrotated == "listed":  # SmolLM3: layers without rotation have the window
             windowed = [not turns for turns in _listed_rotation(keys, layers)]
         else:
             windowed = [i >= first for i in range(layers)]
     else:
         windowed = [every is None or bool((i + 1) % every) for i in range(layers)]
-        windowed[-1] = windowed[-1] and not own.full_last
+        windowed[-1] = windowed[-1] and not architecture.full_last
     return [SLIDING if each and window is not None else FULL for each in windowed]
 
 
 # --- rotation ------------------------------------------------------------------------------------
 
 
-def _rotated(keys: ClassKeys, layers: int, kinds: list[str], window: int | None) -> list[bool]:
-    """Return which layers have a rotary embedding."""
+def _rotated_layers(
+    keys: ClassKeys, layers: int, kinds: list[str], window: int | None
+) -> list[bool]:
+    """Return for each layer whether it has a rotary embedding."""
     rule = keys.architecture.unrotated
     if rule == "listed":
         return _listed_rotation(keys, layers)
@@ -216,32 +222,31 @@ def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
 
 
 def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
-    """Read the rotary embedding of a type of layers, in either form that it is written in.
+    """Read the rotary embedding of a type of layers, from rope_parameters or rope_scaling.
 
-    Where `rope_parameters` and `rope_scaling` differ, readers disagree on which counts, so that is
-    refused.
+    If these differ, the model is refused, because readers disagree on which one counts.
     """
     fields = keys.fields
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if keys.architecture.rope_by_type:
         return _rope_by_type(keys, kind, head_dim, new, old)
-    found = [_read(keys, table, head_dim) for table in (new, old) if table.values]
-    if not found:
+    ropes = [_read(keys, table, head_dim) for table in (new, old) if table.values]
+    if not ropes:
         default = keys.architecture.rope_default
         if default is not None and fields.values.get("rope_parameters") is not None:
             raise fields.error("rope_parameters is empty")
         table = new if default is None else Fields(default, new.where, new.prefix)
         return _read(keys, table, head_dim)
-    if found[0] != found[-1]:
+    if ropes[0] != ropes[-1]:
         raise fields.error(
-            "rope_parameters and rope_scaling both stand there and say different things: remove "
-            "the one that is not meant"
+            "rope_parameters and rope_scaling are both present and contradict each other: remove "
+            "the wrong one"
         )
-    return found[0]
+    return ropes[0]
 
 
 def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: Fields) -> Rope:
-    """Read Gemma 3's and OLMo 3's: a table a type, or before, a scaling of the full layers."""
+    """Read the form of Gemma 3 and OLMo 3: a table per type; before, a scaling of full layers."""
     local = kind == SLIDING and keys.has("rope_local_base_freq")
     theta_key = "rope_local_base_freq" if local else "rope_theta"
     default = keys.architecture.rope_default
@@ -254,7 +259,7 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
         scaling = old if kind == FULL else Fields({}, old.where, old.prefix)
         return _read(keys, scaling, head_dim, theta_key)
     if old.values:
-        raise keys.fields.error("rope_parameters and rope_scaling both stand there: remove one")
+        raise keys.fields.error("rope_parameters and rope_scaling are both present: remove one")
     if set(new.values) - {FULL, SLIDING}:
         raise keys.fields.error(f"rope_parameters must have a table for {FULL} and for {SLIDING}")
     if default is not None and not new.table(kind).values:
@@ -263,24 +268,24 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
 
 
 def _check_old_form(keys: ClassKeys, old: Fields) -> None:
-    """Refuse what transformers 4 and 5 read differently, where windows have tables of their own."""
+    """Refuse settings that transformers 4 and 5 read differently, if windows have own tables."""
     if "type" in old.values and "rope_type" not in old.values:
-        raise old.error(f"{old.prefix}type is not read in this class: call it rope_type")
+        raise old.error(f"{old.prefix}type is not read in this class: rename it to rope_type")
     theta, usual = keys.number("rope_theta", otherwise=10000.0), keys.default("rope_theta")
     if not keys.has("rope_local_base_freq") and theta != usual:
         raise keys.fields.error(
-            f"rope_theta is {theta}, and readers differ in what that makes of layers with windows: "
-            f"give rope_parameters, a table for {FULL} and one for {SLIDING}"
+            f"rope_theta is {theta}, and readers differ in its effect on layers with windows: give "
+            f"rope_parameters with a table for {FULL} and one for {SLIDING}"
         )
 
 
 def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_theta") -> Rope:
-    """Read one table."""
+    """Read one table of rotary parameters."""
     if any(isinstance(value, dict) for value in table.values.values()):
         raise keys.fields.error("rotary parameters that differ between layers are not supported")
     theta = keys.number(theta_key, otherwise=10000.0)
     proportional = table.values.get("rope_type") == "proportional"
-    width = head_dim if proportional else _turning(keys, table, head_dim)
+    width = head_dim if proportional else _rotated_channels(keys, table, head_dim)
     original = None
     if keys.has("original_max_position_embeddings"):
         original = keys.count("original_max_position_embeddings")
@@ -292,30 +297,30 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     return rope
 
 
-def _turning(keys: ClassKeys, table: Fields, head_dim: int) -> int:
-    """Return how many channels of each head turn."""
+def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
+    """Return the number of rotated channels per head."""
     key, default = "partial_rotary_factor", 1.0
     if keys.has(key):
         default = keys.default(key)
     stated = keys.fields.get(keys.class_key(key), float, default, null=default)
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):
-        raise keys.fields.error("this class does not rotate a part of the head, as is stated")
+        raise keys.fields.error("this class does not support a partial_rotary_factor below 1")
     width = int(head_dim * part)
     if not 0 < width <= head_dim or width % 2:
         raise keys.fields.error(
-            f"{keys.class_key(key)} {part} would turn {width} of {head_dim} channels"
+            f"{keys.class_key(key)} {part} would rotate {width} of {head_dim} channels"
         )
     return width
 
 
 def _check_table(keys: ClassKeys, table: Fields) -> None:
-    """Refuse a rotary table that the class would not take."""
-    own = keys.architecture
+    """Refuse a rotary table that the class does not support."""
+    architecture = keys.architecture
     kind = table.values.get("rope_type", table.values.get("type", "default"))
-    known = own.rotations is not None or kind != "proportional"
-    if table.values and not (known and kind in (own.rotations or (kind,))):
-        raise table.error(f"this class takes no rotary scaling {kind!r}")
-    for key in own.rope_states if table.values else ():
+    known = architecture.rotations is not None or kind != "proportional"
+    if table.values and not (known and kind in (architecture.rotations or (kind,))):
+        raise table.error(f"this class does not support rotary scaling {kind!r}")
+    for key in architecture.rope_states if table.values else ():
         if table.values.get(key) is None:
             raise table.error(f"{table.prefix}{key} is missing")

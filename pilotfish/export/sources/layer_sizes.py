@@ -1,7 +1,7 @@
-"""Read what differs in size between layers, and which layers read keys and values of others.
+"""Read sizes that differ between layers, and which layers read the keys and values of others.
 
-Gemma 4 states its full layers' heads in keys of their own (`global_head_dim`), or as transformers
-saves them, layer by layer (`per_layer_config`); Gemma 3n lists the feed-forward parts' widths.
+Gemma 4 states the heads of full layers in separate keys (`global_head_dim`) or, as transformers
+saves them, by layer (`per_layer_config`). Gemma 3n lists the widths of feed-forward parts.
 """
 
 from __future__ import annotations
@@ -19,116 +19,116 @@ OVERRIDES = "per_layer_config"
 
 
 def widths_of_heads(keys: ClassKeys, kinds: Sequence[str], head_dim: int) -> dict[str, int]:
-    """Return the width of a head in each type of layers.
+    """Return the head width of each type of layers.
 
     Raises:
         ExportError: if layers of one type differ.
     """
-    found = {}
+    widths = {}
     for kind, (width, _) in _global_heads(keys, kinds).items():
-        found[kind] = width or head_dim
-        if found[kind] % 2:
+        widths[kind] = width or head_dim
+        if widths[kind] % 2:
             raise keys.fields.error(
-                f"heads of width {found[kind]} cannot be rotated: it must be even"
+                f"heads of width {widths[kind]} cannot be rotated: it must be even"
             )
-    return {kind: found.get(kind, head_dim) for kind in kinds}
+    return {kind: widths.get(kind, head_dim) for kind in kinds}
 
 
 def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> list[Layer]:
-    """Return the layers with their own sizes, and with what they read of others.
+    """Return the layers with their sizes and the sources of their keys and values.
 
     Raises:
-        ExportError: for a number of heads that does not divide the queries', lists of another
-            length than the model, or layers whose keys and values none has.
+        ExportError: if a number of key heads does not divide the query heads, a list has the wrong
+            length, or no layer has the keys and values that another one should read.
     """
     heads = _global_heads(keys, kinds)
-    reads = _sources(keys, kinds)
+    reads = _kv_sources(keys, kinds)
     widths, sparsities = _inner_widths(keys, reads), _sparsities(keys, len(kinds))
     tied = keys.has("attention_k_eq_v") and keys.flag("attention_k_eq_v")
-    found = []
+    layers = []
     for i, (kind, layer) in enumerate(zip(kinds, pattern, strict=True)):
         head_dim, kv_heads = heads.get(kind, (None, None))
         changes: dict[str, Any] = {
             "head_dim": head_dim,
             "kv_heads": kv_heads,
             "intermediate": widths[i],
-            "reads": reads[i],
+            "kv_source": reads[i],
             "tied_values": tied and kind == FULL and reads[i] is None,
             "sparsity": sparsities[i],
         }
-        found.append(msgspec.structs.replace(layer, **changes))
-    return found
+        layers.append(msgspec.structs.replace(layer, **changes))
+    return layers
 
 
-Own = tuple[int | None, int | None]
-"""Width of heads, and how many of keys; None where they are the model's."""
+HeadSizes = tuple[int | None, int | None]
+"""Width of heads and number of key heads; None = the model's."""
 
 
-def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
-    """Return what types of layers have of their own."""
+def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
+    """Return the head sizes of types of layers that differ from the model's."""
     if not keys.architecture.global_heads:
         return {}
     width: int | None = keys.count("global_head_dim")
     count = None
-    keys.fields.touch("num_global_key_value_heads")
+    keys.fields.mark_read("num_global_key_value_heads")
     if keys.flag("attention_k_eq_v") and keys.raw("num_global_key_value_heads") is not None:
         count = keys.count("num_global_key_value_heads")
-    found = {FULL: (width, count)} if FULL in kinds else {}
-    if OVERRIDES in keys.fields.values:  # which goes first, even if it is null
-        found = _overrides(keys, kinds)
+    sizes = {FULL: (width, count)} if FULL in kinds else {}
+    if OVERRIDES in keys.fields.values:  # it overrides the other keys, even if it is null
+        sizes = _overrides(keys, kinds)
     plain, heads = keys.count("head_dim"), keys.count("num_attention_heads")
     usual = keys.count("num_key_value_heads")
-    for _, own in found.values():
-        if own is not None and heads % own:
+    for _, kv_heads in sizes.values():
+        if kv_heads is not None and heads % kv_heads:
             raise keys.fields.error(
-                f"num_attention_heads {heads} is no multiple of {own} key heads"
+                f"num_attention_heads {heads} is no multiple of {kv_heads} key heads"
             )
     return {
-        kind: (None if width == plain else width, None if own == usual else own)
-        for kind, (width, own) in found.items()
+        kind: (None if width == plain else width, None if kv_heads == usual else kv_heads)
+        for kind, (width, kv_heads) in sizes.items()
     }
 
 
-def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, Own]:
-    """Read `per_layer_config`, in which layers of one type must agree."""
+def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
+    """Read `per_layer_config`; layers of one type must agree."""
     table = keys.fields.table(OVERRIDES)
     plain = keys.count("head_dim"), keys.count("num_key_value_heads")
     each: list[tuple[int, int]] = [plain] * len(kinds)
     for name in table.values:
         if not name.isdecimal() or int(name) >= len(kinds):
             raise keys.fields.error(f"{OVERRIDES} names a layer {name!r} of {len(kinds)}")
-        own = table.table(name)
-        sizes = own.count("head_dim", plain[0]), own.count("num_key_value_heads", plain[1])
+        layer = table.table(name)
+        sizes = layer.count("head_dim", plain[0]), layer.count("num_key_value_heads", plain[1])
         each[int(name)] = sizes
-    found: dict[str, Own] = {}
+    by_kind: dict[str, HeadSizes] = {}
     for kind, sizes in zip(kinds, each, strict=True):
-        if found.setdefault(kind, sizes) != sizes:
+        if by_kind.setdefault(kind, sizes) != sizes:
             raise keys.fields.error(f"{OVERRIDES} differs between layers of type {kind}")
-    return found
+    return by_kind
 
 
-def _sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
-    """Return the layer whose keys and values each layer reads, None for its own.
+def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
+    """Return, for each layer, the layer whose keys and values it reads; None for its own.
 
-    The last `num_kv_shared_layers` layers read those of the last layer of their type before them.
+    The last `num_kv_shared_layers` layers read from the last earlier layer of their type.
     """
     none: list[int | None] = [None] * len(kinds)
-    if not keys.architecture.shares:
+    if not keys.architecture.shares_kv:
         return none
     name = "num_kv_shared_layers"
     shared = keys.fields.get(keys.class_key(name), int, keys.default(name))
-    own = kinds[: max(len(kinds) - shared, 0)]
-    if shared < 0 or set(kinds) - set(own):
+    caching = kinds[: max(len(kinds) - shared, 0)]
+    if shared < 0 or set(kinds) - set(caching):
         raise keys.fields.error(
-            f"{name} is {shared}: of {len(kinds)} layers, none before these has keys and values "
-            "of each type"
+            f"{name} is {shared}: of {len(kinds)} layers, the others do not include every type "
+            "of layer"
         )
-    last = {kind: i for i, kind in enumerate(own)}
-    return [*none[: len(own)], *(last[kind] for kind in kinds[len(own) :])]
+    last = {kind: i for i, kind in enumerate(caching)}
+    return [*none[: len(caching)], *(last[kind] for kind in kinds[len(caching) :])]
 
 
 def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | None]:
-    """Return the widths of feed-forward parts, None for the model's."""
+    """Return the width of each layer's feed-forward part; None = the model's."""
     listed = keys.fields.values.get(keys.class_key("intermediate_size"))
     if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
         if len(listed) != len(reads) or not all(_is_count(each) for each in listed):
@@ -147,7 +147,7 @@ def _is_count(value: object) -> bool:
 
 
 def _sparsities(keys: ClassKeys, layers: int) -> list[float]:
-    """Return the share of the gate's channels that each layer leaves out (Gemma 3n)."""
+    """Return the fraction of gate channels that each layer sets to 0 (Gemma 3n)."""
     name = "activation_sparsity_pattern"
     if not keys.has(name):
         return [0.0] * layers
@@ -164,4 +164,4 @@ def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
-SPARSE_LAYERS, SPARSITY = 10, 0.95  # where a Gemma 3n does not say it
+SPARSE_LAYERS, SPARSITY = 10, 0.95  # Gemma 3n's defaults

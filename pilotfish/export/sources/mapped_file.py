@@ -1,7 +1,7 @@
 """Memory-map a file of weights without filling the memory.
 
-Pages of a view stay in memory until the next view is taken; then the kernel may drop them, and
-reads them again if an older view is still used. So reading all weights costs the memory of one.
+When the next view is taken, the kernel may drop the pages of the last one; an older view that is
+still used reads them again. So reading all weights takes the memory of one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MappedFile:
             path.open("rb") as file,
         ):
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._last = (0, 0)  # start and length of the pages of the last view
+        self._last = (0, 0)  # start and length of the last view's pages, bytes
 
     def view(self, start: int, size: int) -> NDArray[np.uint8]:
         """Return `size` bytes from `start`, within the file; shape [size], read-only."""

@@ -1,16 +1,16 @@
-"""Quantised matrices of a Hugging Face checkpoint: the tensors of one matrix, read as one weight.
+"""Quantised matrices of a Hugging Face checkpoint: several tensors per matrix, read as one weight.
 
-In: tensors of a module, in files.
+In: the tensors of a module.
 
     gptq    qweight i32 [K·b/32, N], qzeros i32 [G, N·b/32], scales [G, N], g_idx [K]
-    awq     qweight i32 [K, N/8], qzeros i32 [G, N/8], scales [G, N]; eight codes of an i32 stand
+    awq     qweight i32 [K, N/8], qzeros i32 [G, N/8], scales [G, N]; the eight codes of an i32 are
             in the order 0 2 4 6 1 3 5 7
     compressed-tensors
             weight_packed i32 [N, K·b/32], weight_zero_point i32 [N·b/32, G], weight_scale [N, G],
             weight_shape [2]; or weight i8 [N, K], or as fp8
-    fp8     weight [N, K] e4m3; weight_scale or weight_scale_inv: one, [N, 1], or one a block
+    fp8     weight [N, K] e4m3; weight_scale or weight_scale_inv: a scalar, [N, 1], or one per block
 
-Out: weights [N, K] as float32, or as `Quantized`. Codes of an i32 begin in its lowest bits.
+Out: weights [N, K] as float32 or `Quantized`. The first code of an i32 is in its lowest bits.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.blocks import Quantized, block_of
+from pilotfish.export.blocks import Quantized, largest_block
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor
 
 T = TypeVar("T", np.float32, np.int8)
-# Which tensor has the codes → the others of its matrix.
+# Tensor with the codes → other tensors of the matrix.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "qweight": ("qzeros", "scales", "g_idx"),
     "weight_packed": ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     "weight": ("weight_scale", "weight_scale_inv", "weight_zero_point"),
 }
-# Of activations, which are not rounded here, or for readers of other kinds.
+# Tensors for quantised activations, which are not used here.
 UNUSED = ("input_scale", "input_scale_ub", "input_zero_point", "activation_scale")
 FLOAT8 = "F8_E4M3"
 BYTES = (FLOAT8, "I8")
-# What each tensor of integers is stored in; another width would be read as other codes.
+# Accepted types of each integer tensor; another width would yield wrong codes.
 WORDS, NUMBERS = ("I32",), ("I32", "I64")
 TYPES: Mapping[str, tuple[str, ...]] = {
     "qweight": WORDS,
@@ -49,12 +49,12 @@ TYPES: Mapping[str, tuple[str, ...]] = {
     "weight_g_idx": NUMBERS,
     "weight": BYTES,
 }
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where codes 0 … 7 stand in an i32
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of codes 0 … 7 in AWQ's packed i32
 
 
 def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
-    """Put the weight of each quantised module in the place of its tensors."""
-    found: dict[str, StoredTensor] = dict(plain)
+    """Replace the tensors of each quantised module by one weight."""
+    tensors: dict[str, StoredTensor] = dict(plain)
     for name, tensor in plain.items():
         module, _, kind = name.rpartition(".")
         if kind not in PARTS or (kind == "weight" and tensor.file.dtype(tensor.name) not in BYTES):
@@ -62,13 +62,13 @@ def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str,
         names = {part: f"{module}.{part}" for part in (kind, *PARTS[kind], *UNUSED)}
         parts = {part: plain[each] for part, each in names.items() if each in plain}
         for part in parts:
-            del found[names[part]]
-        found[f"{module}.weight"] = PackedMatrix(packing, parts)
-    return found
+            del tensors[names[part]]
+        tensors[f"{module}.weight"] = PackedMatrix(packing, parts)
+    return tensors
 
 
 class PackedMatrix:
-    """The tensors of one matrix, the one with its codes first."""
+    """The tensors of one matrix; the first holds its codes."""
 
     def __init__(self, packing: Packing, parts: Mapping[str, PlainTensor]) -> None:
         self._packing, self._parts = packing, parts
@@ -78,12 +78,12 @@ class PackedMatrix:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether its codes are integers, not 8-bit floats."""
+        """Whether its codes are integers instead of 8-bit floats."""
         return not self._float8
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[N, K]"""
+        """Shape of the dequantised matrix, [N, K]."""
         stored = self._shape(self._kind)
         if self._kind == "qweight" and len(stored) == 2:
             if self._packing.method == "awq":
@@ -95,18 +95,18 @@ class PackedMatrix:
         return stored
 
     def read(self, index: int | None) -> NDArray[np.float32]:
-        """Read it as float32, whole.
+        """Read the whole matrix as float32.
 
         Raises:
-            ExportError: if its tensors do not fit each other, or a part is wanted.
+            ExportError: if its tensors do not fit each other, or `index` is not None.
         """
         if index is not None:
-            raise ExportError(f"{self._path}: {self._name} is not of experts")
-        found = self.quantized()
-        return self._floats_of_8_bits() if found is None else found.floats()
+            raise ExportError(f"{self._path}: {self._name} does not hold experts")
+        blocks = self.quantized()
+        return self._dequantize_fp8() if blocks is None else blocks.floats()
 
     def quantized(self) -> Quantized | None:
-        """Read it in its own blocks; None for fp8. Errors are those of `read`."""
+        """Read the matrix in its stored blocks; None for fp8. Raises as `read`."""
         if self._float8:
             return None
         if self._kind == "weight":
@@ -122,8 +122,8 @@ class PackedMatrix:
         if self._packing.one_less:
             if (zeros == 2**bits - 1).any():
                 raise ExportError(
-                    f"{self._path}: {self._name} has zero points that readers of GPTQ's first "
-                    f"format take for 0 or for {2**bits}: convert it to gptq_v2"
+                    f"{self._path}: {self._name} has zero points that some readers of GPTQ's first "
+                    f"format read as 0 and others as {2**bits}: convert it to gptq_v2"
                 )
             zeros = zeros + np.uint8(1)
         scales = self._floats("scales").T
@@ -156,10 +156,10 @@ class PackedMatrix:
         return self._blocks(8, self._ints("weight").view(np.uint8) ^ middle, scales, zeros)
 
     def _by_row(self, values: NDArray[T]) -> NDArray[T]:
-        """Spread what all rows share, or each has, to [N, 1]."""
+        """Broadcast one value, or one per row, to [N, 1]."""
         rows = self._shape("weight")[0]
         if values.size != 1 and values.shape not in ((rows,), (rows, 1)):
-            raise self._damaged()
+            raise self._mismatch()
         return np.broadcast_to(values.reshape(-1, 1), (rows, 1))
 
     def _blocks(
@@ -170,18 +170,18 @@ class PackedMatrix:
         zeros: NDArray[np.uint8] | None,
         groups: str = "",
     ) -> Quantized:
-        """Cut groups of columns, [N, G] scales and zeros, into blocks that kernels take."""
+        """Split groups of columns, scales and zeros [N, G], into blocks that kernels support."""
         rows, width = codes.shape
         count = scales.shape[-1]
         if bits not in (4, 8) or scales.shape != (rows, count) or not count or width % count:
-            raise self._damaged()
+            raise self._mismatch()
         if zeros is not None and zeros.shape != scales.shape:
-            raise self._damaged()
-        block = block_of(width // count)
+            raise self._mismatch()
+        block = largest_block(width // count)
         if block is None:
             raise ExportError(
-                f"{self._path}: {self._name} has groups of {width // count} columns, and no kernel "
-                "takes those"
+                f"{self._path}: {self._name} has groups of {width // count} columns, which no "
+                "kernel supports"
             )
         order = self._order(groups, width, count) if groups in self._parts else None
         times = width // count // block
@@ -197,22 +197,22 @@ class PackedMatrix:
         )
 
     def _order(self, part: str, width: int, count: int) -> NDArray[np.int64] | None:
-        """Return the columns group by group; None if they stand so, or are said to be in none."""
+        """Return the columns sorted by group; None if they are sorted, or belong to no group."""
         groups = self._ints(part).astype(np.int64)
         if (groups == -1).all():
             return None
         inside = groups.shape == (width,) and groups.min() >= 0 and groups.max() < count
         if not inside or (np.bincount(groups, minlength=count) != width // count).any():
-            raise self._damaged()
+            raise self._mismatch()
         order = np.argsort(groups, kind="stable")
         return None if (order == np.arange(width)).all() else order
 
-    def _floats_of_8_bits(self) -> NDArray[np.float32]:
-        """Dequantise fp8."""
+    def _dequantize_fp8(self) -> NDArray[np.float32]:
+        """Dequantise fp8 to float32."""
         values: NDArray[np.float32] = FLOAT8_VALUES[self._ints("weight")]
         part = next((name for name in PARTS["weight"][:2] if name in self._parts), None)
         if part is None:
-            raise self._damaged()
+            raise self._mismatch()
         scales = self._floats(part)
         high, wide = self._packing.float8_block
         expected = tuple(
@@ -226,40 +226,40 @@ class PackedMatrix:
         return values
 
     def _bits(self, packed_rows: int) -> int:
-        """The bits of a code in GPTQ, which may differ between modules."""
+        """Return the bits per code, which may differ between modules in GPTQ."""
         if "g_idx" not in self._parts:
             return self._packing.bits
         [width] = self._shape("g_idx") or (0,)
         bits = packed_rows * 32 // max(width, 1)
         if bits not in (4, 8):
-            raise self._damaged()
+            raise self._mismatch()
         return bits
 
     def _shape(self, part: str) -> tuple[int, ...]:
-        tensor = self._place(part)
+        tensor = self._tensor(part)
         return tensor.file.stored_shape(tensor.name)
 
     def _ints(self, part: str, types: tuple[str, ...] | None = None) -> NDArray[Any]:
-        tensor = self._place(part)
+        tensor = self._tensor(part)
         return tensor.file.integers(tensor.name, TYPES[part] if types is None else types)
 
     def _floats(self, part: str) -> NDArray[np.float32]:
-        return self._place(part).read(None)
+        return self._tensor(part).read(None)
 
-    def _place(self, part: str) -> PlainTensor:
+    def _tensor(self, part: str) -> PlainTensor:
         if part not in self._parts:
-            raise self._damaged()
+            raise self._mismatch()
         return self._parts[part]
 
-    def _damaged(self) -> ExportError:
+    def _mismatch(self) -> ExportError:
         return ExportError(
-            f"{self._path}: {self._name} and the tensors beside it do not fit each other: they are "
-            f"not what {self._packing.method} writes"
+            f"{self._path}: {self._name} and the other tensors of its matrix do not fit each "
+            f"other: this is not {self._packing.method}'s format"
         )
 
 
 def unpack(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
-    """Unpack codes of 4 or 8 bits, the lowest bits first; i32 [n, m] → u8 [n, m · 32 / bits]."""
+    """Unpack codes of 4 or 8 bits, lowest bits first; i32 [n, m] → u8 [n, m · 32 / bits]."""
     packed = np.ascontiguousarray(words, "<i4").view(np.uint8)
     if bits == 8:
         return packed
@@ -269,14 +269,14 @@ def unpack(words: NDArray[np.int32], bits: int) -> NDArray[np.uint8]:
 
 
 def _float8_values() -> NDArray[np.float32]:
-    """List the value of every e4m3 byte, f32 [256]; 0x7f and 0xff are NaN."""
+    """Return the value of every e4m3 byte, f32 [256]; 0x7f and 0xff are NaN."""
     byte = np.arange(256)
     exponent, fraction = (byte >> 3) & 15, (byte & 7) / 8
     small = exponent == 0
     size = np.where(small, fraction, 1 + fraction) * 2.0 ** np.where(small, -6, exponent - 7)
     size[(byte & 127) == 127] = np.nan
-    found: NDArray[np.float32] = np.where(byte < 128, size, -size).astype(np.float32)
-    return found
+    values: NDArray[np.float32] = np.where(byte < 128, size, -size).astype(np.float32)
+    return values
 
 
 FLOAT8_VALUES = _float8_values()

@@ -1,7 +1,7 @@
-"""How a checkpoint's matrices are quantised, by `quantization_config` in its config.json.
+"""Read `quantization_config` in config.json: the quantisation of a checkpoint's matrices.
 
 GPTQ, AWQ and compressed-tensors have blocks of integers, which `--precision stored` keeps; fp8 is
-dequantised, for no kernel here multiplies it.
+dequantised, because there is no kernel for it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, Literal
 from pilotfish.export.export_errors import ExportError
 
 WIDTHS = (4, 8)
-# Formats of compressed-tensors that are read; others are of 4-bit floats or sparse.
+# Supported formats of compressed-tensors; the others have 4-bit floats or are sparse.
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 FLOAT8_BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How matrices are quantised.
+    """Quantisation of matrices.
 
     Attributes:
-        method: by which names and layouts are told apart.
-        bits: of a code, where the tensors do not tell.
-        one_less: zero points are stored less one (GPTQ's first format).
-        float8_block: rows and columns that share a scale, in fp8 with a scale a block.
+        method: quantisation method, which decides names and layouts of tensors.
+        bits: bits per code, if the tensors do not imply them.
+        one_less: whether stored zero points are reduced by one (GPTQ's first format).
+        float8_block: rows and columns of a block, in fp8 with a scale per block.
     """
 
     method: Literal["gptq", "awq", "compressed-tensors", "fp8"]
@@ -36,17 +36,17 @@ class Packing:
 
     @property
     def blocks(self) -> bool:
-        """Whether the codes are integers, which kernels multiply."""
+        """Whether the codes are integers, for which there are kernels."""
         return self.method != "fp8"
 
 
 def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | None:
-    """Read a `quantization_config`; None where nothing is quantised.
+    """Read a `quantization_config`; None if nothing is quantised.
 
-    `gguf` says whether GGUF files of such models are read, for advice.
+    `gguf`: whether the model's GGUF files are supported, for the advice in errors.
 
     Raises:
-        ExportError: naming what is not supported.
+        ExportError: if the quantisation is not supported.
     """
     if stated is None or stated == {}:
         return None
@@ -60,8 +60,8 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
         return Packing("fp8", float8_block=_float8_block(stated, where))
     known = ", ".join((*readers, "fp8"))
     raise ExportError(
-        f"{where}: the checkpoint is quantised by {method!r}, and only {known} are read: give the "
-        f"original weights{', or a GGUF file of the model' if gguf else ''}"
+        f"{where}: the checkpoint is quantised by {method!r}, and only {known} are supported: give "
+        f"the original weights{', or a GGUF file of the model' if gguf else ''}"
     )
 
 
@@ -85,14 +85,14 @@ def _compressed(stated: Mapping[str, Any], where: str) -> Packing:
     turned = stated.get("transform_config")
     if isinstance(turned, dict) and turned.get("config_groups"):
         raise ExportError(
-            f"{where}: transform_config in quantization_config turns activations while the model "
-            "runs, which no graph here does: give the original weights"
+            f"{where}: transform_config in quantization_config rotates activations at run time, "
+            "which is not supported: give the original weights"
         )
     return Packing("compressed-tensors", float8_block=_compressed_block(stated, where))
 
 
 def _compressed_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
-    """Read the one size of blocks that all groups of matrices have, if they state any."""
+    """Read the block size, which must be the same in all groups of matrices."""
     groups = stated.get("config_groups")
     sizes = []
     for group in groups.values() if isinstance(groups, dict) else ():
@@ -111,7 +111,7 @@ def _float8_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
 
 
 def _counts(block: Any, key: str, where: str) -> tuple[int, int]:
-    """Read the rows and columns of a block; those of most checkpoints where none are stated."""
+    """Read the rows and columns of a block; the usual ones if none are stated."""
     if block is None:
         return FLOAT8_BLOCK, FLOAT8_BLOCK
     whole = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
@@ -124,5 +124,5 @@ def _expect(where: str, key: str, value: Any, accepted: tuple[Any, ...]) -> None
     if value not in accepted:
         raise ExportError(
             f"{where}: {key} in quantization_config is {value!r}, and only "
-            f"{' or '.join(map(str, accepted))} is read"
+            f"{' or '.join(map(str, accepted))} is supported"
         )

@@ -1,4 +1,4 @@
-"""Read the layers that keep a state: convolutions, linear attention, state spaces."""
+"""Read the sizes of recurrent layers: convolutions, linear attention, state spaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pilotfish.export.sources.class_keys import ClassKeys
 MOST_TAPS = 16
 SPACES = {"space", "both"}
 LIMITS = "time_step_limit"
-# What sizes follow from, for errors: fields of `Recurrence` → Llama's or Granite's keys.
+# Fields of `Recurrence` → Llama's or Granite's keys that determine them, for errors.
 LINEAR = {
     "taps": "linear_conv_kernel_dim",
     "heads": "linear_num_value_heads",
@@ -35,10 +35,10 @@ SELECTIVE = {
 
 
 def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
-    """Read the sizes of layers that keep a state; None where no layer does.
+    """Read the sizes of recurrent layers; None without any.
 
     Raises:
-        ExportError: if they contradict each other, or are not supported.
+        ExportError: if they contradict each other or are not supported.
     """
     if keys.has("mamba_n_heads"):
         for key in keys.architecture.keys:
@@ -51,19 +51,19 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
         return Recurrence(_taps(keys, "conv_L_cache"))
     if not keys.has("linear_conv_kernel_dim"):
         return None
-    found = Recurrence(
+    recurrence = Recurrence(
         taps=_taps(keys, "linear_conv_kernel_dim"),
         heads=keys.count("linear_num_value_heads"),
         key_heads=keys.count("linear_num_key_heads"),
         key_dim=keys.count("linear_key_head_dim"),
         value_dim=keys.count("linear_value_head_dim"),
     )
-    _check_heads(keys, found, "linear_num_value_heads", "linear_num_key_heads")
-    return found
+    _check_heads(keys, recurrence, "linear_num_value_heads", "linear_num_key_heads")
+    return recurrence
 
 
 def read_factors(keys: ClassKeys) -> Factors:
-    """Read what goes into and comes out of parts of a layer is multiplied by (Falcon-H1)."""
+    """Read the factors of inputs and outputs of a layer's parts (Falcon-H1)."""
     if not keys.has("mlp_multipliers"):
         return Factors()
     gate, fed = _numbers(keys, "mlp_multipliers", 2)
@@ -73,12 +73,12 @@ def read_factors(keys: ClassKeys) -> Factors:
         space_in=keys.number("ssm_in_multiplier", otherwise=1.0),
         space_out=keys.number("ssm_out_multiplier", otherwise=1.0),
         gate=gate,
-        fed=fed,
+        mlp_out=fed,
     )
 
 
-def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
-    """Map fields of `Recurrence` to what they follow from in the file."""
+def recurrence_file_keys(keys: ClassKeys) -> Mapping[str, str]:
+    """Map fields of `Recurrence` to the keys in the file that determine them."""
     if keys.has("conv_L_cache"):
         return {"taps": "conv_L_cache"}
     if keys.has("time_step_rank"):
@@ -98,7 +98,7 @@ def called_recurrence(keys: ClassKeys) -> Mapping[str, str]:
 
 def _state_space(keys: ClassKeys) -> Recurrence:
     heads = keys.count("mamba_n_heads")
-    found = Recurrence(
+    recurrence = Recurrence(
         taps=_taps(keys, "mamba_d_conv"),
         heads=heads,
         key_heads=keys.count("mamba_n_groups"),
@@ -106,14 +106,14 @@ def _state_space(keys: ClassKeys) -> Recurrence:
         value_dim=_value_dim(keys, heads),
         space=_space(keys),
     )
-    _check_heads(keys, found, "mamba_n_heads", "mamba_n_groups")
+    _check_heads(keys, recurrence, "mamba_n_heads", "mamba_n_groups")
     key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
     name = keys.fields.get(key, str, keys.default(key))
     if ACTIVATIONS.get(name) != "silu":
         raise keys.fields.error(
-            f"state spaces with {key} {name!r} are not supported, with 'silu' they are"
+            f"state spaces with {key} {name!r} are not supported, only with 'silu'"
         )
-    return found
+    return recurrence
 
 
 def _selective(keys: ClassKeys) -> Recurrence:
@@ -136,7 +136,7 @@ def _selective(keys: ClassKeys) -> Recurrence:
 
 
 def _value_dim(keys: ClassKeys, heads: int) -> int:
-    """Return the width of a head, which some classes state twice."""
+    """Return the width of a value head; some classes state it twice."""
     inner = None
     if keys.has("mamba_expand"):
         inner = keys.count("mamba_expand") * keys.count("hidden_size")
@@ -149,8 +149,8 @@ def _value_dim(keys: ClassKeys, heads: int) -> int:
         width = keys.fields.count(key, keys.default("mamba_d_head"))
     if inner is not None and heads * width != inner:
         raise keys.fields.error(
-            f"{keys.class_key('mamba_n_heads')} {heads} × {key} {width} is not the width {inner} that "
-            "the state spaces should have"
+            f"{keys.class_key('mamba_n_heads')} {heads} × {key} {width} differs from the width "
+            f"{inner} of the state spaces"
         )
     return width
 
@@ -162,7 +162,7 @@ def _space(keys: ClassKeys) -> StateSpace:
     elif keys.has("time_step_min"):
         shortest = keys.fields.get("time_step_min", float, keys.default("time_step_min"))
     if not (shortest <= longest and longest > 0 and shortest < math.inf):
-        raise keys.fields.error(f"steps of {shortest} to {longest} are none ({LIMITS})")
+        raise keys.fields.error(f"steps from {shortest} to {longest} are impossible ({LIMITS})")
     scales = _numbers(keys, "ssm_multipliers", 5) if keys.has("ssm_multipliers") else (1.0,) * 5
     norm: Literal["behind", "before"] | None = "behind"
     if keys.has("mamba_rms_norm"):
@@ -172,7 +172,7 @@ def _space(keys: ClassKeys) -> StateSpace:
 
 
 def _limits(keys: ClassKeys) -> tuple[float, float]:
-    """Read the bounds of a step; infinity is written as {"__float__": "Infinity"}, or bare."""
+    """Read the bounds of a step; files write infinity bare or as {"__float__": "Infinity"}."""
     stated = keys.fields.values.get(LIMITS, [0.0, math.inf])
     infinite = {"__float__": "Infinity"}
     numbers = [
@@ -185,7 +185,7 @@ def _limits(keys: ClassKeys) -> tuple[float, float]:
 
 
 def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
-    """Read a list of so many numbers; ones where it is null."""
+    """Read a list of `count` numbers; ones if it is null."""
     stated = keys.fields.items(key)
     if stated is None:
         return (1.0,) * count
@@ -199,16 +199,16 @@ def _is_number(value: Any) -> bool:
     return whole and not math.isnan(value)
 
 
-def _check_heads(keys: ClassKeys, found: Recurrence, heads: str, groups: str) -> None:
-    if found.heads % found.key_heads:
+def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: str) -> None:
+    if recurrence.heads % recurrence.key_heads:
         raise keys.fields.error(
-            f"{keys.class_key(heads)} {found.heads} is no multiple of {keys.class_key(groups)} "
-            f"{found.key_heads}"
+            f"{keys.class_key(heads)} {recurrence.heads} is no multiple of "
+            f"{keys.class_key(groups)} {recurrence.key_heads}"
         )
 
 
 def _taps(keys: ClassKeys, key: str) -> int:
-    """Read how many tokens a convolution sees."""
+    """Read the width of a convolution in tokens."""
     taps = keys.count(key)
     if not 2 <= taps <= MOST_TAPS:
         raise keys.fields.error(f"{keys.class_key(key)} is {taps}: 2 to {MOST_TAPS} are supported")

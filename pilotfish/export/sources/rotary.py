@@ -1,8 +1,8 @@
-"""Read a rotary embedding from a configuration, in both forms that it is written in.
+"""Read a rotary embedding from a configuration, in its newer or older form.
 
-`rope_parameters` (transformers 5) holds everything, in one table or in one for each type of layer;
-before, `rope_theta` stood beside `rope_scaling`. The rules are those of transformers'
-modeling_rope_utils, to which the tests compare.
+`rope_parameters` (transformers 5) is one table, or one per type of layer; older files have
+`rope_theta` and `rope_scaling`. The rules are those of transformers' modeling_rope_utils, with
+which the tests compare.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.parts import Rope
-from pilotfish.export.sources.fields import Fields, shown
+from pilotfish.export.sources.fields import Fields, format_value
 
 Frequencies = NDArray[np.float64]
 INERT = ("type", "rope_type", "mrope_section", "mrope_interleaved", "max_position_embeddings")
 
 
 class RopeBase(NamedTuple):
-    """What a scaling starts from: θ, channels that turn, and the model's contexts."""
+    """Input of a scaling: θ, number of rotated channels, and the model's contexts."""
 
     theta: float
     dim: int
     context: int
-    original: int | None  # that of the configuration's own key
+    original: int | None  # value of the configuration's top-level key
 
     @property
     def frequencies(self) -> Frequencies:
-        """Angle per position of each pair of channels."""
+        """Angle per position of each pair of channels, rad."""
         powers: Frequencies = self.theta ** -(np.arange(0, self.dim, 2) / self.dim)
         return powers
 
-    def trained(self, table: Fields) -> int:
-        """Return the context before scaling; the configuration's own key goes first."""
+    def original_context(self, table: Fields) -> int:
+        """Return the context before scaling; the top-level key overrides the table's."""
         key = "original_max_position_embeddings"
         stated = table.count(key, self.original or self.context)
         return self.original or stated
@@ -51,7 +51,7 @@ def _linear(table: Fields, base: RopeBase) -> Rope:
 
 
 def _dynamic(table: Fields, base: RopeBase) -> Rope:
-    """NTK: takes effect beyond the context, which an artifact does not exceed; Hunyuan's α does."""
+    """Read dynamic NTK, which only acts beyond the context, so never; Hunyuan's α always acts."""
     table.get("factor", float, 1.0)
     if table.values.get("alpha"):
         alpha = table.positive("alpha")
@@ -64,20 +64,20 @@ def _dynamic(table: Fields, base: RopeBase) -> Rope:
 
 
 def _llama3(table: Fields, base: RopeBase) -> Rope:
-    """Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones stay."""
+    """Read Llama 3.1's rule: long wavelengths are stretched by `factor`, short ones are not."""
     low, high = table.positive("low_freq_factor"), table.positive("high_freq_factor")
-    factor, original = table.positive("factor"), base.trained(table)
+    factor, original = table.positive("factor"), base.original_context(table)
     if low >= high:
         prefix = table.prefix
         raise table.error(f"{prefix}low_freq_factor is not below {prefix}high_freq_factor")
-    turns = original * base.frequencies / (2 * math.pi)  # in the original context
+    turns = original * base.frequencies / (2 * math.pi)  # rotations within the original context
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return Rope(_tuple(base.frequencies * (smooth + (1 - smooth) / factor)))
 
 
 def _yarn(table: Fields, base: RopeBase) -> Rope:
-    """YaRN (arXiv 2309.00071): interpolates slow pairs, and scales cos and sin."""
-    original = base.trained(table)
+    """Read YaRN (arXiv 2309.00071), which interpolates slow pairs and scales cos and sin."""
+    original = base.original_context(table)
     if "factor" not in table.values:
         raise table.error(f"{table.prefix}factor is missing")
     factor = table.get("factor", float, null=base.context / original)
@@ -91,7 +91,7 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     def pair(turns: float) -> float:
-        """Return the pair that turns so often in the original context."""
+        """Return the (fractional) pair that rotates `turns` times in the original context."""
         ratio = math.log(original / (turns * 2 * math.pi)) / math.log(base.theta)
         return base.dim * ratio / 2
 
@@ -100,15 +100,17 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, base.dim - 1)
     width = high - low or 0.001
-    kept = 1 - np.clip((np.arange(base.dim // 2) - low) / width, 0, 1)
+    unscaled = 1 - np.clip((np.arange(base.dim // 2) - low) / width, 0, 1)
     scale = magnitude(mscale[0]) / magnitude(mscale[1]) if all(mscale) else magnitude()
     frequencies = base.frequencies
-    return Rope(_tuple(frequencies / factor * (1 - kept) + frequencies * kept), stated or scale)
+    return Rope(
+        _tuple(frequencies / factor * (1 - unscaled) + frequencies * unscaled), stated or scale
+    )
 
 
 def _longrope(table: Fields, base: RopeBase) -> Rope:
-    """LongRoPE (arXiv 2402.13753): divisors per pair, one set up to the original context."""
-    original = base.trained(table)
+    """Read LongRoPE (arXiv 2402.13753): divisors within the original context, others beyond."""
+    original = base.original_context(table)
     ratio = base.context / original
     factor = table.get("factor", float, ratio, null=ratio)
     stated = table.get("attention_factor", float, 0.0, null=0.0)
@@ -125,7 +127,7 @@ def _longrope(table: Fields, base: RopeBase) -> Rope:
 
 
 def _proportional(table: Fields, base: RopeBase) -> Rope:
-    """Gemma 4's: the first pairs turn as in a head that turns whole; the others stay."""
+    """Read Gemma 4's: the first pairs rotate as in a fully rotated head; the others do not."""
     turning = int(_part(table) * base.dim // 2)
     frequencies = base.frequencies / table.positive("factor", 1.0)
     frequencies[turning:] = 0
@@ -141,42 +143,41 @@ def _part(table: Fields) -> float:
 
 SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
     "default": _default,
-    "mrope": _default,  # for text, where all its positions are equal
+    "mrope": _default,  # equals the default for text
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "su": _longrope,  # what older files of Phi-3 call it
+    "su": _longrope,  # name in older files of Phi-3
     "proportional": _proportional,
 }
 
 
 def read_table(table: Fields, base: RopeBase) -> Rope:
-    """Read a table of rotary parameters; the θ of `base` is for one that states none.
+    """Read a table of rotary parameters; without rope_theta, the θ of `base` applies.
 
     Raises:
-        ExportError: if its kind is not known, or a number is missing or not known.
+        ExportError: if its kind is unknown, or a number is missing or invalid.
     """
     kind = table.get("rope_type", str, table.get("type", str, "default"))  # `type`: older files
     if kind not in SCALINGS:
         known = ", ".join(SCALINGS)
-        raise table.error(f"rotary scaling {shown(kind)} is not supported; {known} are")
+        raise table.error(f"rotary scaling {format_value(kind)} is not supported; {known} are")
     for key in INERT:
-        table.touch(key)
+        table.mark_read(key)
     base = base._replace(theta=table.positive("rope_theta", base.theta))
     try:
         with np.errstate(all="ignore"):
-            found = SCALINGS[kind](table, base)
-    except (ArithmeticError, ValueError):  # no logarithm, or one of 1 as a divisor
-        found = None
-    if (
-        found is None
-        or not np.isfinite([*found.frequencies, *(found.long or ()), found.scale]).all()
-    ):
+            rope = SCALINGS[kind](table, base)
+    except (ArithmeticError, ValueError):  # an undefined logarithm, or a division by log 1
+        rope = None
+    if rope is None or not np.isfinite([*rope.frequencies, *(rope.long or ()), rope.scale]).all():
         name = table.prefix.rstrip(".") or "its rotary parameters"
-        raise table.error(f"{name} says a rotation of no finite angles: {shown(table.values)}")
-    return found
+        raise table.error(
+            f"{name} says a rotation of no finite angles: {format_value(table.values)}"
+        )
+    return rope
 
 
 def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:

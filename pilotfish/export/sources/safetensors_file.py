@@ -2,8 +2,8 @@
 
 In: a path. Out: float32 arrays, without a copy where the file has float32.
 
-The `safetensors` package checks the file; the header then says where the tensors lie. They are not
-read through the package, which copies each of them twice and keeps the file's pages in memory.
+The `safetensors` package checks the file. Tensors are then read by the header's offsets, not by the
+package, which copies each of them twice and holds the file's pages in memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pilotfish.base.reading import reading_file
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
-BYTES_AT_ONCE = 1 << 24
-ROWS_BYTES = 1 << 24  # of a tensor that is read in parts
+BYTES_AT_ONCE = 1 << 24  # bytes per comparison
+ROWS_BYTES = 1 << 24  # bytes per part of a tensor
 INTEGERS: dict[str, type[np.generic]] = {
     "I64": np.int64,
     "I32": np.int32,
@@ -38,54 +38,54 @@ class _Tensor(msgspec.Struct, frozen=True):
 
     dtype: str
     shape: tuple[int, ...]
-    data_offsets: tuple[int, int]  # of its bytes, from the end of the header
+    data_offsets: tuple[int, int]  # start and end, bytes from the end of the header
 
 
 class SafetensorsFile:
     """An opened safetensors file.
 
     Raises:
-        ExportError: if the file is damaged or ends before its tensors do.
+        ExportError: if the file is damaged or incomplete.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = MappedFile(path)
-        with reading_file(self._damaged):
+        with reading_file(self._damage_error):
             try:
                 with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
                     self._start, self._tensors = self._read_header()
             except SafetensorError as error:
-                raise self._damaged(str(error)) from None
+                raise self._damage_error(str(error)) from None
 
-    def _damaged(self, problem: str) -> ExportError:
+    def _damage_error(self, problem: str) -> ExportError:
         return ExportError(f"{self.path} is a damaged or incomplete safetensors file: {problem}")
 
     def names(self) -> list[str]:
-        """Names of the tensors, as they stand in the file."""
+        """Return the tensors' names, in the file's order."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape; errors are those of `tensor`."""
-        return self._stored(name).shape
+        """Return the tensor's shape; raises as `tensor`."""
+        return self._float_tensor(name).shape
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
-        """The tensor as float32, or the part of it that `index` selects along its first axis.
+        """Return the tensor as float32, or entry `index` of its first axis.
 
         Raises:
-            ExportError: if there is no such tensor, or it is not of floating point.
+            ExportError: if the tensor does not exist, or is not floating point.
         """
-        tensor = self._stored(name)
+        tensor = self._float_tensor(name)
         shape = tensor.shape if index is None else tensor.shape[1:]
         return _floats(self._part(tensor, index), tensor.dtype).reshape(shape)
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """The tensor in parts of neighbouring rows, of at most ROWS_BYTES each in the file.
+        """Yield the tensor in parts of consecutive rows, at most ROWS_BYTES each in the file.
 
         Raises:
             ExportError: as `tensor`.
         """
-        tensor = self._stored(name)
+        tensor = self._float_tensor(name)
         size = (tensor.data_offsets[1] - tensor.data_offsets[0]) // max(tensor.shape[0], 1)
         step = max(ROWS_BYTES // max(size, 1), 1)
         for start in range(0, tensor.shape[0], step):
@@ -94,40 +94,40 @@ class SafetensorsFile:
             yield _floats(part, tensor.dtype).reshape(count, *tensor.shape[1:])
 
     def coded_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor of bytes; None if it is of another type, or not there."""
+        """Return the shape of a u8 tensor; None if it has another type or does not exist."""
         tensor = self._tensors.get(name)
         return tensor.shape if tensor is not None and tensor.dtype == "U8" else None
 
     def codes(self, name: str, index: int) -> NDArray[np.uint8]:
-        """Part `index` of a tensor of bytes that is there, along its first axis."""
+        """Return entry `index` of the first axis of an existing u8 tensor."""
         tensor = self._tensors[name]
         return self._part(tensor, index).reshape(tensor.shape[1:])
 
     def dtype(self, name: str) -> str:
-        """The name of the tensor's type in the file."""
+        """Return the name of the tensor's type in the file."""
         return self._tensors[name].dtype
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, of whatever type it is."""
+        """Return the tensor's shape, for any type."""
         return self._tensors[name].shape
 
     def integers(self, name: str, types: Collection[str]) -> NDArray[Any]:
-        """The tensor in its own type of integers, one of `types`; 8-bit floats as their bits.
+        """Return an integer tensor, unconverted; 8-bit floats as bits.
 
         Raises:
-            ExportError: if it is of another type.
+            ExportError: if its type is not one of `types`.
         """
         tensor = self._tensors[name]
         if tensor.dtype not in types:
             raise ExportError(
                 f"{self.path}: {name} is of type {tensor.dtype}, and only {' or '.join(types)} is "
-                "read"
+                "supported"
             )
         return self._bytes(tensor).view(INTEGERS[tensor.dtype]).reshape(tensor.shape)
 
     def holds_same(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
         """Whether two tensors have the same type, shape and bytes."""
-        mine, theirs = self._stored(name), other._stored(other_name)
+        mine, theirs = self._float_tensor(name), other._float_tensor(other_name)
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             return False
         size = mine.data_offsets[1] - mine.data_offsets[0]
@@ -145,13 +145,13 @@ class SafetensorsFile:
         return self._bytes(tensor, index * size, size)
 
     def _bytes(self, tensor: _Tensor, at: int = 0, most: int | None = None) -> NDArray[np.uint8]:
-        """A tensor's bytes, or up to `most` of them from `at`."""
+        """Return a tensor's bytes from `at` on, at most `most`."""
         start, end = tensor.data_offsets
         size = end - start - at
         return self._file.view(self._start + start + at, size if most is None else min(size, most))
 
-    def _stored(self, name: str) -> _Tensor:
-        """The tensor of that name, which is of floating point."""
+    def _float_tensor(self, name: str) -> _Tensor:
+        """Return the header entry of a floating-point tensor."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ExportError(f"{self.path} has no tensor {name}")
@@ -163,7 +163,7 @@ class SafetensorsFile:
         return tensor
 
     def _read_header(self) -> tuple[int, dict[str, _Tensor]]:
-        """Where the header ends, and what it says of each tensor: a length and a JSON object."""
+        """Return the end of the header and its entries; it is a length and a JSON object."""
         end = 8 + int.from_bytes(self._file.data[:8], "little")
         header = msgspec.json.decode(self._file.data[8:end], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
@@ -171,7 +171,7 @@ class SafetensorsFile:
 
 
 def _floats(values: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
-    """Read bytes of this type as float32."""
+    """Convert bytes of type `dtype` to float32."""
     stored = values.view(DTYPES[dtype])
     if dtype == "BF16":  # the upper half of a float32
         wide = stored.astype(np.uint32)

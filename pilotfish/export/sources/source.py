@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 class WeightSource(Protocol):
-    """A model on disk: configuration, tokenizer, and weights that are read one at a time."""
+    """A model on disk: configuration, tokenizer, and weights, which are read one at a time."""
 
     @property
     def config(self) -> ModelConfig:
@@ -36,27 +36,27 @@ class WeightSource(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Number of the tokenizer's tokens: largest id + 1, without padding rows."""
+        """Number of tokens of the tokenizer: largest id + 1, without padding rows."""
         ...
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source of the chat template, if the model has one."""
+        """Jinja source of the default chat template; None without one."""
         ...
 
     @property
     def chat_templates(self) -> dict[str, str]:
-        """Jinja sources of further chat templates by their names, such as "tool_use"."""
+        """Jinja sources of further chat templates by name, such as "tool_use"."""
         ...
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Tokens that chat templates may write by a name, such as "bos_token"."""
+        """Tokens that chat templates can write by name, such as "bos_token": name → token."""
         ...
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a text, if there is one."""
+        """The token that begins a text; None without one."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class WeightSource(Protocol):
         ...
 
     def names(self) -> Collection[str]:
-        """Return the weights' names, as Hugging Face's modules have them."""
+        """Return the weights' names, by Hugging Face's modules."""
         ...
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -74,12 +74,12 @@ class WeightSource(Protocol):
         The array may be a read-only view of the file.
 
         Raises:
-            ExportError: if the source has no such weight or cannot decode it.
+            ExportError: if the weight does not exist or cannot be decoded.
         """
         ...
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight as `tensor` would, in parts: neighbouring rows each, some megabytes.
+        """Read one weight as `tensor` does, in parts of consecutive rows, a few megabytes each.
 
         Raises:
             ExportError: as `tensor`.
@@ -87,19 +87,17 @@ class WeightSource(Protocol):
         ...
 
     def blocks(self) -> Collection[str]:
-        """Name the kinds of blocks that weights are stored in ("Q4_1", "gptq"); none: as floats.
+        """Return the block types of the weights ("Q4_1", "gptq"); empty if they are floats.
 
         Raises:
-            ExportError: if some of them cannot be kept.
+            ExportError: if some types cannot be kept.
         """
         ...
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight as `tensor` would return it, in the blocks that it is stored in.
-
-        None for a weight that is stored in none.
+        """Read one weight as `tensor` does, in its stored blocks; None without blocks.
 
         Raises:
-            ExportError: if the source has no such weight, or its blocks cannot be kept.
+            ExportError: if the weight does not exist, or its blocks cannot be kept.
         """
         ...

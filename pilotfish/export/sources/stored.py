@@ -1,9 +1,9 @@
-"""Tensors as a checkpoint stores them: plain ones, and experts in blocks of MXFP4 (gpt-oss).
+"""Stored tensors of a checkpoint: plain ones, and experts in blocks of MXFP4 (gpt-oss).
 
-MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 values along the input width, each one of 16
-numbers in 4 bits (E2M1) times a power of two (E8M0).
+MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 values along the input width; each value is a
+4-bit float (E2M1) times the block's power of two (E8M0).
 
-    NAME_blocks u8 [experts, out, in / 32, 16]: two codes a byte, the first in the low nibble
+    NAME_blocks u8 [experts, out, in / 32, 16]: two codes per byte, the first in the low nibble
     NAME_scales u8 [experts, out, in / 32]: exponent + 127
 """
 
@@ -26,7 +26,7 @@ BLOCKS, SCALES = "_blocks", "_scales"
 PER_BLOCK = 32
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 VALUES = np.array([*POSITIVE, *(-value for value in POSITIVE)], np.float32)
-BIAS = 127  # of the exponents
+BIAS = 127  # exponent bias
 
 
 class StoredTensor(Protocol):
@@ -34,32 +34,32 @@ class StoredTensor(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The tensor's shape."""
         ...
 
     def read(self, index: int | None) -> NDArray[np.float32]:
-        """Read it, or the part that `index` selects along its first axis."""
+        """Read the tensor, or entry `index` of its first axis."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainTensor:
-    """A tensor of floating point; `name` is that in the file."""
+    """A floating-point tensor; `name` is its name in the file."""
 
     file: SafetensorsFile
     name: str
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape; an ExportError says that it is not of floating point."""
+        """The tensor's shape; raises ExportError if it is not floating point."""
         return self.file.shape(self.name)
 
     def read(self, index: int | None) -> NDArray[np.float32]:
-        """Read it, or a part along its first axis."""
+        """Read the tensor, or entry `index` of its first axis."""
         return self.file.tensor(self.name, index)
 
     def rows(self) -> Iterator[NDArray[np.float32]]:
-        """Read it in parts of neighbouring rows."""
+        """Read the tensor in parts of consecutive rows."""
         return self.file.rows(self.name)
 
     def holds_same(self, other: PlainTensor) -> bool:
@@ -69,7 +69,7 @@ class PlainTensor:
 
 @dataclass(frozen=True)
 class BlockTensor:
-    """Blocks and scales that stand for a tensor [experts, in, out], which is read by expert."""
+    """A tensor [experts, in, out] in blocks and scales of MXFP4, read one expert at a time."""
 
     blocks: PlainTensor
     scales: PlainTensor
@@ -80,17 +80,17 @@ class BlockTensor:
         if blocks is None or not known or scales != blocks[:3]:
             raise ExportError(
                 f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are no blocks "
-                f"of MXFP4: u8 [experts, out, in / {PER_BLOCK}, {PER_BLOCK // 2}] and their scales"
+                f"of MXFP4: u8 [experts, out, in / {PER_BLOCK}, {PER_BLOCK // 2}] and scales"
             )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what they stand for."""
+        """Shape of the dequantised tensor."""
         experts, rows, count, _ = self.blocks.file.coded_shape(self.blocks.name) or (0,) * 4
         return experts, count * PER_BLOCK, rows
 
     def read(self, index: int | None) -> NDArray[np.float32]:
-        """Read one expert's, [in, out]."""
+        """Read one expert's matrix, [in, out]."""
         if index is None:
             raise ValueError(f"{self.blocks.name} is read one expert at a time")
         codes = self.blocks.file.codes(self.blocks.name, index)
@@ -99,26 +99,26 @@ class BlockTensor:
         values[..., 0::2] = VALUES[codes & 15]
         values[..., 1::2] = VALUES[codes >> 4]
         values *= np.ldexp(np.float32(1), exponents)[..., None].astype(np.float32)
-        found: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
-        return found
+        result: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
+        return result
 
 
 def join_blocks(
     plain: Mapping[str, PlainTensor], names: Names, where: str
 ) -> Mapping[str, StoredTensor]:
-    """Put what blocks and scales stand for in their place, in a class with tensors of all experts.
+    """Join blocks and scales to one tensor, in a class that stacks its experts.
 
-    `where` is for the log, which says so.
+    `where`: the model's location, for the log.
     """
     if not names.stacked:
         return plain
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, tensor in plain.items():
-        own, blocks = name.removesuffix(BLOCKS), name.removesuffix(SCALES) + BLOCKS
-        if own != name and own + SCALES in plain:
-            found[own] = BlockTensor(tensor, plain[own + SCALES])
+        base, blocks = name.removesuffix(BLOCKS), name.removesuffix(SCALES) + BLOCKS
+        if base != name and base + SCALES in plain:
+            tensors[base] = BlockTensor(tensor, plain[base + SCALES])
         elif not name.endswith(SCALES) or blocks not in plain:
-            found[name] = tensor
-    if len(found) < len(plain):
-        log.warning("%s: its experts are in MXFP4, and read as the numbers this stands for", where)
-    return found
+            tensors[name] = tensor
+    if len(tensors) < len(plain):
+        log.warning("%s: its experts are in MXFP4 and are dequantised", where)
+    return tensors

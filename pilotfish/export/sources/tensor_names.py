@@ -1,7 +1,7 @@
-"""Find our weights among a checkpoint's: renamed, fused, stacked, listed or transposed tensors.
+"""Find our weights in a checkpoint, which may rename, fuse, stack, list or transpose tensors.
 
-In: names and shapes that a checkpoint has, and what its architecture calls them. Out: for each of
-our names (`export.weights`) where it comes from, and how it is taken from there, as views only.
+In: names and shapes in a checkpoint, and the naming of its architecture. Out: the origin of each of
+our weights (`export.weights`), and views that extract it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LISTED = re.compile(r"(.*)\.(\d+)\.weight")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one of our weights comes from.
+    """The origin of one of our weights.
 
     Attributes:
-        stored: names in the checkpoint; several are stacked.
-        part: which of `parts` modules are wanted of a fused one; None = the whole.
-        parts: our modules that are fused there, or our weights of each expert.
-        expert: its number, if the stored tensor holds those of all experts.
+        stored: tensor names in the checkpoint; several are stacked.
+        part: index in `parts` of this weight within a fused tensor; None = the whole tensor.
+        parts: our modules that the tensor fuses, or our weights of each expert.
+        expert: the expert's number if the tensor holds all experts.
     """
 
     stored: tuple[str, ...]
@@ -44,68 +44,72 @@ class Origin:
 
 
 def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[str, Origin]:
-    """Return the origin of each weight; a name that is not known stands for itself.
+    """Return the origin of each weight; unknown names stay as they are.
 
     Raises:
-        ExportError: if two of them stand for the same weight.
+        ExportError: if two tensors stand for the same weight.
     """
-    kept = [name for name in stored if not name.endswith(names.dropped)]
-    bare = not any(name.startswith(f"{names.body}.") for name in kept)  # saved without its head
-    found: dict[str, Origin] = {}
+    relevant = [name for name in stored if not name.endswith(names.dropped)]
+    bare = not any(
+        name.startswith(f"{names.body}.") for name in relevant
+    )  # saved without the body's prefix
+    origins: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
 
-    def place(own: str, origin: Origin) -> None:
-        if own in found:
-            both = f"{found[own].stored[0]} and {origin.stored[0]}"
-            raise ExportError(f"{both} stand for the same weight: remove the one that is not meant")
-        found[own] = origin
+    def add_origin(ours: str, origin: Origin) -> None:
+        if ours in origins:
+            both = f"{origins[ours].stored[0]} and {origin.stored[0]}"
+            raise ExportError(f"{both} stand for the same weight: remove the wrong one")
+        origins[ours] = origin
 
-    for name in kept:
-        body, inner = _inside(names, name, bare=bare)
+    for name in relevant:
+        body, inner = _split_body(names, name, bare=bare)
         match = re.fullmatch(rf"{re.escape(names.stack)}\.(\d+)\.(.+)", inner) if body else None
         if match is None:
-            place(_outer(names, inner, body=body), Origin((name,)))
+            add_origin(_outer(names, inner, body=body), Origin((name,)))
             continue
         prefix, rest = f"model.layers.{match[1]}.", match[2]
         module, _, kind = rest.rpartition(".")
         entry = LISTED.fullmatch(rest)
         if entry and entry[1] in names.listed:
-            own = f"{prefix}{names.listed[entry[1]]}.weight"
-            listed.setdefault(own, {})[int(entry[2])] = name
+            ours = f"{prefix}{names.listed[entry[1]]}.weight"
+            listed.setdefault(ours, {})[int(entry[2])] = name
             continue
         if rest in names.stacked:
             parts = names.stacked[rest]
             for expert in range(stored[name][0] if stored[name] else 0):
                 for i, part in enumerate(parts):
-                    place(prefix + _of(part, expert), Origin((name,), i, parts, expert))
+                    add_origin(
+                        prefix + _with_number(part, expert), Origin((name,), i, parts, expert)
+                    )
             continue
         if rest in names.tensors or not module:
-            place(prefix + names.tensors.get(rest, rest), Origin((name,)))
+            add_origin(prefix + names.tensors.get(rest, rest), Origin((name,)))
             continue
         if module in names.fused:
             parts = names.fused[module]
             for i, part in enumerate(parts):
-                place(f"{prefix}{part}.{kind}", Origin((name,), i, parts))
+                add_origin(f"{prefix}{part}.{kind}", Origin((name,), i, parts))
             continue
-        place(f"{prefix}{_renamed(names.modules, module)}.{kind}", Origin((name,)))
-    for own, members in listed.items():
-        place(own, Origin(tuple(members[i] for i in sorted(members))))
-    return found
+        add_origin(f"{prefix}{_rename_module(names.modules, module)}.{kind}", Origin((name,)))
+    for ours, members in listed.items():
+        add_origin(ours, Origin(tuple(members[i] for i in sorted(members))))
+    return origins
 
 
-def _renamed(modules: Mapping[str, str], module: str) -> str:
-    """Return what a module of a layer is called; * in the table stands for any number."""
+def _rename_module(modules: Mapping[str, str], module: str) -> str:
+    """Return the new name of a layer's module; * in the table stands for any number."""
     number = re.search(r"\.(\d+)\.", module)
     other = modules.get(wildcard_name(module), module)
-    return other if number is None else _of(other, int(number[1]))
+    return other if number is None else _with_number(other, int(number[1]))
 
 
-def _of(name: str, expert: int) -> str:
+def _with_number(name: str, expert: int) -> str:
     return name.replace("*", str(expert))
 
 
-def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
-    """Return whether a tensor is in the body, and its name there."""
+def _split_body(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
+    """Return whether a tensor is in the body, and its name within it."""
     prefix = f"{names.body}."
     if names.body and name.startswith(prefix):
         return True, name.removeprefix(prefix)
@@ -113,37 +117,39 @@ def _inside(names: Names, name: str, *, bare: bool) -> tuple[bool, str]:
 
 
 def _outer(names: Names, inner: str, *, body: bool) -> str:
-    """Return our name of a weight outside the layers."""
+    """Return our name for a weight outside the layers."""
     module, _, kind = inner.rpartition(".")
-    own = names.outer.get(module, module)
-    return f"{'model.' if body and own != 'lm_head' else ''}{own}.{kind}"
+    ours = names.outer.get(module, module)
+    return f"{'model.' if body and ours != 'lm_head' else ''}{ours}.{kind}"
 
 
 def stored_name(names: Names, name: str) -> str:
-    """Return what a checkpoint would call one of our weights, for errors."""
+    """Return the checkpoint's name for one of our weights, for errors."""
     body = f"{names.body}." if names.body else ""
     module, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", module)
     if layer is None:
-        own = module.removeprefix("model.")
-        other = {ours: theirs for theirs, ours in names.outer.items()}.get(own, own)
-        return f"{other}.{kind}" if own == "lm_head" else f"{body}{other}.{kind}"
+        ours = module.removeprefix("model.")
+        other = {our_name: theirs for theirs, our_name in names.outer.items()}.get(ours, ours)
+        return f"{other}.{kind}" if ours == "lm_head" else f"{body}{other}.{kind}"
     prefix = f"{body}{names.stack}.{layer[1]}."
-    stacked = {ours: theirs for theirs, several in names.stacked.items() for ours in several}
-    stacked |= {ours: theirs for theirs, ours in names.tensors.items()}
+    stacked = {
+        our_name: theirs for theirs, several in names.stacked.items() for our_name in several
+    }
+    stacked |= {our_name: theirs for theirs, our_name in names.tensors.items()}
     if wildcard_name(f"{layer[2]}.{kind}") in stacked:
         return prefix + stacked[wildcard_name(f"{layer[2]}.{kind}")]
-    known = {ours: theirs for theirs, several in names.fused.items() for ours in several}
-    known |= {ours: theirs for theirs, ours in names.modules.items()}
-    return f"{prefix}{_renamed(known, layer[2])}.{kind}"
+    known = {our_name: theirs for theirs, several in names.fused.items() for our_name in several}
+    known |= {our_name: theirs for theirs, our_name in names.modules.items()}
+    return f"{prefix}{_rename_module(known, layer[2])}.{kind}"
 
 
 class TensorSlicer:
-    """Takes our weights from stored ones.
+    """Extracts our weights from stored tensors.
 
     Args:
-        names: how the checkpoint names and lays out its weights.
-        config: the model's shape, which says how many rows of a fused tensor are whose.
+        names: the checkpoint's naming and layout of weights.
+        config: the model's shape, which determines the rows of each weight in a fused tensor.
     """
 
     def __init__(self, names: Names, config: ModelConfig) -> None:
@@ -155,9 +161,9 @@ class TensorSlicer:
         }
 
     def take(self, name: str, origin: Origin, stored: list[NDArray[T]]) -> NDArray[T]:
-        """Return the weight `name` of its stored arrays: a view, but for those of several places.
+        """Return the weight `name` from its stored arrays: a view, or a copy if there are several.
 
-        Of a tensor of all experts, the array is that of the origin's expert.
+        For a tensor of all experts, `stored` holds the array of the origin's expert.
         """
         if len({array.shape for array in stored}) > 1:
             raise ExportError(f"{', '.join(origin.stored)} have different shapes")
@@ -165,40 +171,40 @@ class TensorSlicer:
         if self._names.transposed and array.ndim == 2 and ".layers." in name:
             array = array.T
         if ".act_fn." in name:
-            return array.reshape(-1)  # some are stored without a dimension
+            return array.reshape(-1)  # some checkpoints store scalars
         if origin.part is None:
             return array
         if origin.expert is not None:
-            return self._of_expert(array, origin)
+            return self._take_expert(array, origin)
         if self._names.by_head and origin.parts[0].startswith("linear_attn."):
-            return self._of_key_heads(array, origin)
+            return self._take_key_heads(array, origin)
         if self._names.by_head:
-            return self._of_heads(array, origin.part, len(origin.parts))
-        return self._of_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
+            return self._take_heads(array, origin.part, len(origin.parts))
+        return self._take_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
-    def _of_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
-        """Take a part of an expert's tensor."""
-        part, parts = origin.part or 0, [_of(name, 0) for name in origin.parts]
+    def _take_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
+        """Return a part of an expert's tensor."""
+        part, parts = origin.part or 0, [_with_number(name, 0) for name in origin.parts]
         if self._names.columns and array.ndim == 2:
             array = array.T
         if self._names.alternating:
             return array[part :: len(parts)]
-        return self._of_rows(array, part, parts)
+        return self._take_rows(array, part, parts)
 
-    def _of_rows(self, array: NDArray[T], part: int, names: Sequence[str]) -> NDArray[T]:
-        """Take the rows of one weight, where those of these stand one below the other."""
+    def _take_rows(self, array: NDArray[T], part: int, names: Sequence[str]) -> NDArray[T]:
+        """Return the rows of weight `part` from a tensor that concatenates the weights `names`."""
         sizes = [self._rows[name] for name in names]
         start = sum(sizes[:part])
         if part == len(sizes) - 1:
-            return array[start:]  # so that rows left over show in its shape
+            return array[start:]  # with surplus rows, which the check of shapes reports
         return array[start : start + sizes[part]]
 
     def rows(self, name: str, origin: Origin, count: int) -> NDArray[np.int64]:
-        """Return which of the `count` rows of a stored matrix are the weight's, i64 [N]."""
+        """Return the row indices of this weight in a stored matrix of `count` rows, i64 [N]."""
         return self.take(name, origin, [np.arange(count)[:, None]])[:, 0]
 
-    def _of_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
-        """Take q, k or v where each key head's rows stand together, or q or gate by head."""
+    def _take_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
+        """Return q, k or v from rows grouped by key head, or q or gate from rows by head."""
         config = self._config
         if parts == 2:  # a head's queries and its gate
             if len(array) != 2 * config.heads * config.head_dim:
@@ -207,7 +213,7 @@ class TensorSlicer:
             return halves.reshape(config.heads * config.head_dim, *array.shape[1:])
         group = config.heads // config.kv_heads
         if len(array) != config.kv_heads * (group + 2) * config.head_dim:
-            return array  # of a wrong shape, which the check will say
+            return array  # wrong shape: the check reports it
         # [kv_heads, group + 2, head_dim, …]
         rows = array.reshape(config.kv_heads, group + 2, config.head_dim, *array.shape[1:])
         chosen = rows[:, :group] if part == 0 else rows[:, group + part - 1]
@@ -215,19 +221,19 @@ class TensorSlicer:
             math.prod(chosen.shape) // math.prod(array.shape[1:]), *array.shape[1:]
         )
 
-    def _of_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
-        """Take a part of linear attention where each key head's rows stand together."""
-        own = self._config.recurrence
-        assert own is not None
-        each = own.heads // own.key_heads
-        sizes, firsts = [each, each], 1  # rows of a key head; those of the first part
+    def _take_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
+        """Return a part of linear attention from rows grouped by key head."""
+        dims = self._config.recurrence
+        assert dims is not None
+        each = dims.heads // dims.key_heads
+        sizes, firsts = [each, each], 1  # rows per key head; number of entries in the first part
         if origin.parts[0].endswith("qkv"):
-            values = each * own.value_dim
-            sizes, firsts = [own.key_dim, own.key_dim, values, values], 3
-        if len(array) != own.key_heads * sum(sizes):
-            return array  # of a wrong shape, which the check will say
+            values = each * dims.value_dim
+            sizes, firsts = [dims.key_dim, dims.key_dim, values, values], 3
+        if len(array) != dims.key_heads * sum(sizes):
+            return array  # wrong shape: the check reports it
         inner = array.shape[1:]
-        rows = array.reshape(own.key_heads, sum(sizes), *inner)
+        rows = array.reshape(dims.key_heads, sum(sizes), *inner)
         parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)
         wanted = parts[firsts:] if origin.part else parts[:firsts]
         return np.concatenate([part.reshape(-1, *inner) for part in wanted])
@@ -235,12 +241,12 @@ class TensorSlicer:
     def shape(
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]
     ) -> tuple[int, ...]:
-        """Return the shape that `take` would: of arrays without memory of their own."""
-        one = slice(None if origin.expert is None else 1, None)
-        empty = [np.broadcast_to(np.float32(0), stored[each][one]) for each in origin.stored]
+        """Return the shape of the array that `take` returns, without reading it."""
+        index = slice(None if origin.expert is None else 1, None)
+        empty = [np.broadcast_to(np.float32(0), stored[each][index]) for each in origin.stored]
         return self.take(name, origin, empty).shape
 
 
 def one_layer(config: ModelConfig, kind: Layer) -> ModelConfig:
-    """Return the same model with one layer, of this kind."""
+    """Return the same model with one layer of this kind."""
     return msgspec.structs.replace(config, layers=1, pattern=(kind,))

@@ -1,7 +1,7 @@
-"""Whether a file has the weights that its configuration asks for, and no others.
+"""Check that a file has exactly the weights that its configuration implies.
 
-In: a `ModelConfig`, and the shapes that a file states. Out: nothing, or an ExportError that names
-the tensor and the setting that contradict each other.
+In: a `ModelConfig` and the shapes in a file. Out: an ExportError that names a tensor and the
+setting that it contradicts, if any does.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from pilotfish.export.weights import weights
 
 
 class FileSettings(NamedTuple):
-    """What a file calls the settings of its model, for errors.
+    """A file's names of its model's settings, for errors.
 
     Attributes:
-        keys: field of `ModelConfig`, or "experts." and one of `Experts` → the file's key.
+        keys: field of `ModelConfig`, or "experts." and a field of `Experts` → the file's key.
         switches: part of a weight's name → the setting that decides whether it exists.
     """
 
     keys: Mapping[str, str]
     switches: Mapping[str, str]
 
-    def say(self, config: ModelConfig, *fields: str) -> str:
+    def describe(self, config: ModelConfig, *fields: str) -> str:
         """Format keys and their values, as in "num_attention_heads 4 × head_dim 8"."""
         return " × ".join(f"{self.keys[name]} {attrgetter(name)(config)}" for name in fields)
 
-    def why(self, config: ModelConfig, name: str) -> str:
-        """Name the setting that decides whether there is such a weight."""
+    def find_switch(self, config: ModelConfig, name: str) -> str:
+        """Return the setting that decides whether the weight exists."""
         for part, setting in self.switches.items():
             if part in name:
                 return setting
-        return self.say(config, "model_type")
+        return self.describe(config, "model_type")
 
-    def blame(
-        self, config: ModelConfig, sizes: tuple[WeightSize, ...], found: tuple[int, ...]
+    def find_causes(
+        self, config: ModelConfig, sizes: tuple[WeightSize, ...], shape: tuple[int, ...]
     ) -> str:
-        """Name the settings behind the dimensions that differ."""
-        if len(sizes) != len(found):
-            return self.say(config, "model_type")
-        pairs = zip(sizes, found, strict=True)
-        wrong = [size.fields for size, there in pairs if size.value != there]
-        return ", ".join(self.say(config, *fields) for fields in dict.fromkeys(wrong))
+        """Return the settings of the dimensions that differ."""
+        if len(sizes) != len(shape):
+            return self.describe(config, "model_type")
+        pairs = zip(sizes, shape, strict=True)
+        wrong = [size.fields for size, actual in pairs if size.value != actual]
+        return ", ".join(self.describe(config, *fields) for fields in dict.fromkeys(wrong))
 
 
 def check_weights(
@@ -54,43 +54,47 @@ def check_weights(
     shapes: Mapping[str, tuple[int, ...]],
     settings: FileSettings,
     where: str,
-    called: Callable[[str], str] = str,
+    stored_name: Callable[[str], str] = str,
 ) -> None:
-    """Check that a file has the weights that its configuration asks for, and no others.
+    """Check that a file has exactly the weights that its configuration implies.
 
     Args:
         config: the model's configuration.
-        found: the shape of each weight there is.
-        settings: what the file calls its settings.
+        shapes: name → shape of each weight in the file.
+        settings: the file's names of its settings.
         where: path of the file, for errors.
-        called: a weight's name → the file's, for errors.
+        stored_name: function from our name of a weight to the file's, for errors.
 
     Raises:
-        ExportError: naming the first weight that is missing, left over or of another shape, and
-            the setting that it contradicts.
+        ExportError: if a weight is missing, superfluous or has another shape; the text names the
+            first one and the setting that it contradicts.
     """
     wanted = set()
     for name, sizes in weights(config):
         wanted.add(name)
         if name not in shapes:
             absent = not any(_layer(other) == _layer(name) for other in shapes)
-            asking = settings.why(config, name)
+            reason = settings.find_switch(config, name)
             if absent and _layer(name) is not None:
-                asking = settings.say(config, "layers")
-            raise ExportError(f"{where} has no {called(name)}, which {asking} asks for")
+                reason = settings.describe(config, "layers")
+            raise ExportError(f"{where} has no {stored_name(name)}, which {reason} asks for")
         shape = tuple(size.value for size in sizes)
         if shapes[name] != shape:
             raise ExportError(
-                f"{where}: {called(name)} has shape {list(shapes[name])}, but "
-                f"{settings.blame(config, sizes, shapes[name])} asks for {list(shape)}"
+                f"{where}: {stored_name(name)} has shape {list(shapes[name])}, but "
+                f"{settings.find_causes(config, sizes, shapes[name])} asks for {list(shape)}"
             )
     for name in shapes:
         if name not in wanted:
             beyond = (_layer(name) or 0) >= config.layers
-            asking = settings.say(config, "layers") if beyond else settings.why(config, name)
+            reason = (
+                settings.describe(config, "layers")
+                if beyond
+                else settings.find_switch(config, name)
+            )
             raise ExportError(
-                f"{where} holds {called(name)}, for which {asking} has no use: the model might "
-                "come out as another one"
+                f"{where} holds {stored_name(name)}, for which {reason} has no use: the exported "
+                "model might compute something else"
             )
 
 

@@ -1,4 +1,4 @@
-"""The text model of a multimodal checkpoint: its part of config.json, and of the weights."""
+"""Select the text model of a multimodal checkpoint: its configuration and its weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
 
-# Of a wrapper whose text_config states no model_type, the class's default.
+# model_type of a wrapper → default model_type of its text_config.
 TEXT_TYPES = {
     "aya_vision": "cohere2",
     "gemma3": "gemma3_text",
@@ -31,11 +31,11 @@ INSIDE = (
     ("language_model.", ""),
 )
 HEADS = ("lm_head.",)
-OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
+OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
 
 
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Return the text model's configuration; None if `values` is one itself.
+    """Return the text model's configuration; None if `values` itself is a text model's.
 
     Raises:
         ExportError: if wrapper and text model contradict each other.
@@ -43,30 +43,30 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     inner = values.get("text_config")
     if not isinstance(inner, dict) or values.get("model_type") in ARCHITECTURES:
         return None
-    found = {"model_type": TEXT_TYPES.get(str(values.get("model_type")), ""), **inner}
+    config = {"model_type": TEXT_TYPES.get(str(values.get("model_type")), ""), **inner}
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
     if len(set(map(str, tied))) > 1:
         raise ExportError(
             f"{where}: {key} is {tied[0]} for the whole and {tied[1]} in text_config: readers "
-            "differ in which counts, so make them agree"
+            "differ in which they use, so make them agree"
         )
     if tied:
-        found[key] = tied[0]
-    outer = {name: values.get(name) for name in OF_THE_WHOLE}
-    return found | {name: value for name, value in outer.items() if value is not None}
+        config[key] = tied[0]
+    outer = {name: values.get(name) for name in OUTER_KEYS}
+    return config | {name: value for name, value in outer.items() if value is not None}
 
 
 def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the text model's own names → names in the file, and the modules that are left out."""
-    found: dict[str, str] = {}
+    """Return the text model's weight names → names in the file, and the omitted modules."""
+    names: dict[str, str] = {}
     left: dict[str, None] = {}
     for name in stored:
         inside = next((pair for pair in INSIDE if name.startswith(pair[0])), None)
         if inside is not None:
-            found[inside[1] + name.removeprefix(inside[0])] = name
+            names[inside[1] + name.removeprefix(inside[0])] = name
         elif name.startswith(HEADS):
-            found[name] = name
+            names[name] = name
         else:
             left[name.removeprefix("model.").split(".")[0]] = None
-    return found, list(left)
+    return names, list(left)

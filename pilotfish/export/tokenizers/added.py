@@ -1,9 +1,9 @@
-"""Tokens that a Hugging Face directory names beside its vocabulary.
+"""Added tokens of a Hugging Face directory: tokens outside the vocabulary's own file.
 
-In: tokenizer_config.json (`added_tokens_decoder`, and tokens by their roles), added_tokens.json and
-special_tokens_map.json, as far as they are there. The first that names a token's id is believed.
-Beside a tokenizer.model they are its only tokens of that kind; beside a tokenizer.json they may say
-more than it, and other things of the same tokens (`complete`).
+In: tokenizer_config.json (`added_tokens_decoder`, and tokens by role), added_tokens.json and
+special_tokens_map.json, if present; the first file that states a token's id decides. With a
+tokenizer.model these are the only added tokens; a tokenizer.json is extended and changed by them
+(`complete`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.roles import EXTRA, ROLES, content
@@ -27,10 +27,10 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """What the files say.
+    """The content of the files.
 
-    settings: tokenizer_config.json. tokens: by their ids. special: the names of special ones, some
-    of which may be no tokens.
+    settings: tokenizer_config.json. tokens: id → token. special: strings of special tokens, some of
+    which may not be in the vocabulary.
     """
 
     settings: Mapping[str, Any]
@@ -38,15 +38,16 @@ class AddedTokens:
     special: frozenset[str]
 
     def role(self, name: str) -> str | None:
-        """Return the token that has a role, such as "bos_token"."""
+        """Return the token with a role such as "bos_token"; None without one."""
         return content(self.settings.get(name))
 
     def add_to(
         self, tokenizer: tokenizers.Tokenizer, known: Mapping[int, AddedToken], place: str
     ) -> None:
-        """Add these tokens, and those that the vocabulary itself calls added, which yield.
+        """Add these tokens and the vocabulary's own added tokens `known`; these tokens override.
 
-        Raises `ExportError` where an id would not be the one that is stated.
+        Raises:
+            ExportError: if a token would not get its stated id.
         """
         stated = {**known, **self.tokens}
         named = {token.content for token in stated.values()}
@@ -61,10 +62,10 @@ class AddedTokens:
 
 
 def read_added(directory: Path) -> AddedTokens:
-    """Read what the directory's files say about added tokens.
+    """Read the added tokens from the directory's files.
 
     Raises:
-        ExportError: if one of them is damaged.
+        ExportError: if a file is damaged.
     """
     settings = read_object(directory / "tokenizer_config.json")
     roles = read_object(directory / "special_tokens_map.json")
@@ -84,25 +85,25 @@ def read_added(directory: Path) -> AddedTokens:
 
 
 def complete(text: str, directory: Path) -> str:
-    """Return a tokenizer.json with what the directory's other files say of its added tokens.
+    """Return a tokenizer.json with the added tokens of the directory's other files.
 
-    As transformers: tokens that it lacks are added, those that are stated otherwise are changed,
-    and a token of the vocabulary that has a role is special. The same text where it says all that.
+    As in transformers, missing tokens are added, different ones are changed, and tokens with a role
+    become special. The text is returned unchanged if nothing differs.
 
     Raises:
-        ExportError: if a file is damaged, or a token would not get the id that is stated.
+        ExportError: if a file is damaged, or a token would not get its stated id.
     """
     added = read_added(directory)
     try:
-        with wrapping_errors("damaged", ExportError):
+        with converting_errors("damaged", ExportError):
             tokenizer = tokenizers.Tokenizer.from_str(text)
     except ExportError:
-        return text  # the tokenizer's own reader says how
+        return text  # damaged: the tokenizer's own reader raises the error
     known: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
     listed = added.settings.get("added_tokens_decoder")
-    if listed is not None:  # then added_tokens.json does not count
+    if listed is not None:  # it overrides added_tokens.json
         stated = {id: added.tokens[id] for id in map(int, listed)}
-    else:  # and else it yields to tokenizer.json
+    else:  # tokenizer.json overrides added_tokens.json
         stated = {
             id: _as_named(token.content, added.special)
             for id, token in added.tokens.items()
@@ -134,19 +135,19 @@ def _add(
     place: str,
     advice: str,
 ) -> None:
-    """Add tokens; refuse those that would get other ids than these."""
-    tokenizer.add_tokens([token for _, token in in_order])  # at once: each call costs them all
+    """Add tokens; refuse tokens that would get other ids."""
+    tokenizer.add_tokens([token for _, token in in_order])  # one call, since each costs all tokens
     for id, token in in_order:
-        found = tokenizer.token_to_id(token.content)
-        if found != id:
+        actual = tokenizer.token_to_id(token.content)
+        if actual != id:
             raise ExportError(
-                f"{place}: the added token {token.content!r} would get the id {found}, not {id}: "
+                f"{place}: the added token {token.content!r} would get the id {actual}, not {id}: "
                 f"{advice}"
             )
 
 
 def _special(source: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the special tokens that a file names by role, or in a list or object of them."""
+    """Yield the special tokens of a file: those with a role, and those in a list or object."""
     stated = [source.get(role) for role in ROLES]
     for name in EXTRA:
         several = source.get(name)

@@ -1,9 +1,9 @@
 """The tokenizer of a GGUF file, from its metadata.
 
-Models of tokenizers that are supported: "gpt2" (byte-level BPE, split by one of `pretokenizers`),
-"llama" (SentencePiece BPE, whose merges follow from the scores), "gemma4" (SentencePiece BPE with
-merges) and "t5" (SentencePiece Unigram). llama.cpp is the reference for their ids, but for
-`add_eos_token`, which is not followed: a prompt is there to be continued.
+Supported tokenizer models: "gpt2" (byte-level BPE, split by one of `pretokenizers`), "llama"
+(SentencePiece BPE, with merges derived from scores), "gemma4" (SentencePiece BPE with merges) and
+"t5" (SentencePiece Unigram). llama.cpp is the reference for their ids, except that `add_eos_token`
+is ignored, because prompts are continued.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
 from pilotfish.export.tokenizers.spelling import Prefix, spell
@@ -24,10 +24,10 @@ from pilotfish.export.tokenizers.tables import merges_by_score, pair
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # tokenizer.ggml.token_type
 NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL
-PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
+PADDING = re.compile(r"\[PAD\d+\]")  # converters' names for rows without a token
 TEMPLATE = "tokenizer.chat_template"
-# At these llama.cpp ends a text by their names, whatever ids the file states. Old files state the
-# end of a document alone, as of Llama 3. In gpt-oss `<|end|>` ends a part of an answer only.
+# Tokens that llama.cpp treats as ends by name, whatever ids the file states: old files state only
+# the end of a document (Llama 3). In gpt-oss, `<|end|>` only ends a part of an answer.
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
 HARMONY_END, HARMONY_RETURN = "<|end|>", "<|return|>"
 
@@ -37,9 +37,10 @@ class GgufVocabulary:
 
     Attributes:
         tokenizer_json: content of a `tokenizer.json`.
-        size: number of tokens, unused ones at the end left out (they pad the embedding).
-        bos_id, eos_ids: what begins a text; what ends a generation, by ids and by names.
-        special_tokens: what templates may write by a name: llama.cpp knows two.
+        size: number of tokens, without unused ones at the end, which pad the embedding.
+        bos_id: id that begins a text; None without one.
+        eos_ids: ids that end a generation, by the file's keys and by name.
+        special_tokens: name → token that templates can write: bos_token and eos_token.
 
     Raises:
         ExportError: if the metadata are damaged, or the tokenizer is not supported.
@@ -80,7 +81,7 @@ class GgufVocabulary:
                 + ", ".join(kinds)
             )
         tokenizer = build()
-        # a Unigram model would find the unknown token's name in a text
+        # A Unigram model would match the unknown token's name in a text.
         added = (UNKNOWN, CONTROL, USER_DEFINED) if model == "t5" else (CONTROL, USER_DEFINED)
         tokenizer.add_tokens(
             [
@@ -98,8 +99,8 @@ class GgufVocabulary:
         return tokenizer
 
     def _adds_bos(self, model: object) -> bool:
-        """Whether BOS precedes a raw text: as stated, else by llama.cpp's default."""
-        if model == "gemma4":  # whose files say no, and are wrong
+        """Whether BOS precedes a raw text, by the file or llama.cpp's default."""
+        if model == "gemma4":  # its files wrongly say no
             return True
         usual = model == "llama" or (model == "gpt2" and self._recipe().adds_bos)
         return bool(self._metadata.get("tokenizer.ggml.add_bos_token", usual))
@@ -115,35 +116,37 @@ class GgufVocabulary:
         return recipe
 
     def _byte_level(self) -> tokenizers.Tokenizer:
-        """Build GPT-2's kind, whose merges are in the file."""
+        """Build a byte-level BPE with the file's merges (GPT-2)."""
         recipe = self._recipe()
         merges = [pair(merge) for merge in self._list("merges", str)]
-        tokenizer = self._with_model(merges, ignore_merges=recipe.ignore_merges)
+        tokenizer = self._build_bpe(merges, ignore_merges=recipe.ignore_merges)
         tokenizer.pre_tokenizer = recipe.build()
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
 
     def _sentencepiece(self) -> tokenizers.Tokenizer:
-        """Build Llama 2's kind, whose merges follow from the scores."""
+        """Build a SentencePiece BPE with merges derived from scores (Llama 2)."""
         triples = zip(self._tokens, self._kinds, self._scores(), strict=True)
         merges = merges_by_score({token: score for token, kind, score in triples if kind == NORMAL})
-        tokenizer = self._with_model(merges, **self._with_bytes())
+        tokenizer = self._build_bpe(merges, **self._bpe_options())
         spell(tokenizer, self._prefix(usual=True))
         return tokenizer
 
     def _sentencepiece_with_merges(self) -> tokenizers.Tokenizer:
-        """Build Gemma 4's kind."""
+        """Build a SentencePiece BPE with the file's merges (Gemma 4)."""
         merges = [pair(merge) for merge in self._list("merges", str)]
-        tokenizer = self._with_model(merges, **self._with_bytes())
+        tokenizer = self._build_bpe(merges, **self._bpe_options())
         spell(tokenizer, "never")
         return tokenizer
 
     def _unigram(self) -> tokenizers.Tokenizer:
-        """Build T5's kind."""
+        """Build a SentencePiece Unigram model (T5)."""
         if self._metadata.get("tokenizer.ggml.treat_whitespace_as_suffix"):
-            raise ExportError(f"{self._path}: a tokenizer that puts spaces behind words is unknown")
+            raise ExportError(
+                f"{self._path}: a tokenizer that puts spaces after words is not supported"
+            )
         table = list(zip(self._tokens, map(float, self._scores()), strict=True))
-        with wrapping_errors(f"{self._path}: the tokenizer is damaged", ExportError):
+        with converting_errors(f"{self._path}: the tokenizer is damaged", ExportError):
             unknown = self._id("unknown_token_id")
             tokenizer = tokenizers.Tokenizer(models.Unigram(table, unknown, False))
             spell(
@@ -155,7 +158,7 @@ class GgufVocabulary:
         return tokenizer
 
     def _table(self) -> bytes:
-        """Return SentencePiece's compiled rules for characters; b"" if there are none."""
+        """Return SentencePiece's compiled character map; b"" without one."""
         stored = self._metadata.get("tokenizer.ggml.precompiled_charsmap")
         if stored is None:
             return b""
@@ -168,8 +171,8 @@ class GgufVocabulary:
     def _scores(self) -> list[float]:
         return self._list("scores", (int, float))[: self.size]
 
-    def _with_bytes(self) -> dict[str, Any]:
-        """Say how a BPE of SentencePiece writes characters without a token."""
+    def _bpe_options(self) -> dict[str, Any]:
+        """Return the options of a SentencePiece BPE for characters without a token."""
         unknown = self._id("unknown_token_id")
         return {
             "unk_token": None if unknown is None else self._tokens[unknown],
@@ -177,9 +180,9 @@ class GgufVocabulary:
             "byte_fallback": True,
         }
 
-    def _with_model(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
+    def _build_bpe(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
         vocabulary = {token: id for id, token in enumerate(self._tokens)}
-        with wrapping_errors(f"{self._path}: the merges do not fit the vocabulary", ExportError):
+        with converting_errors(f"{self._path}: the merges do not fit the vocabulary", ExportError):
             return tokenizers.Tokenizer(models.BPE(vocabulary, merges, **options))
 
     def _id(self, key: str) -> int | None:
@@ -187,7 +190,7 @@ class GgufVocabulary:
         return value if isinstance(value, int) and 0 <= value < self.size else None
 
     def _end_id(self, key: str) -> int | None:
-        """Return an end id; refuse one that is no token, since texts would have no end."""
+        """Return an end id; refuse an id without a token, because texts would not end."""
         value = self._metadata.get(f"tokenizer.ggml.{key}", NO_TOKEN)
         if value != NO_TOKEN and self._id(key) is None:
             raise ExportError(
@@ -197,7 +200,7 @@ class GgufVocabulary:
         return self._id(key)
 
     def _turn_ends(self) -> list[int]:
-        """Return the control tokens that the chat template ends turns with, by their names."""
+        """Return the ids of control tokens with which the chat template ends turns, by name."""
         template = gguf_templates(self._metadata)[0] or ""
         names = {name for name in TURN_ENDS if name in template}
         if HARMONY_RETURN in self._tokens:
@@ -213,13 +216,13 @@ class GgufVocabulary:
 
 
 def gguf_templates(metadata: Mapping[str, object]) -> tuple[str | None, dict[str, str]]:
-    """Return the default chat template, if there is one, and all others by their names."""
+    """Return the default chat template, None without one, and all others by name."""
     names = metadata.get(f"{TEMPLATE}s")
-    found = {
+    entries = {
         name: metadata.get(f"{TEMPLATE}.{name}")
         for name in (names if isinstance(names, list) else ())
     }
     stated = metadata.get(TEMPLATE)
-    named = {name: source for name, source in found.items() if isinstance(source, str)}
+    named = {name: source for name, source in entries.items() if isinstance(source, str)}
     default = stated if isinstance(stated, str) else named.get("default")
     return default, {name: source for name, source in named.items() if name != "default"}

@@ -1,6 +1,6 @@
-"""GPT-2's pair of files, vocab.json and merges.txt, as in OPT's checkpoints.
+"""GPT-2's vocab.json and merges.txt, as in OPT's checkpoints, converted to a tokenizer.json.
 
-Their added tokens are those of the directory's other files (`added`).
+Added tokens come from the directory's other files (`added`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from pilotfish.base.reading import read_text, reading_file
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.added import read_added
@@ -22,11 +22,11 @@ GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
 
 
 def gpt2_tokenizer_json(directory: Path) -> str:
-    """Make a tokenizer.json of GPT-2's vocab.json and merges.txt, as in OPT's checkpoints.
+    """Convert vocab.json and merges.txt in `directory` to a tokenizer.json.
 
     Raises:
         ExportError: if the files are damaged or belong to another kind of tokenizer, or an added
-            token would not get the id that is stated.
+            token would not get its stated id.
     """
     settings = read_object(directory / "tokenizer_config.json")
     kind = settings.get("tokenizer_class")
@@ -37,7 +37,7 @@ def gpt2_tokenizer_json(directory: Path) -> str:
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         lines = read_text(path).splitlines()
         merges = [pair(line) for line in lines if line and not line.startswith("#version")]
-    with wrapping_errors(f"{directory}: the tokenizer is damaged", ExportError):
+    with converting_errors(f"{directory}: the tokenizer is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     read_added(directory).add_to(tokenizer, {}, str(directory))
     tokenizer.pre_tokenizer = PRETOKENIZERS["gpt-2"].build()

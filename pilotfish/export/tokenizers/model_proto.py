@@ -1,7 +1,7 @@
-"""SentencePiece's file format: a protocol buffer, of which the fields that matter are named here.
+"""SentencePiece's file format, a protocol buffer, with the fields that are used here.
 
-As in sentencepiece_model.proto of github.com/google/sentencepiece, whose numbers and defaults these
-are; other fields are skipped.
+Numbers and defaults are those of sentencepiece_model.proto (github.com/google/sentencepiece); other
+fields are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # SentencePi
 
 _PACKAGE = "pilotfish.sentencepiece"
 _Field = descriptor_pb2.FieldDescriptorProto
-# message → field → number, type, and default or, of a message, its name; "*": many of them
+# message → field → number, type, and default or message name; "*" marks a repeated field.
 _SCHEMA: dict[str, dict[str, tuple[int, int, str]]] = {
     "SentencePiece": {
         "piece": (1, _Field.TYPE_STRING, ""),
@@ -47,14 +47,14 @@ _SCHEMA: dict[str, dict[str, tuple[int, int, str]]] = {
 
 
 def parse_model(data: bytes) -> Any:
-    """Read a `ModelProto`; raises `ValueError` for bytes that are none."""
+    """Parse a `ModelProto`; raise `ValueError` if the bytes are none."""
     try:
         model = _model_class().FromString(data)
         if all(piece.piece for piece in model.pieces) and model.pieces:
             return model
     except (DecodeError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
-    raise ValueError("it has no tokens, or one without a text")
+    raise ValueError("it has no tokens, or an empty one")
 
 
 @cache
@@ -62,15 +62,15 @@ def _model_class() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="model.proto", package=_PACKAGE, syntax="proto2")
     for name, fields in _SCHEMA.items():
         message = file.message_type.add(name=name)
-        for field, (number, kind, said) in fields.items():
-            many = said.endswith("*")
+        for field, (number, kind, default) in fields.items():
+            many = default.endswith("*")
             label = _Field.LABEL_REPEATED if many else _Field.LABEL_OPTIONAL
             added = message.field.add(name=field, number=number, type=kind, label=label)
             if kind == _Field.TYPE_MESSAGE:
-                added.type_name = f".{_PACKAGE}.{said.rstrip('*')}"
+                added.type_name = f".{_PACKAGE}.{default.rstrip('*')}"
             else:
-                added.default_value = said
+                added.default_value = default
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelProto")
-    return message_factory.GetMessageClass(found)
+    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.ModelProto")
+    return message_factory.GetMessageClass(descriptor)

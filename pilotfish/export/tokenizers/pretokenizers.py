@@ -1,8 +1,8 @@
-"""How byte-level vocabularies split text before merging, by GGUF's `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level vocabularies, by GGUF's `tokenizer.ggml.pre`.
 
-The patterns are those of the models' own tokenizer.json, also found in llama.cpp's
-src/llama-vocab.cpp. Where that has a pattern in other words, since its engine cannot run the
-model's own, the model's own stands here. To add one, add a line to PRETOKENIZERS.
+The patterns are those of the models' tokenizer.json, also found in llama.cpp's
+src/llama-vocab.cpp. Some patterns there are rewritten for its regex engine; here they are the
+models' own. To add one, add a line to _RECIPES.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QWEN35 = (
     + _SPACES
 )
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
-# Words that end where an upper-case letter begins another.
+# Words that end before an upper-case letter of the next word.
 _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
 _REST_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES
@@ -46,7 +46,7 @@ DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES
 )
-# The letters with two cases, as of the Unicode of their day.
+# Letters with two cases, in the Unicode version of DeepSeek's tokenizer.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
@@ -75,8 +75,8 @@ DEEPSEEK_LLM = (
 class Recipe(NamedTuple):
     """Patterns to split by, one after another; a match stays in one piece.
 
-    With `ignore_merges`, a piece that is in the vocabulary is its token, whatever the merges. With
-    `adds_bos`, BOS precedes a raw text unless the file says no.
+    `ignore_merges`: a piece in the vocabulary becomes that token, whatever the merges. `adds_bos`:
+    BOS precedes a raw text unless the file says no.
     """
 
     patterns: tuple[str, ...]
@@ -84,7 +84,7 @@ class Recipe(NamedTuple):
     adds_bos: bool = False
 
     def build(self) -> PreTokenizer:
-        """Build the pre-tokenizer, which ends by mapping bytes to GPT-2's alphabet."""
+        """Build the pre-tokenizer, whose last step maps bytes to GPT-2's alphabet."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([*splits, to_bytes])
@@ -92,7 +92,7 @@ class Recipe(NamedTuple):
 
 _LLAMA3 = Recipe((LLAMA3,), ignore_merges=True, adds_bos=True)
 _RECIPES: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
-    # What llama.cpp does for files without a pre-tokenizer.
+    # llama.cpp's default for files without a pre-tokenizer.
     (Recipe((PUNCTUATION, GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), ("default",)),
     # GPT-2, Phi-2, OLMo 1, EXAONE 4
     (
@@ -115,7 +115,7 @@ _RECIPES: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
         _LLAMA3,
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     ),
-    # what came from GPT-4's: OLMo 2, Granite 4, Phi-4; GLM 4
+    # Derived from GPT-4's: OLMo 2, Granite 4, Phi-4; GLM 4
     (Recipe((LLAMA3,)), ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")),
     # Qwen 2 to 3, StableLM 2, Hunyuan
     (
@@ -126,7 +126,7 @@ _RECIPES: tuple[tuple[Recipe, tuple[str, ...]], ...] = (
         ),
     ),
     (Recipe((QWEN35,)), ("qwen35",)),
-    # Mistral Nemo and those after it
+    # Mistral Nemo and later models
     (Recipe((TEKKEN,), ignore_merges=True, adds_bos=True), ("tekken",)),
     # o200k: gpt-oss, Phi-4-mini; Llama 4
     (Recipe((GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2")),

@@ -1,8 +1,8 @@
-"""The tokens that a Hugging Face directory gives its chat template by a name, as bos_token.
+"""Tokens that chat templates of a Hugging Face directory can write by name, such as bos_token.
 
-In: tokenizer_config.json and special_tokens_map.json, and for the tokenizer's class config.json.
-Out: name → token, as in transformers' `special_tokens_map`, which its templates get. A name that is
-stated as null has no token; of one that is not stated at all the class may have one.
+In: tokenizer_config.json, special_tokens_map.json, and config.json for the tokenizer's class. Out:
+name → token, like transformers' `special_tokens_map`, which its templates receive. A name stated as
+null has no token; for a name that is not stated, the class's default applies.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first that is not empty counts
+EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first non-empty one counts
 _TYPE = "AddedToken"
 _BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _QWEN = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")
 
-# Classes with tokens of their own, as transformers calls them.
+# transformers' tokenizer classes with default tokens.
 CLASSES: dict[str, dict[str, str]] = {
     "CohereTokenizer": {
         "bos_token": "<BOS_TOKEN>",
@@ -49,10 +49,10 @@ CLASSES: dict[str, dict[str, str]] = {
     "Qwen2Tokenizer": _QWEN,
     "Qwen3_5Tokenizer": _QWEN,
 }
-# The class of a config.json's model_type, a multimodal model's own included. Those of the general
-# class have it whatever tokenizer_config.json says.
+# model_type in config.json, also of multimodal models → tokenizer class. The general class
+# overrides tokenizer_config.json.
 _GENERAL = ""
-OF_MODEL: dict[str, str] = {
+CLASS_OF_MODEL_TYPE: dict[str, str] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "mistral3", "mixtral"), _GENERAL),
     **dict.fromkeys(("phi3", "stablelm", "olmo2", "olmo3", "ernie4_5", "nemotron"), _GENERAL),
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _GENERAL),
@@ -68,7 +68,7 @@ OF_MODEL: dict[str, str] = {
     **dict.fromkeys(("gpt2", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
     **dict.fromkeys(("cohere", "cohere2", "aya_vision"), "CohereTokenizer"),
 }
-# Those of which many a tokenizer_config.json names another class than theirs, in vain.
+# Model types for which transformers ignores the class in tokenizer_config.json, often a wrong one.
 MISNAMED = frozenset({"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"})
 
 
@@ -77,16 +77,16 @@ def tokenizer_class(
 ) -> str:
     """Return the name of transformers' class for a tokenizer; "" for the general one.
 
-    settings: tokenizer_config.json. byte_level: whether its tokenizer.json is a byte-level BPE.
+    settings: tokenizer_config.json. byte_level: whether the tokenizer.json is a byte-level BPE.
     """
     model_type = config.get("model_type")
-    of_model = OF_MODEL.get(model_type) if isinstance(model_type, str) else None
+    of_model = CLASS_OF_MODEL_TYPE.get(model_type) if isinstance(model_type, str) else None
     if of_model == _GENERAL or (of_model is not None and model_type in MISNAMED):
         return of_model
-    own = settings.get("tokenizer_class") or config.get("tokenizer_class")
-    if not isinstance(own, str):
+    stated = settings.get("tokenizer_class") or config.get("tokenizer_class")
+    if not isinstance(stated, str):
         return of_model or _GENERAL
-    name = own.removesuffix("Fast")
+    name = stated.removesuffix("Fast")
     return _GENERAL if name == "LlamaTokenizer" and byte_level else name
 
 
@@ -96,14 +96,14 @@ def named_tokens(
     class_name: str,
     padding: str | None = None,
 ) -> dict[str, str]:
-    """Return the tokens by their names.
+    """Return the tokens by name.
 
     Args:
         settings: tokenizer_config.json.
-        roles: special_tokens_map.json, which only counts beside older settings, without
+        roles: special_tokens_map.json, which only counts if `settings` is in the older form without
             added_tokens_decoder.
-        class_name: of the tokenizer, as `tokenizer_class` returns it.
-        padding: what tokenizer.json pads with, if it does.
+        class_name: the tokenizer's class, from `tokenizer_class`.
+        padding: padding token of tokenizer.json; None without one.
     """
     explicit = dict(_explicit(settings))
     if "added_tokens_decoder" not in settings:
@@ -114,7 +114,7 @@ def named_tokens(
 
 
 def _explicit(source: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """Yield the names that a file states, and their tokens; None for a name without a token."""
+    """Yield the names in a file and their tokens; None for a name without a token."""
     extra = next((source[key] for key in EXTRA if source.get(key)), None)
     if isinstance(extra, dict):
         yield from ((name, content(token)) for name, token in extra.items())
@@ -124,12 +124,12 @@ def _explicit(source: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def _is_token(value: object) -> bool:
-    """Whether the value of a key that is no role is a token: an object must say that it is one."""
+    """Whether a value is a token; an object must have the type AddedToken."""
     return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == _TYPE)
 
 
 def content(token: object) -> str | None:
-    """Return the string of a token, which a file has alone or as the `content` of an object."""
+    """Return the string of a token, stated plainly or as the `content` of an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None

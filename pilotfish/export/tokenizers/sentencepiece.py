@@ -1,9 +1,9 @@
-"""SentencePiece's tokenizer.model, BPE or Unigram, as a tokenizer.json.
+"""SentencePiece's tokenizer.model, BPE or Unigram, converted to a tokenizer.json.
 
-In: a directory with tokenizer.model and, where present, tokenizer_config.json, added_tokens.json
-and special_tokens_map.json, which name further tokens. The ids of a text are SentencePiece's own.
-Only that no space is put before a text that begins with a user-defined piece, and that a table of
-characters (nmt_nfkc) is applied to grapheme clusters, as transformers does.
+In: a directory with tokenizer.model and, if present, tokenizer_config.json, added_tokens.json and
+special_tokens_map.json with further tokens. The ids of a text equal SentencePiece's, with two
+exceptions: no space is put before a text that begins with a user-defined piece, and a character map
+(nmt_nfkc) is applied to grapheme clusters, as in transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, models, processors
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.tokenizer import wrapping_errors
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.added import AddedTokens, read_added
 from pilotfish.export.tokenizers.model_proto import (
@@ -35,17 +35,17 @@ MODEL = "tokenizer.model"
 
 
 def sentencepiece_tokenizer_json(directory: Path) -> str:
-    """Make a tokenizer.json of `directory`'s tokenizer.model.
+    """Convert the tokenizer.model in `directory` to a tokenizer.json.
 
     Raises:
-        ExportError: if a file is damaged, or the model does what a tokenizer.json cannot say.
+        ExportError: if a file is damaged, or a tokenizer.json cannot express the model.
     """
     path = directory / MODEL
     model = _parse(path)
     _expect_known(model, path)
     added = read_added(directory)
     unknown = next((id for id, piece in enumerate(model.pieces) if piece.type == UNKNOWN), None)
-    tokenizer = _joining(model, unknown, path)
+    tokenizer = _build_model(model, unknown, path)
     spell(
         tokenizer,
         _prefix(model, added),
@@ -58,12 +58,12 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
         if piece.type in (UNKNOWN, CONTROL, USER_DEFINED)
     }
     added.add_to(tokenizer, known, str(directory))
-    _begin(tokenizer, model, added)
+    _add_bos(tokenizer, model, added)
     return tokenizer.to_str()
 
 
 def _parse(path: Path) -> Any:
-    """Read the file; what is returned is a `ModelProto`, whose class has no types."""
+    """Read the file as a `ModelProto`, whose class has no type annotations."""
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         data = read_content(path)
     try:
@@ -71,43 +71,43 @@ def _parse(path: Path) -> Any:
     except ValueError as error:
         if _is_tiktoken(data):
             raise ExportError(
-                f"{path} is in tiktoken's form, which does not say how text is split: a model in "
-                "this form needs a tokenizer.json"
+                f"{path} is in tiktoken's form, which does not state how text is split: such a "
+                "model needs a tokenizer.json"
             ) from None
         raise ExportError(f"{path} is no SentencePiece model: {error}") from None
 
 
 def _is_tiktoken(data: bytes) -> bool:
-    """Whether a file begins as tiktoken's: a token in base64 and its number, a line each."""
+    """Whether a file is in tiktoken's form: lines of a token in base64 and a number."""
     token, _, number = data.partition(b"\n")[0].partition(b" ")
     return number.strip().isdigit() and token.isascii()
 
 
 def _expect_known(model: Any, path: Path) -> None:
-    """Refuse what a tokenizer.json cannot say."""
+    """Refuse models that a tokenizer.json cannot express."""
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     reason = None
     if trainer.model_type not in (UNIGRAM, BPE):
-        reason = "is neither of BPE nor of Unigram"
+        reason = "is neither BPE nor Unigram"
     elif trainer.treat_whitespace_as_suffix:
-        reason = "puts spaces behind words"
+        reason = "puts spaces after words"
     elif not normalizer.escape_whitespaces:
-        reason = "keeps spaces as they are"
+        reason = "does not escape spaces"
     elif model.denormalizer_spec.precompiled_charsmap:
-        reason = "changes characters back when it decodes"
+        reason = "maps characters back when it decodes"
     elif any(piece.type == UNUSED for piece in model.pieces):
-        reason = "has tokens that are switched off"
+        reason = "has disabled tokens"
     elif len({piece.piece for piece in model.pieces}) != len(model.pieces):
-        reason = "has a token twice"
+        reason = "contains a token twice"
     if reason:
         raise ExportError(f"{path} {reason}, which is not supported: give it a tokenizer.json")
 
 
-def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenizer:
-    """Build the part that joins characters into tokens."""
+def _build_model(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenizer:
+    """Build the tokenizer with its model, BPE or Unigram."""
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     fallback = model.trainer_spec.byte_fallback
-    with wrapping_errors(f"{path} is damaged", ExportError):
+    with converting_errors(f"{path} is damaged", ExportError):
         if model.trainer_spec.model_type == UNIGRAM:
             return tokenizers.Tokenizer(models.Unigram(pieces, unknown, fallback))
         scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
@@ -123,7 +123,7 @@ def _joining(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenize
 
 
 def _prefix(model: Any, added: AddedTokens) -> Prefix:
-    """Choose where a space is put before a text."""
+    """Choose the rule for a space before a text."""
     if not model.normalizer_spec.add_dummy_prefix:
         return "never"
     if added.settings.get("legacy") is False:
@@ -131,8 +131,8 @@ def _prefix(model: Any, added: AddedTokens) -> Prefix:
     return "once" if any(piece.type == USER_DEFINED for piece in model.pieces) else "always"
 
 
-def _begin(tokenizer: tokenizers.Tokenizer, model: Any, added: AddedTokens) -> None:
-    """Put BOS before a text unless the settings say no, as transformers does."""
+def _add_bos(tokenizer: tokenizers.Tokenizer, model: Any, added: AddedTokens) -> None:
+    """Put BOS before a text unless the settings say no, as in transformers."""
     token = added.role("bos_token") or model.trainer_spec.bos_piece
     id = tokenizer.token_to_id(token)
     if id is not None and added.settings.get("add_bos_token", model.trainer_spec.bos_id >= 0):

@@ -1,4 +1,4 @@
-"""How SentencePiece spells text and tokens: spaces as "▁", bytes as <0x0A>."""
+"""SentencePiece's spelling of text and tokens: spaces as "▁", bytes as <0x0A>."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 SPACE_MARK = "▁"
-# The model must not find the name of a byte's token in a text: "<0x0A>" is six characters.
+# Splits the text "<0x0A>", which must be six characters, not the token of a byte.
 BYTE_NAME = r"(?<=<)(?=0x[0-9A-F]{2}>)"
 
 
 Prefix = Literal["never", "always", "once", "first"]
-"""Where a space is put before a text.
+"""Rule for a space before a text.
 
-"always" before each part between control tokens and user-defined ones, "once" before the whole, as
-SentencePiece does; "first" like "once", but not before a text that begins with a space: so
-transformers does where a tokenizer_config.json says `legacy: false`.
+"always": before each part between control or user-defined tokens. "once": before the whole text, as
+in SentencePiece. "first": as "once", but not before a text that begins with a space, as
+transformers does with `legacy: false` in tokenizer_config.json.
 """
 
 
 def spell(
     tokenizer: tokenizers.Tokenizer, prefix: Prefix, *, collapse: bool = False, table: bytes = b""
 ) -> None:
-    """Set a tokenizer's steps before and behind its model.
+    """Set a tokenizer's normaliser, pre-tokenizer and decoder.
 
-    collapse: spaces at both ends and repeated ones are dropped. table: what SentencePiece compiled
-    of its rules for characters.
+    collapse: drop spaces at both ends and repeated spaces. table: SentencePiece's compiled
+    character map.
     """
     steps: list[Any] = [normalizers.Precompiled(table)] if table else []
     if collapse:
@@ -44,7 +44,7 @@ def spell(
         splits.append(pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="first", split=False))
     else:
         steps.append(normalizers.Replace(" ", SPACE_MARK))
-    if prefix == "once":  # all spaces are marks by now, so that one more is put before any text
+    if prefix == "once":  # spaces are marks by now, so this puts one before any text
         splits += [
             pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False),
             pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="never", split=False),

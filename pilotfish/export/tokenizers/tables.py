@@ -1,4 +1,4 @@
-"""Pairs of tokens to merge."""
+"""Merges: pairs of tokens that a BPE joins."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 
 def pair(merge: str) -> tuple[str, str]:
-    """Split a line of merges at its space; the first character is never the one meant."""
+    """Split a line of merges at its first space, not counting the first character."""
     at = merge.find(" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
 
 
 def merges_by_score(score: Mapping[str, float]) -> list[tuple[str, str]]:
-    """List all ways to join two tokens into a third, the best-scoring third first.
+    """List all pairs of tokens whose union is a token, the best-scoring union first.
 
-    SentencePiece and tiktoken join the neighbours whose union is best. Among splits of one union
-    the longer left part goes first, as in transformers' conversion.
+    SentencePiece and tiktoken join the neighbours with the best union. For equal unions, the longer
+    left part is first, as in transformers' conversion.
     """
     merges = [
         (token[:cut], token[cut:])

@@ -1,8 +1,8 @@
-"""Mistral's tekken.json, as in Nemo and Ministral, as a tokenizer.json.
+"""Mistral's tekken.json, as in Nemo and Ministral, converted to a tokenizer.json.
 
-The file has a pattern, and tokens as bytes in the order of their ranks: tiktoken's form. A piece of
-text that is a token becomes it; in others the neighbours whose union ranks first are joined until
-there are none. Special tokens have the first ids, the ranks follow.
+The file is in tiktoken's form: a pattern, and tokens as bytes, sorted by rank. A piece of text that
+equals a token becomes that token; otherwise the neighbours whose union has the lowest rank are
+joined until none is left. Special tokens have the first ids, followed by the others by rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.tokenizer import CHARACTER_OF_BYTE, wrapping_errors
+from pilotfish.engines.token_bytes import CHARACTER_OF_BYTE
+from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.tokenizers.tables import merges_by_score
 
@@ -48,7 +49,7 @@ class _TekkenFile(msgspec.Struct, frozen=True):
     special_tokens: list[_Special] | None = None
 
 
-# Those of files that name none, up to version 7.
+# Special tokens of files that state none, up to version 7.
 OLD_SPECIAL = (
     *("<unk>", BOS, "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
@@ -59,7 +60,7 @@ OLD_VERSIONS = ("", "v1", "v2", "v3", "v7")
 
 
 def tekken_tokenizer_json(directory: Path) -> str:
-    """Make a tokenizer.json of `directory`'s tekken.json.
+    """Convert the tekken.json in `directory` to a tokenizer.json.
 
     Raises:
         ExportError: if the file is damaged.
@@ -72,9 +73,9 @@ def tekken_tokenizer_json(directory: Path) -> str:
     vocabulary = {token.content: id for id, token in enumerate(special)}
     vocabulary |= {token: len(special) + rank for rank, token in enumerate(ordinary)}
     if len(vocabulary) != len(special) + len(ordinary):
-        raise ExportError(f"{path} is damaged: it has a token twice")
+        raise ExportError(f"{path} is damaged: it contains a token twice")
     merges = merges_by_score({token: -rank for rank, token in enumerate(ordinary)})
-    with wrapping_errors(f"{path} is damaged", ExportError):
+    with converting_errors(f"{path} is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
         split = pre_tokenizers.Split(Regex(file.config.pattern), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -89,31 +90,33 @@ def tekken_tokenizer_json(directory: Path) -> str:
 
 
 def _special_tokens(file: _TekkenFile, path: Path) -> list[AddedToken]:
-    """List the special tokens by their ids; names are made for those that the file only counts."""
+    """List the special tokens by id; those that the file only counts get generated names."""
     stated = file.special_tokens
     if stated is None:
         if file.config.version not in OLD_VERSIONS:
-            raise ExportError(f"{path} names no special tokens")
+            raise ExportError(f"{path} states no special tokens")
         stated = [_Special(rank, token) for rank, token in enumerate(OLD_SPECIAL)]
     by_rank = {token.rank: token for token in stated}
     if sorted(by_rank) != list(range(len(stated))):
-        raise ExportError(f"{path} is damaged: its special tokens are not numbered from 0 on")
+        raise ExportError(f"{path} is damaged: its special tokens are not numbered from 0")
     count = file.config.default_num_special_tokens
     count = len(stated) if count is None else count
     if count < len(stated):
-        raise ExportError(f"{path} is damaged: it names more special tokens than it says")
+        raise ExportError(f"{path} is damaged: it lists more special tokens than it states")
     named = [by_rank[rank] for rank in range(len(stated))]
     named += [_Special(rank, f"<SPECIAL_{rank}>") for rank in range(len(stated), count)]
     return [AddedToken(token.token_str, special=True, normalized=False) for token in named]
 
 
 def _ordinary_tokens(file: _TekkenFile, special: int, path: Path) -> list[str]:
-    """List the other tokens by rank, in GPT-2's characters; those past the vocabulary left out."""
+    """List the other tokens by rank, in GPT-2's characters, up to the vocabulary's size."""
     size = file.config.default_vocab_size
     count = len(file.vocab) if size is None else size - special
     chosen = file.vocab[: max(count, 0)]
     if len(chosen) < count or [token.rank for token in chosen] != list(range(len(chosen))):
-        raise ExportError(f"{path} is damaged: its tokens are fewer than it says, or out of order")
+        raise ExportError(
+            f"{path} is damaged: it has fewer tokens than it states, or they are out of order"
+        )
     if {token.token_bytes for token in chosen[:256]} != {bytes([byte]) for byte in range(256)}:
         raise ExportError(f"{path} is damaged: its first tokens are not the 256 bytes")
     return ["".join(map(CHARACTER_OF_BYTE.__getitem__, token.token_bytes)) for token in chosen]

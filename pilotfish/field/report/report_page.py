@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jinja2
 
-from pilotfish import wire
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
+from pilotfish.base.version import SOFTWARE
 from pilotfish.field.report import tables
 from pilotfish.field.report.canvas import Picture
 from pilotfish.field.report.figures import lowest
@@ -52,7 +52,7 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
     environment.filters["groups"] = _groups
     return environment.from_string(TEMPLATE).render(
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        software=wire.SOFTWARE,
+        software=SOFTWARE,
         runs=runs,
         gallery=gallery,
         summaries={run.name: _run_summary(run) for run in runs},

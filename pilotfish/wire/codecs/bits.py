@@ -7,9 +7,9 @@ most significant bit of a byte first:
     fixed section   each number in as many bits as its width says, most significant first
     padding         fewer than 8 zeros
 
-The sections are apart so that both read without a loop: the ones of the first section say where
-every number ends, and after them the widths say where every number stands in the second.
-`docs/wire.md`, "Codecs", is the specification.
+With separate sections both can be read without a loop: the ones of the first section mark the ends
+of its numbers, and the widths then give the position of every number in the second. `docs/wire.md`,
+"Codecs", is the specification.
 """
 
 from typing import Final
@@ -22,16 +22,16 @@ from pilotfish.wire.messages import Buffer
 
 Ints = NDArray[np.int64]
 
-MAX_BITS_PER_NUMBER: Final = 64  # unary and fixed together, on average; far beyond any real row
-_LARGE: Final = 2**14  # bytes from which it pays to look only at the ones that are wanted
+MAX_BITS_PER_NUMBER: Final = 64  # both sections, on average; far above any real row
+_LARGE: Final = 2**14  # bytes from which it pays to search the wanted ones only
 
-# bits of a slot: [widths, bits], which of them belong to a number of each width
+# bool [widths, bits]: the bits of a slot that a number of each width uses
 _USED: Final = {w: np.arange(w) >= w - np.arange(w + 1)[:, None] for w in (16, 32, 64)}
 _DTYPES: Final = {w: np.dtype(f">u{w // 8}") for w in _USED}
 
 
 class BitSlots:
-    """Which bits count of numbers that each stand in a slot of 16, 32 or 64 bits."""
+    """The used bits of numbers that are spread over slots of 16, 32 or 64 bits."""
 
     def __init__(self, widths: Ints) -> None:
         """``widths`` [N ≥ 1] from 0 to 64."""
@@ -42,38 +42,38 @@ class BitSlots:
         self.bits = len(widths) * bits
 
 
-def write(head: bytes, lengths: Ints, fixed: Ints, slots: BitSlots) -> bytes:
-    """The frame of ``head`` and of two sections of at least one number each.
+def write_frame(head: bytes, lengths: Ints, fixed: Ints, slots: BitSlots) -> bytes:
+    """Return the frame of ``head`` and two sections of at least one number each.
 
-    lengths: those of the unary numbers in bits, one more than each number. fixed: the numbers of
-    fixed width, whose bits above that width are dropped.
+    lengths: bits of the unary numbers, one more than each number. fixed: the numbers of fixed
+    width; higher bits are dropped.
     """
-    # where each one stands, if a bit stood before the first
+    # positions of the ones, with one bit before the first section
     ones = lengths.cumsum()
     begin = int(ones[-1]) + 1
     bits = np.zeros(begin + len(slots.index), np.uint8)
     bits[ones] = 1
     spread = np.unpackbits(fixed.astype(slots.dtype).view(np.uint8))
-    # "clip" only to skip a check of the index
+    # "clip" skips a check of the index
     spread.take(slots.index, mode="clip", out=bits[begin:])
     return head + np.packbits(bits[1:]).tobytes()
 
 
 class BitReader:
-    """The numbers of a frame behind its head; whatever `write` does not write is refused."""
+    """The numbers of a frame after its head; a frame that `write_frame` cannot write is refused."""
 
     def __init__(self, frame: Buffer, head: int, numbers: int) -> None:
-        """Read ``numbers`` ≥ 1 unary numbers behind a head of ``head`` bytes.
+        """Read ``numbers`` ≥ 1 unary numbers after a head of ``head`` bytes.
 
-        ``lengths`` i64 [numbers] are their lengths in bits, one more than each number.
+        ``lengths`` i64 [numbers]: their lengths in bits, one more than each number.
         """
         if 8 * (len(frame) - head) > MAX_BITS_PER_NUMBER * numbers:
             raise MalformedError(f"A coded frame has {len(frame)} bytes for {numbers} numbers.")
-        # with a one before the first number, in a byte of its own
+        # a byte with a one in front marks the start of the first number
         octets = np.frombuffer(b"\1" + frame[head:], np.uint8)
         self._bits = np.unpackbits(octets)
         unary = self._bits
-        if len(octets) > _LARGE:  # a place costs 64 times as much as its bit
+        if len(octets) > _LARGE:  # an index takes 64 times the memory of its bit
             ones_before = np.bitwise_count(octets).cumsum(dtype=np.int64)
             unary = unary[: 8 * (int(ones_before.searchsorted(numbers + 1)) + 1)]
         ones = unary.view(np.bool_).nonzero()[0][: numbers + 1]
@@ -83,7 +83,7 @@ class BitReader:
         self._begin = int(ones[-1]) + 1
 
     def fixed(self, slots: BitSlots) -> Ints:
-        """The numbers of the fixed section; the frame must end behind them."""
+        """Return the numbers of the fixed section, which must end the frame."""
         end = self._begin + len(slots.index)
         if end + 7 >> 3 << 3 != len(self._bits):
             raise MalformedError(

@@ -2,9 +2,9 @@
 
 In:  counts i64 [V] ≥ 0 with sum 2^bits, most of them 0. Out: a frame, and the same counts again.
 
-The ids of the counts above 0 travel as the gaps of one row (`wire.codecs.gaps`), a count of e + 1
-bits as e in unary and its lower e bits (Elias' gamma code). No dense form is needed: where most
-tokens have counts, gaps cost a bit or two each.
+The ids of the counts above 0 are coded as the gaps of one row (`wire.codecs.gaps`), a count of
+e + 1 bits as e in unary and its lower e bits (Elias' gamma code). A dense form is not needed: if
+most tokens have counts, a gap costs a bit or two.
 """
 
 from typing import Final
@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from pilotfish.base.errors import MalformedError
-from pilotfish.wire.codecs.bits import BitReader, BitSlots, Ints, write
-from pilotfish.wire.codecs.gaps import TILTS, good_tilt, layout
+from pilotfish.wire.codecs.bits import BitReader, BitSlots, Ints, write_frame
+from pilotfish.wire.codecs.gaps import TILTS, choose_tilt, layout
 from pilotfish.wire.messages import Buffer
 
 MAX_BITS: Final = 24
@@ -21,29 +21,29 @@ _HEAD: Final = 4  # the tilt in one byte, the number of counts in three
 
 
 def encode_counts(counts: Ints, bits: int) -> bytes:
-    """The frame of ``counts`` i64 [V] ≥ 0, V < 2²⁴, with sum 2^``bits``, ``bits`` ≤ 24."""
+    """Encode ``counts`` i64 [V] ≥ 0, V < 2²⁴, with sum 2^``bits``, ``bits`` ≤ 24."""
     ids = (counts != 0).nonzero()[0]
     numbers = counts[ids]
     assert int(numbers.sum()) == 1 << bits
-    tilt = good_tilt(ids, len(counts))
+    tilt = choose_tilt(ids, len(counts))
     laid = layout((len(ids),), len(counts), tilt)
-    gaps = laid.raised(ids)
-    # how many bits a number has; exact, for all are below 2^53
+    gaps = laid.raised_gaps(ids)
+    # bits of each number; exact, since all are below 2^53
     widths = np.frexp(numbers)[1].astype(np.int64)
     lengths = np.concatenate((gaps >> laid.parameters, widths))
     exponents = widths - 1
-    # [N], remainders of the gaps, then the counts' lower bits; `write` drops what is above them
+    # [N], remainders of the gaps, then the counts' lower bits; `write_frame` drops higher bits
     gaps <<= exponents
     gaps |= numbers ^ 1 << exponents
     head = bytes((tilt,)) + len(ids).to_bytes(_HEAD - 1, "little")
-    return write(head, lengths, gaps, BitSlots(laid.parameters + exponents))
+    return write_frame(head, lengths, gaps, BitSlots(laid.parameters + exponents))
 
 
 def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
-    """The counts i64 [``vocab_size``] of ``frame``, which sum to 2^``bits``.
+    """Decode the counts i64 [``vocab_size``] of ``frame``, which sum to 2^``bits``.
 
-    `MalformedError` for what is not a frame of such counts. Time and memory are bounded by the
-    frame's length and ``vocab_size``.
+    Raises `MalformedError` for any other frame. Time and memory are bounded by the frame's length
+    and ``vocab_size``.
     """
     if len(frame) < _HEAD:
         raise MalformedError("A frame of counts ends within its head.")

@@ -1,8 +1,8 @@
 """Sorted ids as gaps, and the Rice parameter of every gap.
 
 A gap g is coded with parameter b as the quotient ⌊g/2^b⌋ in unary and the remainder in b bits. Low
-ids are frequent tokens, so the gaps of a row grow with the id. Hence the place of an id in its row
-decides b: each row of K is cut into eight groups, j holding the places from ⌊K·j/8⌋ to
+ids are frequent tokens, so the gaps of a row grow with the id. So the index of an id in its row
+determines b: each row of K is cut into eight groups, j holding the indices from ⌊K·j/8⌋ to
 ⌊K·(j+1)/8⌋, and b = max(0, ⌊log₂(V/K)⌋ + `TILTS`[tilt][j]). The tilt is chosen for each frame.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 from pilotfish.wire.codecs.bits import BitSlots, Ints
 
 GROUPS: Final = 8
-# What suits ids that are spread evenly, and low ids that are more and more frequent. The third
-# suits a row of the 64 likeliest tokens of a vocabulary that byte-pair encoding has made.
+# The first suits evenly spread ids, the others rows with more and more low ids. The third suits the
+# 64 likeliest tokens of a vocabulary made by byte-pair encoding.
 TILTS: Final[Ints] = np.array(
     [
         [0, 0, 0, 0, 0, 0, 0, 0],
@@ -25,8 +25,9 @@ TILTS: Final[Ints] = np.array(
         [-6, -6, -5, -4, -3, -2, 0, 3],
     ]
 )
-_EVEN, _STEEP, _STEEPEST = 0.38, 0.2, 0.1  # ids' mean over V, measured where tilts are equally good
-_KEPT = 8192  # ids; larger layouts are made anew, the others take about 1 MB each
+# Mean id / V at which neighbouring tilts are equally good, measured.
+_EVEN, _STEEP, _STEEPEST = 0.38, 0.2, 0.1
+_CACHED_IDS = 8192  # largest cached layout, in ids; it takes about 1 MB
 
 # For geometric numbers of mean μ the best parameter is ⌊log₂(ln φ / ln(1 + 1/μ))⌋ + 1, φ the golden
 # ratio (Kiely, 2004): ⌊log₂(_GOLDEN · (μ + ½))⌋ to within a hair.
@@ -34,26 +35,26 @@ _GOLDEN = 2.0 * 0.48121182505960347
 
 
 def rice_parameter(mean: float) -> int:
-    """A good parameter for geometric numbers of this mean."""
+    """Return a good Rice parameter for geometric numbers of this mean."""
     return max(0, frexp(_GOLDEN * (mean + 0.5))[1] - 1)
 
 
-def good_tilt(ids: Ints, vocab_size: int) -> int:
-    """The tilt that suits ``ids`` [N], those of all rows, by their mean.
+def choose_tilt(ids: Ints, vocab_size: int) -> int:
+    """Choose the tilt for the ids [N] of all rows, by their mean.
 
-    Whatever the ids are, their quotients then come to less than 18 N in all: early gaps, whose
-    parameters a tilt makes small, are long only where ids are high.
+    The quotients then sum to less than 18 N for any ids: a tilt makes the parameters of early gaps
+    small, and these are long only if ids are high.
     """
     mean = int(np.add.reduce(ids)) / (len(ids) * vocab_size)
     return (mean < _EVEN) + (mean < _STEEP) + (mean < _STEEPEST)
 
 
 class Layout:
-    """Where rows of ids below V stand, one behind the other, and how their gaps are coded."""
+    """The positions of consecutive rows of ids below V, and the Rice parameters of their gaps."""
 
     def __init__(self, ends: tuple[int, ...], vocab_size: int, tilt: int) -> None:
-        """Where each row ends; all have from 1 to ``vocab_size`` < 2²⁴ ids."""
-        # all of these i64 [n]
+        """``ends``: the end of each row, which has from 1 to ``vocab_size`` < 2²⁴ ids."""
+        # i64 [n] each
         self.ends = np.array(ends)
         self.sizes: Ints = np.diff(self.ends, prepend=0)
         self.starts: Ints = self.ends - self.sizes
@@ -70,17 +71,18 @@ class Layout:
         self._slots: tuple[int, BitSlots] | None = None
 
     def slots(self, more: int) -> BitSlots:
-        """Slots for the gaps' remainders with ``more`` bits behind each."""
-        kept = self._slots
-        if kept is None or kept[0] != more:
-            # one assignment: two threads may be here
-            kept = self._slots = (more, BitSlots(self.parameters + more))
-        return kept[1]
+        """Return slots for the gaps' remainders, each followed by ``more`` bits."""
+        cached = self._slots
+        if cached is None or cached[0] != more:
+            # a single assignment, since two threads may be here
+            cached = self._slots = (more, BitSlots(self.parameters + more))
+        return cached[1]
 
-    def raised(self, ids: Ints) -> Ints:
-        """The gaps of ``ids`` [N], 2^b added to each.
+    def raised_gaps(self, ids: Ints) -> Ints:
+        """Return the gaps of ``ids`` [N], each plus 2^b.
 
-        Shifted by b they are the quotients' lengths in unary, their lower b bits the remainders.
+        Shifted right by b they are the quotients' lengths in unary; their lower b bits are the
+        remainders.
         """
         raised = np.empty_like(ids)
         np.subtract(ids[1:], ids[:-1], out=raised[1:])
@@ -89,7 +91,7 @@ class Layout:
         return raised
 
     def ids(self, lengths: Ints, remainders: Ints) -> Ints:
-        """The ids [N] whose gaps have these quotients, each one less than its length in unary."""
+        """Return the ids [N] for the quotients' lengths in unary and the remainders."""
         # one more than the gaps
         steps = lengths << self.parameters
         steps += remainders
@@ -102,9 +104,9 @@ class Layout:
         return ids
 
 
-_kept_layout = lru_cache(maxsize=16)(Layout)
+_cached_layout = lru_cache(maxsize=16)(Layout)
 
 
 def layout(ends: tuple[int, ...], vocab_size: int, tilt: int) -> Layout:
-    """The layout of such rows; drafts with the same K have the same one round after round."""
-    return (_kept_layout if ends[-1] <= _KEPT else Layout)(ends, vocab_size, tilt)
+    """Return the layout of such rows, cached: drafts with the same K reuse it every round."""
+    return (_cached_layout if ends[-1] <= _CACHED_IDS else Layout)(ends, vocab_size, tilt)

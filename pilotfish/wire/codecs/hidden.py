@@ -1,22 +1,22 @@
 """Hidden states: n vectors of width d in one frame, blockwise quantised (wisv §III-B).
 
 In:  float32 [n, d] and a format: "int8" (default), "int4", "fp16" or "fp32".
-Out: a frame of n · `hidden_bytes` bytes, and float32 [n, d] near to what went in ("fp32": that
-     itself). A state costs and decodes to the same, whichever others share its frame.
+Out: a frame of n · `hidden_bytes` bytes, and float32 [n, d] close to the input ("fp32": equal). A
+     state's bytes do not depend on the other states of the frame.
 
 "int8" and "int4" cut a state into blocks of 32, the last one maybe shorter. A block has a step s
 and integers q from −L to L, L = 127 or 7: x̂ = q · s. The step is a bfloat16, the upper half of a
-float32: it has float32's range, so that no block over- or underflows it, and its product with q is
-exact. It is rounded up, so that no q lies beyond L.
+float32: with float32's range no block over- or underflows it, and its product with q is exact. It
+is rounded up, so that |q| ≤ L.
 
 **Error.** With m the largest magnitude of the block,
 
     int8   |x̂ − x| ≤ 0.504 · max(m/127, 2⁻¹²⁶)       int4   |x̂ − x| ≤ 0.504 · max(m/7, 2⁻¹²⁶)
     fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)                   fp32   none, bit for bit
 
-0.504 is half a step of at most 1 + 2⁻⁷ times its least; the rest, 10⁻⁴, holds the rounding of x/s
-to float32. Steps below 2⁻¹²⁶ would be subnormal, which some processors are told to take for zero.
-Zeros stay zeros. Larger magnitudes than `LARGEST` are refused, not clipped.
+0.504 is half a step, which is at most 1 + 2⁻⁷ times the least one; the remaining 10⁻⁴ covers the
+rounding of x/s to float32. Steps below 2⁻¹²⁶ would be subnormal, and some processors are configured
+to flush these to zero. Zeros stay zeros. Magnitudes above `LARGEST` are refused, not clipped.
 """
 
 from typing import Final, Literal
@@ -41,24 +41,24 @@ _FLOATS: Final = {"fp16": "<f2", "fp32": "<f4"}
 
 _LEVELS: Final = {"int8": 127, "int4": 7}
 _LEAST_STEP: Final = 2.0**-126
-# As bits of bfloat16: steps up to here times −128 or −8, the least q of a frame, are finite.
-# Infinity, NaN and what is negative have more.
+# Bits of the largest bfloat16 step with a finite product with −128 or −8, the least q of a frame.
+# Infinity, NaN and negative steps have larger bits.
 _GREATEST_STEP: Final = {"int8": 0x7BFF, "int4": 0x7DFF}
 
 
 def hidden_bytes(width: int, form: str) -> int:
-    """Bytes of one state of ``width`` numbers in ``form``, of `HIDDEN_FORMATS`."""
+    """Return the bytes of a state of ``width`` numbers in ``form``, one of `HIDDEN_FORMATS`."""
     if form in _FLOATS:
         return (2 if form == "fp16" else 4) * width
     return 2 * _blocks(width) + (width if form == "int8" else (width + 1) // 2)
 
 
 def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
-    """The frame of ``states`` f32 [n, d], d ≥ 1, in ``form``, of `HIDDEN_FORMATS`.
+    """Encode ``states`` f32 [n, d], d ≥ 1, in ``form``, one of `HIDDEN_FORMATS`.
 
-    `ValueError` for a NaN, an infinity, or a magnitude above ``LARGEST[form]``.
+    Raises `ValueError` for a NaN, an infinity, or a magnitude above ``LARGEST[form]``.
     """
-    # [n, blocks]; a NaN anywhere makes the largest one NaN, which no limit allows
+    # [n, blocks]; a NaN makes the maximum NaN, so the comparison below fails
     peaks = np.maximum.reduceat(np.abs(states), _starts(states.shape[1]), axis=1)
     if not peaks.max(initial=0.0) <= LARGEST[form]:
         raise ValueError(
@@ -68,17 +68,20 @@ def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
     if form in _FLOATS:
         return states.astype(_FLOATS[form]).tobytes()
     least = np.maximum(peaks / _LEVELS[form], _LEAST_STEP)
-    # [n, blocks], bfloat16: the next one above
+    # [n, blocks], rounded up to the next bfloat16
     steps = ((least.view(np.uint32) >> 16) + 1).astype(np.uint16)
-    quanta = np.rint(states / _widened(steps, states.shape[1])).astype(np.int8)
-    return steps.astype("<u2").tobytes() + (quanta if form == "int8" else _packed(quanta)).tobytes()
+    quanta = np.rint(states / _spread_steps(steps, states.shape[1])).astype(np.int8)
+    return (
+        steps.astype("<u2").tobytes()
+        + (quanta if form == "int8" else _pack_nibbles(quanta)).tobytes()
+    )
 
 
 def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[np.float32]:
-    """The states f32 [``count``, ``width``] of ``frame``, all finite; ``form`` as encoded.
+    """Decode the states f32 [``count``, ``width``] of ``frame``, all finite.
 
-    `MalformedError` for another length than they have, refused before memory is taken, and for
-    numbers or steps that are not finite, or steps that are negative or whose products overflow.
+    Raises `MalformedError` for another length (before memory is allocated), for numbers or steps
+    that are not finite, and for steps that are negative or too large.
     """
     size = hidden_bytes(width, form)
     if len(frame) != count * size:
@@ -97,8 +100,8 @@ def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[n
         raise MalformedError("A block of a hidden state has a step that is negative or too large.")
     # [n, d], or [n, d/2 rounded up]
     quanta = octets[2 * count * blocks :].view(np.int8).reshape(count, size - 2 * blocks)
-    states = _widened(steps, width)
-    states *= quanta if form == "int8" else _unpacked(quanta, width)
+    states = _spread_steps(steps, width)
+    states *= quanta if form == "int8" else _unpack_nibbles(quanta, width)
     return states
 
 
@@ -107,18 +110,18 @@ def _blocks(width: int) -> int:
 
 
 def _starts(width: int) -> NDArray[np.int64]:
-    """Where the blocks of a state begin, i64 [blocks]."""
+    """Return the start of each block of a state, i64 [blocks]."""
     return np.arange(0, width, BLOCK, dtype=np.int64)
 
 
-def _widened(steps: NDArray[np.uint16], width: int) -> NDArray[np.float32]:
-    """Each number's step, f32 [n, width], from the blocks' in bfloat16 [n, blocks]."""
+def _spread_steps(steps: NDArray[np.uint16], width: int) -> NDArray[np.float32]:
+    """Return each number's step, f32 [n, width], from the blocks' bfloat16 steps [n, blocks]."""
     exact = (steps.astype(np.uint32) << 16).view(np.float32)
     return exact.repeat(np.diff(_starts(width), append=width), axis=1)
 
 
-def _packed(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Two numbers a byte, the first in the low half, [n, d] to [n, d/2 rounded up]."""
+def _pack_nibbles(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Pack two numbers into a byte, the first in the low half: [n, d] to [n, ⌈d/2⌉]."""
     count, width = quanta.shape
     pairs = np.zeros((count, (width + 1) // 2), np.int8)
     pairs[:, : width // 2] = quanta[:, 1::2] << 4
@@ -126,8 +129,8 @@ def _packed(quanta: NDArray[np.int8]) -> NDArray[np.int8]:
     return pairs
 
 
-def _unpacked(pairs: NDArray[np.int8], width: int) -> NDArray[np.int8]:
-    """The numbers [n, width] of ``pairs`` [n, width/2 rounded up]: two's complement, 4 bits."""
+def _unpack_nibbles(pairs: NDArray[np.int8], width: int) -> NDArray[np.int8]:
+    """Unpack ``pairs`` [n, ⌈width/2⌉] to numbers [n, width]: two's complement, 4 bits."""
     quanta = np.empty((len(pairs), 2 * pairs.shape[1]), np.int8)
     quanta[:, 1::2] = pairs
     np.left_shift(pairs, 4, out=quanta[:, ::2])

@@ -1,4 +1,4 @@
-"""Token ids: two bytes each where the vocabulary allows it, else three.
+"""Token ids: two bytes each if the vocabulary allows it, else three.
 
 In:  ids below V ≤ 2²⁴. Out: a frame of little-endian integers, and back.
 """
@@ -17,12 +17,12 @@ _FEW: Final = 128  # for fewer ids numpy's reductions cost more than they save
 
 
 def id_bytes(vocab_size: int) -> int:
-    """Bytes of an id: 2 up to V = 65,536, else 3."""
+    """Return the bytes of an id: 2 up to V = 65,536, else 3."""
     return 2 if vocab_size <= _TWO_BYTES else 3
 
 
 def encode_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> Buffer:
-    """The frame of ``ids`` [n], all below ``vocab_size`` ≤ 2²⁴."""
+    """Encode ``ids`` [n], all below ``vocab_size`` ≤ 2²⁴."""
     if id_bytes(vocab_size) == 2:
         return ids.astype(_U16).tobytes()
     # [n, 4] to [n, 3]
@@ -30,7 +30,7 @@ def encode_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> Buffer:
 
 
 def count_ids(frame: Buffer, vocab_size: int) -> int:
-    """How many ids a frame has; `MalformedError` for a length that no number of ids has."""
+    """Return the number of ids in a frame; raises `MalformedError` for an impossible length."""
     width = id_bytes(vocab_size)
     if len(frame) % width:
         raise MalformedError(
@@ -40,9 +40,9 @@ def count_ids(frame: Buffer, vocab_size: int) -> int:
 
 
 def decode_ids(frame: Buffer, vocab_size: int) -> NDArray[np.uint32]:
-    """Ids u32 [n] of a frame, checked against the vocabulary.
+    """Decode the ids u32 [n] of a frame.
 
-    `MalformedError` for a length that no number of ids has, `TokenOutOfRangeError` for an id ≥ V.
+    Raises `MalformedError` for an impossible length, `TokenOutOfRangeError` for an id ≥ V.
     """
     count = count_ids(frame, vocab_size)
     if id_bytes(vocab_size) == 2:

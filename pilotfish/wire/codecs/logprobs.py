@@ -1,8 +1,9 @@
-"""Log-probabilities of committed tokens, and of the likeliest ones beside each.
+"""Log-probabilities of committed tokens and of the likeliest tokens at their positions.
 
-In:  rows of logits, shaped but for temperature and truncation, and a token of each. Out: entries, a
-     frame of them, and back. An entry is f32 of the token, then u32 [k] and f32 [k] of the
-     likeliest, the likeliest first. NaN: not known. −∞ among the likeliest: there are fewer.
+In:  rows of logits, processed but without temperature and truncation, and one token a row. Out:
+     entries, a frame of them, and back. An entry is the token's log-probability f32, then ids
+     u32 [k] and log-probabilities f32 [k] of the likeliest tokens in descending order. NaN:
+     unknown. −∞ among the likeliest: there are fewer than k.
 """
 
 import math
@@ -23,9 +24,9 @@ Rows = Floats | Sequence[Floats]
 
 
 class TokenLogprob(NamedTuple):
-    """Of a token: ln p at temperature 1, under bias, penalties and constraint, untruncated.
+    """A token's ln p at temperature 1, with bias, penalties and constraint, untruncated.
 
-    top: the likeliest tokens with theirs, the likeliest first.
+    top: the likeliest tokens and their ln p, in descending order.
     """
 
     logprob: float
@@ -34,45 +35,45 @@ class TokenLogprob(NamedTuple):
 
 @cache
 def entry_type(most: int) -> np.dtype[Any]:
-    """The layout of an entry with the ``most`` likeliest tokens."""
+    """Return the layout of an entry with the ``most`` likeliest tokens."""
     return np.dtype([("own", "<f4"), ("ids", "<u4", (most,)), ("values", "<f4", (most,))])
 
 
 def unknown_entries(count: int, most: int) -> Entries:
-    """Entries of which nothing is known."""
+    """Return ``count`` entries with all values unknown."""
     table = np.zeros(count, entry_type(most))
     table["own"], table["values"] = np.nan, -np.inf
     return table
 
 
 def make_entries(logits: Rows, tokens: Sequence[int], most: int) -> Entries:
-    """Entries of ``tokens`` [n] by rows of logits, [n, V]."""
+    """Compute the entries of ``tokens`` [n] from rows of logits [n, V]."""
     return row_logprobs(logits, most).select(tokens, logits)
 
 
 class RowLogprobs(NamedTuple):
-    """Entries [n] that do not know their tokens yet. sums: f64 [n], ln Σ exp of each row."""
+    """Entries [n] without their tokens' values. sums: f64 [n], ln Σ exp of each row."""
 
     entries: Entries
     sums: NDArray[np.float64]
 
     def select(self, tokens: Sequence[int], logits: Rows) -> Entries:
-        """Entries of ``tokens`` [m], m ≤ n, by the first rows of the same logits."""
+        """Return the entries of ``tokens`` [m], m ≤ n, from the first rows of the same logits."""
         table: Entries = self.entries[: len(tokens)].copy()
-        own = [row[token] for token, row in zip(tokens, logits, strict=False)]
-        table["own"] = np.array(own, np.float64) - self.sums[: len(tokens)]
+        logits_of_tokens = [row[token] for token, row in zip(tokens, logits, strict=False)]
+        table["own"] = np.array(logits_of_tokens, np.float64) - self.sums[: len(tokens)]
         return table
 
 
 def row_logprobs(logits: Rows, most: int) -> RowLogprobs:
-    """What rows of logits, [n, V], tell of any token, with the ``most`` likeliest."""
+    """Compute sums and the ``most`` likeliest tokens of rows of logits [n, V]."""
     table, sums = unknown_entries(len(logits), most), np.zeros(len(logits))
     scratch = np.empty_like(logits[0]) if len(logits) else None
     for at, row in enumerate(logits):
         ids = likeliest(row, most)
         highest = row[ids[0]] if len(ids) else row.max()
         weights = np.exp(np.subtract(row, highest, out=scratch), out=scratch)
-        # numpy adds pairwise: in float32, over 150,000 tokens, to 1e-6 of the sum
+        # numpy's pairwise sum in float32 is exact to 1e-6 over 150,000 tokens
         sums[at] = float(highest) + math.log(weights.sum())
         table["ids"][at, : len(ids)] = ids
         table["values"][at, : len(ids)] = row[ids].astype(np.float64) - sums[at]
@@ -82,10 +83,10 @@ def row_logprobs(logits: Rows, most: int) -> RowLogprobs:
 def decode_logprobs(
     frame: Buffer, most: int, vocab_size: int, counts: Sequence[int]
 ) -> list[TokenLogprob | None]:
-    """The entries of a frame, which has one of these ``counts``; None for what is not known.
+    """Decode a frame with one of these ``counts`` of entries; None: unknown.
 
-    `MalformedError` for another length or numbers that cannot be, `TokenOutOfRangeError` for an id
-    ≥ V.
+    Raises `MalformedError` for another length or impossible values, `TokenOutOfRangeError` for an
+    id ≥ V.
     """
     kind = entry_type(most)
     if len(frame) not in [count * kind.itemsize for count in counts]:

@@ -1,10 +1,10 @@
-"""Rows of ids, each with a level, as bit sections: what frames of distributions have in common.
+"""Rows of ids with levels as bit sections, shared by the frames of distributions.
 
-In:  N sorted ids, row behind row, and how many levels each token is below its row's likeliest.
-Out: the unary and the fixed section (`wire.codecs.bits`) behind a head, and both again.
+In:  N sorted ids, row after row, and each token's levels below its row's likeliest token.
+Out: a head with the unary and the fixed section (`wire.codecs.bits`), and ids and levels again.
 
-Ids travel as gaps (`wire.codecs.gaps`), levels as heights: counted from the row's lightest token
-up, for most tokens are light. Both are Rice coded, heights with one parameter c for the frame.
+Ids are coded as gaps (`wire.codecs.gaps`), levels as heights above the row's lightest token, since
+most tokens are light. Both are Rice coded, heights with one parameter c for the frame.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ import numpy as np
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.truncation import MAX_LEVEL
-from pilotfish.wire.codecs.bits import BitReader, Ints, write
-from pilotfish.wire.codecs.gaps import Layout, good_tilt, layout, rice_parameter
+from pilotfish.wire.codecs.bits import BitReader, Ints, write_frame
+from pilotfish.wire.codecs.gaps import Layout, choose_tilt, layout, rice_parameter
 from pilotfish.wire.messages import Buffer
 
 MAX_HEIGHT_PARAMETER: Final = 5
@@ -28,14 +28,14 @@ def encode_rows(
     ends: tuple[int, ...],
     vocab_size: int,
 ) -> bytes:
-    """The frame that begins with ``head(c, tilt)``: ids [N] below V, rows that end at ``ends``.
+    """Encode ids [N] below V, in rows that end at ``ends``, after ``head(c, tilt)``.
 
-    ``levels`` [N] are at most `MAX_LEVEL`, one of each row 0; without them c is 0.
+    ``levels`` [N] are at most `MAX_LEVEL`, with a 0 in each row; without levels c is 0.
     """
-    tilt, c = good_tilt(ids, vocab_size), 0
+    tilt, c = choose_tilt(ids, vocab_size), 0
     laid = layout(ends, vocab_size, tilt)
-    # [N], what goes into the fixed section; `write` drops what is above its bits
-    fixed = laid.raised(ids)
+    # [N], numbers of the fixed section; `write_frame` drops higher bits
+    fixed = laid.raised_gaps(ids)
     lengths = fixed >> laid.parameters
     if levels is not None:
         heights = np.maximum.reduceat(levels, laid.starts).repeat(laid.sizes)
@@ -48,26 +48,26 @@ def encode_rows(
         heights &= (1 << c) - 1
         fixed <<= c
         fixed |= heights
-    return write(head(c, tilt), lengths, fixed, laid.slots(c))
+    return write_frame(head(c, tilt), lengths, fixed, laid.slots(c))
 
 
 def decode_rows(
     frame: Buffer, begin: int, laid_as: tuple[tuple[int, ...], int, int], c: int | None
 ) -> tuple[Layout, Ints, Ints | None]:
-    """The layout, ids [N] and levels [N] of the sections from ``begin`` on.
+    """Decode layout, ids [N] and levels [N] of the sections from ``begin`` on.
 
-    ``laid_as`` is where the rows end, V and the tilt; without ``c`` there are no levels.
+    ``laid_as``: ends of the rows, V, tilt. Without ``c`` there are no levels. Raises
     `MalformedError` for an id of V or more, a level above `MAX_LEVEL`, a frame of another length.
     """
     ends, vocab_size, _ = laid_as
     total = ends[-1]
-    # first, so that a small frame cannot ask for large arrays
+    # before any allocation, so that a small frame cannot cause large arrays
     reader = BitReader(frame, begin, total if c is None else 2 * total)
     laid = layout(*laid_as)
     fixed = reader.fixed(laid.slots(c or 0))
     levels: Ints | None = None
     if c is not None:
-        # heights, all of them 2^c too great, for a length is one more than its quotient
+        # heights plus 2^c, since a length is one more than its quotient
         heights = reader.lengths[total:] << c
         heights += fixed & (1 << c) - 1
         fixed >>= c

@@ -1,10 +1,10 @@
 """Truncated, quantised distributions: the rows q̂ of a window in one frame.
 
 In:  `SparseRows`, n rows of ids and levels, and the vocabulary's size.
-Out: a frame, and the very same rows again: nothing is lost here. What quantisation costs is lost
-     in `speculation.truncation`, before the drafter samples.
+Out: a frame, and the same rows again: the codec is lossless. `speculation.truncation` quantises,
+     before the drafter samples.
 
-Behind a head come the sections of `wire.codecs.rows`.
+The frame is a head and the sections of `wire.codecs.rows`.
 """
 
 from itertools import accumulate
@@ -17,21 +17,21 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
-MAX_TOKENS: Final = 2**18  # of a frame: bounds what a hostile one can cost
-ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # so many fit whatever the window
-_TOKEN_BYTES: Final = 1.7  # of a token of a row of the likeliest 64
-_NUCLEUS_TOKENS: Final = 440  # of the nucleus 0.95 at temperature 1
+MAX_TOKENS: Final = 2**18  # tokens of a frame: bounds the cost of a hostile one
+ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # tokens of a row that fit for any window
+_TOKEN_BYTES: Final = 1.7  # bytes of a token in a row of the likeliest 64
+_NUCLEUS_TOKENS: Final = 440  # tokens of the nucleus 0.95 at temperature 1
 
 
 def typical_bytes(rows: int, top_k: int) -> float:
-    """About how long the frame of so many rows is; ``top_k`` 0 stands for a nucleus."""
+    """Return the typical bytes of a frame with so many rows; ``top_k`` 0 means a nucleus."""
     return _TOKEN_BYTES * rows * (top_k or _NUCLEUS_TOKENS)
 
 
 def encode_sparse(rows: SparseRows, vocab_size: int) -> bytes:
-    """The frame of ``rows``, whose ids are below ``vocab_size`` < 2²⁴; empty for no rows.
+    """Encode ``rows`` with ids below ``vocab_size`` < 2²⁴; no rows give an empty frame.
 
-    They have at most `MAX_TOKENS` ids in all.
+    The rows have at most `MAX_TOKENS` ids together.
     """
     if not len(rows):
         return b""
@@ -47,7 +47,7 @@ def encode_sparse(rows: SparseRows, vocab_size: int) -> bytes:
 
 
 def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
-    """The ``count`` rows of ``frame``; `MalformedError` for what is not a frame of such rows.
+    """Decode the ``count`` rows of ``frame``; raises `MalformedError`.
 
     Time and memory are bounded by the frame's length and ``count``.
     """
@@ -65,7 +65,7 @@ def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
 
 
 def _write_head(c: int, tilt: int, ends: tuple[int, ...]) -> bytes:
-    """A byte, c + 8·width + 32·alike + 64·tilt, then the one size of all rows, or each one's."""
+    """Return the head: byte c + 8·width + 32·alike + 64·tilt, then the size of all rows or each."""
     first = ends[0]
     alike = ends == tuple(range(first, first * len(ends) + 1, first))
     sizes = (first,) if alike else tuple(map(int.__sub__, ends, (0, *ends)))
@@ -75,7 +75,7 @@ def _write_head(c: int, tilt: int, ends: tuple[int, ...]) -> bytes:
 
 
 def _read_head(frame: Buffer, count: int, vocab_size: int) -> tuple[int, int, tuple[int, ...], int]:
-    """The parameter of the heights, the tilt, where the rows end, the head's length."""
+    """Return the heights' parameter, the tilt, the ends of the rows, the head's length."""
     first = frame[0] if len(frame) else 0
     c, width, alike, tilt = first & 7, first >> 3 & 3, first >> 5 & 1, first >> 6
     if c > MAX_HEIGHT_PARAMETER or not width:

@@ -1,23 +1,22 @@
-"""What a worker tells of its distributions, in one frame: ids and probabilities of its top K.
+"""A worker's distributions in one frame: ids and probabilities of the top K of each row.
 
 In:  `TopRows`, n rows of K tokens each, the vocabulary's size V, and a format of the values: "fp16"
      (default), "fp32" or "levels".
-Out: a frame, and `TopRows` again: ids as they were, values float32. n, K and V are the receiver's,
-     which asked for them; a frame of another K says so and is refused.
+Out: a frame, and `TopRows` again: the same ids, values as float32. The receiver, which asked for
+     them, knows n, K and V; a frame with another K is refused.
 
-Ids and levels travel as in `wire.codecs.rows`; "fp32" and "fp16" need no ids where K = V. "fp32"
-has the probabilities as they are. The others have weights, and beside them each row's ρ, the sum of
-its probabilities, in float32: decoded, a row is its weights, divided by their sum, times ρ. So the
-retained mass, on which both reconstructions rest, does not suffer. With m the row's greatest
-probability, a weight is
+Ids and levels are coded as in `wire.codecs.rows`; "fp32" and "fp16" need no ids if K = V. "fp32"
+has the probabilities. The others have weights and each row's ρ, the sum of its probabilities, in
+float32: a decoded row is its weights, divided by their sum, times ρ. So the retained mass, which
+both reconstructions use, is exact to float32. With m the row's largest probability, a weight is
 
     fp16     p · 2¹⁵/m as IEEE half, so that tokens down to m · 2⁻²⁹ have all 11 bits
     levels   half octaves below m, 0 to 62, as in `sparse` (`speculation.truncation`)
 
-**Error.** `MOST_OFF`: so far at most are a row's shares of ρ from what they were, in total
-variation; so its probabilities are so far off times ρ. It holds for K ≤ 2¹⁸. Weights that are off
-by factors from 1/r to r give shares that are off by (r − 1)/(r + 1): r = 1 + 2⁻¹¹ and 2^(1/4). The
-little above that is for the lightest tokens, whose weights are coarser.
+**Error.** `MAX_ERROR` bounds the total variation between a row's shares of ρ before and after, for
+K ≤ 2¹⁸; the error of its probabilities is ρ times that. Weights with errors by factors from 1/r to
+r give shares with an error of (r − 1)/(r + 1): r = 1 + 2⁻¹¹ and 2^(1/4). The small rest covers the
+lightest tokens, whose weights are coarser.
 """
 
 from typing import Final
@@ -34,72 +33,74 @@ from pilotfish.wire.codecs.bits import Ints
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import Buffer
 
-TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; their places are their codes
-MOST_OFF: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
+TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; the index is the code
+MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
 
 _HEAD: Final = 4  # form, tilt and the heights' parameter in one byte, K in three
-_PEAK: Final = 2.0**15  # of halves: what m becomes
-_SUM_TOLERANCE: Final = 1e-3  # as in `dsd`: float32's rounding stays far below it
+_PEAK: Final = 2.0**15  # the half-precision weight of m
+_SUM_TOLERANCE: Final = 1e-3  # as in `dsd`, far above float32's rounding
 
 
 def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
-    """The frame of ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; empty for no rows.
+    """Encode ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; no rows give an empty frame.
 
-    `ValueError` for what no softmax gives: NaN, a negative number, a row whose sum is 0 or above 1.
+    Raises `ValueError` for values that are no softmax's: NaN, negative, a sum of 0 or above 1.
     """
-    count, kept = len(rows), rows.k
+    count, k = len(rows), rows.k
     if not count:
         return b""
     # a NaN is not at least 0
     masses = rows.retained_mass if float(rows.values.min()) >= 0.0 else np.zeros(count)
-    if not _are_masses(masses, whole=False):
+    if not _are_valid_masses(masses, whole=False):
         raise ValueError("A row of probabilities has a NaN, a negative number or a false sum.")
-    plain = kept.to_bytes(_HEAD - 1, "little") + _plain(rows.values, masses, form)
+    plain = k.to_bytes(_HEAD - 1, "little") + _encode_plain(rows.values, masses, form)
     code = TOPK_FORMATS.index(form)
-    if not _has_bits(form, kept, vocab_size):
+    if not _has_bits(form, k, vocab_size):
         return bytes((code,)) + plain
     return encode_rows(
         lambda c, tilt: bytes((code | tilt << 2 | c << 4,)) + plain,
         rows.ids.astype(np.int64).reshape(-1),
-        _levels(rows.values) if form == "levels" else None,
-        _ends(count, kept),
+        _compute_levels(rows.values) if form == "levels" else None,
+        _ends(count, k),
         vocab_size,
     )
 
 
-def decode_topk(frame: Buffer, count: int, kept: int, vocab_size: int) -> TopRows:
-    """The ``count`` rows of ``frame``, each of min(``kept``, ``vocab_size``) tokens.
+def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
+    """Decode the ``count`` rows of ``frame``, each of min(``k``, ``vocab_size``) tokens.
 
-    `MalformedError` for what is no frame of such rows. Time and memory are bounded by its length.
+    Raises `MalformedError` for any other frame. Time and memory are bounded by its length.
     """
-    kept = min(kept, vocab_size)
+    k = min(k, vocab_size)
     if not count:
         if len(frame):
             raise MalformedError("There is a frame of top-K rows where none are due.")
-        return TopRows(np.empty((0, kept), np.uint32), np.empty((0, kept), np.float32))
-    form, tilt, c = _read_head(frame, kept, vocab_size)
-    total, whole = count * kept, kept == vocab_size
+        return TopRows(np.empty((0, k), np.uint32), np.empty((0, k), np.float32))
+    form, tilt, c = _read_head(frame, k, vocab_size)
+    total, whole = count * k, k == vocab_size
     weights_from = _HEAD + (0 if form == "fp32" else 4 * count)
     plain_to = weights_from + {"fp16": 2, "fp32": 4, "levels": 0}[form] * total
-    bits = _has_bits(form, kept, vocab_size)
+    bits = _has_bits(form, k, vocab_size)
     if len(frame) < plain_to or (len(frame) > plain_to and not bits):
         raise MalformedError(f"A frame of top-K rows has {len(frame)} bytes; {plain_to} are due.")
     levels: Ints | None = None
     if bits:
-        laid_as = (_ends(count, kept), vocab_size, tilt)
-        _, found, levels = decode_rows(frame, plain_to, laid_as, c if form == "levels" else None)
-        ids = found.astype(np.uint32).reshape(count, kept)
+        laid_as = (_ends(count, k), vocab_size, tilt)
+        _, sorted_ids, levels = decode_rows(
+            frame, plain_to, laid_as, c if form == "levels" else None
+        )
+        ids = sorted_ids.astype(np.uint32).reshape(count, k)
     else:
-        ids = np.broadcast_to(np.arange(vocab_size, dtype=np.uint32), (count, kept))
+        ids = np.broadcast_to(np.arange(vocab_size, dtype=np.uint32), (count, k))
     if form == "fp32":
-        values = np.frombuffer(frame, "<f4", total, _HEAD).reshape(count, kept)
+        values = np.frombuffer(frame, "<f4", total, _HEAD).reshape(count, k)
         _check(values, None, whole)
         return TopRows(ids, values)
     if levels is not None:
-        weights = LEVEL_WEIGHTS[levels].reshape(count, kept)
+        weights = LEVEL_WEIGHTS[levels].reshape(count, k)
     else:
         halves = np.frombuffer(frame, "<f2", total, weights_from)
-        weights = halves.astype(np.float64).reshape(count, kept)
+        weights = halves.astype(np.float64).reshape(count, k)
     masses = np.frombuffer(frame, "<f4", count, _HEAD).astype(np.float64)
     _check(weights, masses, whole)
     # f64 [n, 1]
@@ -107,23 +108,23 @@ def decode_topk(frame: Buffer, count: int, kept: int, vocab_size: int) -> TopRow
     return TopRows(ids, (weights * factors).astype(np.float32))
 
 
-def _has_bits(form: str, kept: int, vocab_size: int) -> bool:
-    """Whether there are bit sections: not where all tokens are kept, and no levels are sent."""
-    return kept < vocab_size or form == "levels"
+def _has_bits(form: str, k: int, vocab_size: int) -> bool:
+    """Return whether the frame has bit sections: some ids are missing, or levels are sent."""
+    return k < vocab_size or form == "levels"
 
 
-def _ends(count: int, kept: int) -> tuple[int, ...]:
-    return tuple(range(kept, count * kept + 1, kept))
+def _ends(count: int, k: int) -> tuple[int, ...]:
+    return tuple(range(k, count * k + 1, k))
 
 
-def _are_masses(masses: NDArray[np.floating], *, whole: bool) -> bool:
-    """Whether ρ [n] can be: above 0 and at most 1; 1 where the ``whole`` vocabulary is kept."""
+def _are_valid_masses(masses: NDArray[np.floating], *, whole: bool) -> bool:
+    """Return whether ρ [n] is above 0 and at most 1; with the ``whole`` vocabulary, 1."""
     least, most = float(masses.min()), float(masses.max())
     return least > 0.0 and (1.0 - _SUM_TOLERANCE) * whole <= least and most <= 1.0 + _SUM_TOLERANCE
 
 
-def _plain(values: Floats, masses: Values, form: str) -> bytes:
-    """What comes in whole bytes: probabilities as they are, or each row's ρ, and then halves."""
+def _encode_plain(values: Floats, masses: Values, form: str) -> bytes:
+    """Encode the part in whole bytes: the probabilities, or each row's ρ and then the halves."""
     if form == "fp32":
         return values.astype("<f4").tobytes()
     plain = masses.astype("<f4").tobytes()
@@ -133,8 +134,8 @@ def _plain(values: Floats, masses: Values, form: str) -> bytes:
     return plain
 
 
-def _levels(values: Floats) -> Ints:
-    """How many levels each token is below its row's likeliest, i64 [N]."""
+def _compute_levels(values: Floats) -> Ints:
+    """Return each token's levels below its row's likeliest token, i64 [N]."""
     peaks = values.max(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore"):
         levels = STEPS_PER_OCTAVE * np.log2(peaks / values)
@@ -142,18 +143,18 @@ def _levels(values: Floats) -> Ints:
     return whole.reshape(-1)
 
 
-def _read_head(frame: Buffer, kept: int, vocab_size: int) -> tuple[str, int, int]:
-    """The format, the tilt, the parameter of the heights."""
+def _read_head(frame: Buffer, k: int, vocab_size: int) -> tuple[str, int, int]:
+    """Return the format, the tilt and the heights' parameter."""
     if len(frame) < _HEAD:
         raise MalformedError("A frame of top-K rows ends within its head.")
     code, tilt, c = frame[0] & 3, frame[0] >> 2 & 3, frame[0] >> 4
     form = TOPK_FORMATS[code] if code < len(TOPK_FORMATS) else ""
-    coded = _has_bits(form, kept, vocab_size)
+    coded = _has_bits(form, k, vocab_size)
     if not form or c > (form == "levels") * MAX_HEIGHT_PARAMETER or (tilt and not coded):
         raise MalformedError("The first byte of a frame of top-K rows means nothing.")
     sent = int.from_bytes(frame[1:_HEAD], "little")
-    if sent != kept:
-        raise MalformedError(f"A worker keeps {sent} tokens of each row, where {kept} are due.")
+    if sent != k:
+        raise MalformedError(f"A worker keeps {sent} tokens of each row, where {k} are due.")
     return form, tilt, c
 
 
@@ -165,5 +166,7 @@ def _check(weights: Floats, masses: Values | None, whole: bool) -> None:
     # a NaN is not at least 0; infinities are the largest
     fine = float(weights.min()) >= 0.0 and float(weights.max()) < np.inf
     sums = weights.sum(axis=1, dtype=np.float64) if fine else np.zeros(len(weights))
-    if not (sums.min() > 0.0 and _are_masses(sums if masses is None else masses, whole=whole)):
+    if not (
+        sums.min() > 0.0 and _are_valid_masses(sums if masses is None else masses, whole=whole)
+    ):
         raise MalformedError("A row has a NaN, a negative number, or a sum that cannot be.")

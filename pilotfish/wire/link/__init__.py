@@ -1,1 +1,1 @@
-"""The state of the link, and how it is measured."""
+"""The link: attempts to connect, liveness of a connection, measurements."""

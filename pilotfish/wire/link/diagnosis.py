@@ -1,9 +1,9 @@
-"""Why no edge is reached at an address: the name, the route, or what answers there.
+"""Diagnose why no edge is reached at an address: its name, the route, or the peer.
 
-ZeroMQ does not say why a connection fails. So the address is looked up and connected to once more.
-ZMTP's greeting (64 bytes: signature, version, mechanism, role) tells an edge with keys from one
-without, and from anything else. An edge that stops or is full hangs up on whoever comes, and not
-only on a handshake: it says nothing of keys.
+ZeroMQ does not report why a connection fails. So this module resolves the address and connects to
+it with a plain socket. ZMTP's greeting (64 bytes: signature, version, mechanism, role)
+distinguishes an edge with keys, one without, and anything else. An edge that stops or is full hangs
+up on every connection, so its hang-up does not indicate a wrong key.
 """
 
 import errno
@@ -16,58 +16,59 @@ from urllib.parse import urlsplit
 
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
-# Signature and version: enough for an edge to send its whole greeting and await the rest of ours.
+# Signature and version: after these an edge sends its whole greeting and waits for the rest of
+# ours.
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01"
 _SIGNATURE = b"\xff", b"\x7f"  # its first byte and its tenth
-_PATIENCE_S = 5.0  # slow paths have an RTT of seconds
-_STAYS_S = 1.0  # an edge that takes no connections has looked after this one by then
-# This machine's own want of descriptors or memory tells nothing of an address.
-_OWN_TROUBLES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PAUSE_S = (1.0, 30.0)  # between two looks, doubling while they come to the same
+_TIMEOUT_S = 5.0  # slow paths have an RTT of seconds
+_HANG_UP_S = 1.0  # an edge that accepts no connections hangs up within this time
+# A lack of descriptors or memory on this machine says nothing about the address.
+_LOCAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE_S = (1.0, 30.0)  # between two probes, doubling while the state stays the same
 
 
 class AddressState(Enum):
-    """What is at an address."""
+    """The state of an address."""
 
-    NO_NAME = auto()  # the name is unknown, or cannot be looked up now
+    NO_NAME = auto()  # the name is unknown, or cannot be resolved now
     REFUSED = auto()  # the machine answers, and nothing listens on the port
     NO_ROUTE = auto()  # no machine answers: the network, the address, a firewall
-    MUTE = auto()  # something takes the connection, and says nothing
-    NO_EDGE = auto()  # something says what no edge says, or hangs up
-    HANGS_UP = auto()  # an edge hangs up on whoever comes: it stops, or has no room
+    MUTE = auto()  # a peer accepts the connection and sends nothing
+    NO_EDGE = auto()  # the peer is not an edge, or hangs up
+    HANGS_UP = auto()  # an edge hangs up on every connection: it stops or is full
     PLAIN = auto()  # an edge without keys
     CURVE = auto()  # an edge with keys
 
 
-_OF_CONNECTING = {
+_STATE_BY_ERRNO = {
     errno.ECONNREFUSED: AddressState.REFUSED,
-    errno.ECONNRESET: AddressState.NO_EDGE,  # so quick a hang-up that connecting still waits
+    errno.ECONNRESET: AddressState.NO_EDGE,  # the peer hung up before `connect` returned
 }
 
 
-def diagnose(host: str, port: int, patience_s: float = _PATIENCE_S) -> AddressState:
-    """Look at this address once; waits for the name, and then ``patience_s`` for each step.
+def diagnose(host: str, port: int, timeout_s: float = _TIMEOUT_S) -> AddressState:
+    """Probe this address once; waits for the name, then up to ``timeout_s`` for each step.
 
-    Raises `OSError` where this machine has no descriptor or memory to look with.
+    Raises `OSError` if this machine lacks descriptors or memory.
     """
     try:
-        with socket.create_connection((host, port), patience_s) as connection:
-            return _read_greeting(connection, patience_s)
+        with socket.create_connection((host, port), timeout_s) as connection:
+            return _read_greeting(connection, timeout_s)
     except socket.gaierror:
         return AddressState.NO_NAME
     except UnicodeError:  # a name with an empty or too long label
         return AddressState.NO_NAME
     except OSError as error:
-        if error.errno in _OWN_TROUBLES:
+        if error.errno in _LOCAL_ERRNOS:
             raise
-        return _OF_CONNECTING.get(error.errno or 0, AddressState.NO_ROUTE)
+        return _STATE_BY_ERRNO.get(error.errno or 0, AddressState.NO_ROUTE)
 
 
-def _read_greeting(connection: socket.socket, patience_s: float) -> AddressState:
+def _read_greeting(connection: socket.socket, timeout_s: float) -> AddressState:
     try:
         connection.sendall(_GREETING)
-        received = _read(connection, _GREETING_BYTES, patience_s)
-        ends = len(received) < _GREETING_BYTES or _hangs_up(connection, min(_STAYS_S, patience_s))
+        received = _read(connection, _GREETING_BYTES, timeout_s)
+        ends = len(received) < _GREETING_BYTES or _hangs_up(connection, min(_HANG_UP_S, timeout_s))
     except TimeoutError:
         return AddressState.MUTE
     except OSError:
@@ -80,12 +81,12 @@ def _read_greeting(connection: socket.socket, patience_s: float) -> AddressState
     return AddressState.CURVE if mechanism == b"CURVE" else AddressState.PLAIN
 
 
-def _read(connection: socket.socket, size: int, patience_s: float) -> bytes:
-    """Read so many bytes, or what comes before the other end hangs up, or in this time.
+def _read(connection: socket.socket, size: int, timeout_s: float) -> bytes:
+    """Read up to ``size`` bytes, until the peer hangs up or the time is over.
 
-    Raises `TimeoutError` if nothing came.
+    Raises `TimeoutError` if no byte arrived.
     """
-    received, end_s = b"", time.monotonic() + patience_s
+    received, end_s = b"", time.monotonic() + timeout_s
     while len(received) < size:
         connection.settimeout(max(0.001, end_s - time.monotonic()))
         try:
@@ -101,7 +102,7 @@ def _read(connection: socket.socket, size: int, patience_s: float) -> bytes:
 
 
 def _hangs_up(connection: socket.socket, within_s: float) -> bool:
-    """Whether the other end hangs up within this time."""
+    """Return whether the peer hangs up within this time."""
     connection.settimeout(within_s)
     try:
         return not connection.recv(1)
@@ -112,49 +113,49 @@ def _hangs_up(connection: socket.socket, within_s: float) -> bool:
 
 
 class Diagnosis:
-    """Looks at one address in the background, now and then. Thread-safe.
+    """Probes one address in the background. Thread-safe.
 
-    finding: the last one; None: there is none, or it is out of date.
+    state: result of the last probe; None: there is none, or it is out of date.
     """
 
     def __init__(self, endpoint: str) -> None:
         self.state: AddressState | None = None
         parts = urlsplit(endpoint)
-        self._place = (parts.hostname, parts.port) if parts.scheme == "tcp" else (None, None)
-        self._turn = threading.Lock()  # held while it is looked
+        self._address = (parts.hostname, parts.port) if parts.scheme == "tcp" else (None, None)
+        self._lock = threading.Lock()  # held during a probe
         self._due_s, self._pause_s = 0.0, _PAUSE_S[0]
 
     def clear(self) -> None:
-        """The edge is there: what was found before is out of date."""
+        """Discard the state, since the edge was reached."""
         self.state = None
         self.probe_now()
 
     def probe_now(self) -> None:
-        """Make the next look due: what is there may have changed."""
+        """Make the next probe due, since the address may have changed."""
         self._due_s, self._pause_s = 0.0, _PAUSE_S[0]
 
     def poll(self) -> None:
-        """Look again if that is due; never waits."""
-        if None in self._place or time.monotonic() < self._due_s:
+        """Start a probe if one is due; never waits."""
+        if None in self._address or time.monotonic() < self._due_s:
             return
-        if self._turn.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             try:
                 threading.Thread(target=self._probe, name="diagnosis", daemon=True).start()
-            except RuntimeError:  # there is no thread to be had
-                self._turn.release()
+            except RuntimeError:  # the machine has no room for a thread
+                self._lock.release()
 
     def _probe(self) -> None:
         try:
-            host, port = self._place
+            host, port = self._address
             assert host is not None
             assert port is not None
             try:
-                finding: AddressState | None = diagnose(host, port)
+                state: AddressState | None = diagnose(host, port)
             except OSError:
-                finding = self.state
-            same = finding is self.state
+                state = self.state
+            same = state is self.state
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1]) if same else _PAUSE_S[0]
-            self.state, self._due_s = finding, time.monotonic() + self._pause_s
+            self.state, self._due_s = state, time.monotonic() + self._pause_s
         finally:
             with suppress(RuntimeError):
-                self._turn.release()
+                self._lock.release()

@@ -1,15 +1,15 @@
-"""Whether a connection is alive, by what the kernel counts of it.
+"""Decide whether a connection is alive, from the kernel's counters.
 
-ZeroMQ's heartbeats keep bytes moving on an idle connection, but do not judge it: a ping waits
-behind a large message, and on a slow link its answer is late although all is well. What tells is
-bytes that move. A connection is quiet once
+ZeroMQ's heartbeats keep bytes moving on an idle connection, but their answers prove nothing: a ping
+waits behind a large message, so on a slow link its answer is late although all is well. Moving
+bytes decide. A connection is quiet if
 
-- nothing has come, and nothing large was acknowledged either (the kernel of a process that hangs
-  acknowledges pings: that alone is no life), or
-- what was sent is not acknowledged at all (a path that swallows large segments),
+- no bytes have arrived, and no large amount was acknowledged (an acknowledged ping does not count:
+  the kernel of a process that hangs acknowledges pings), or
+- no sent bytes are acknowledged (the path drops large segments),
 
-for longer than the path explains: two retransmissions by TCP's own reckoning, or the pauses that
-this connection has had lately.
+for longer than the path explains: two of TCP's retransmission time-outs, or the recent pauses of
+this connection.
 """
 
 import math
@@ -17,29 +17,30 @@ import time
 from socket import socket
 from typing import Final
 
-from pilotfish.wire.link.tcp import Volume, retry_often, volume
+from pilotfish.wire.link.tcp import Volume, limit_retransmission_pause, read_volume
 
 HEARTBEAT_S: Final = 0.3
-_MARGIN_S: Final = 0.25  # of both ends' scheduling
+_MARGIN_S: Final = 0.25  # delay by both ends' schedulers
 _LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out is an RTT, and no less than this
 _LONGEST_LIMIT_S: Final = 10.0
-_PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_KEPT_S = 1.25, 4.0, 60.0
-_DENSE_S: Final = 0.6  # looks further apart than this do not tell how long a pause was
-# The longest pause between the kernel's retransmissions: ours, up to which time-out, and its own.
+_PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_MEMORY_S = 1.25, 4.0, 60.0
+_DENSE_S: Final = 0.6  # updates further apart do not measure a pause
+# The longest pause between the kernel's retransmissions: ours, the time-out up to which we set it,
+# and the kernel's default.
 _RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
-LARGE_BYTES: Final = 4096  # outstanding bytes that are no heartbeats
-# Bytes a second that are no heartbeats: these are 80, encrypted 400.
+LARGE_BYTES: Final = 4096  # more outstanding bytes than heartbeats have
+# More bytes a second than heartbeats have: these have 80, encrypted 400.
 _MESSAGES_BPS: Final = 800.0
 _WINDOW_S: Final = 0.5
-# A handshake's next step is due after so many RTT, or so many times what steps took before; and
-# whatever these say, it is waited for at least so long before the connection is ended.
+# A handshake's next step is due after 3 RTT plus twice its longest step so far. The connection is
+# ended after that time, or 5 s if that is longer.
 _STEP_RTTS, _STEP_TIMES, HANDSHAKE_STEP_S = 3.0, 2.0, 5.0
 
 
 class Liveness:
-    """Judges one connection by successive looks at its counters. Times are monotonic seconds.
+    """The liveness of one connection, from successive counters. Times are monotonic seconds.
 
-    looked_s: when it was last looked. outstanding: bytes not acknowledged then.
+    updated_s: time of the last counters. outstanding: bytes not acknowledged then.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -47,69 +48,70 @@ class Liveness:
         self.outstanding = 0
         self.acknowledged = 0
         self._received = 0
-        # when bytes last came (or something large was acknowledged), the same without
-        # acknowledgements, when all was acknowledged or some of it was, when a message moved
-        self._heard_s = self._came_s = self._taken_s = now_s
-        self._carried_s = -math.inf
-        self._arrived, self._arrived_s = 0, now_s  # packets, and when the last one came
+        # times of the last sign of life (bytes received, or a large amount acknowledged), of the
+        # last bytes received, of the last acknowledgement (or when nothing was outstanding), and of
+        # the last bytes of a message
+        self._life_s = self._received_s = self._acknowledged_s = now_s
+        self._transfer_s = -math.inf
+        self._arrived, self._arrived_s = 0, now_s  # packets, and the last one's time
         self._counted, self._counted_s = 0, now_s
         self._rto_s, self._rtt_s = _LEAST_RTO_S, 0.0
-        self._pause_s, self._paused_s = 0.0, now_s  # the longest lately, and when it was
+        self._pause_s, self._pause_seen_s = 0.0, now_s  # the longest recent pause, and its time
         self._longest_step_s = 0.0
         self._retry_s = 0.0
 
     def poll(self, connection: socket | None) -> Volume | None:
-        """Read the counters of the connection, and note them; None if there are none."""
-        counters = volume(connection)
+        """Read and note the counters of the connection; return None without any."""
+        counters = read_volume(connection)
         if counters is not None:
             self.update(counters, time.monotonic())
-            # what takes long to be acknowledged must not be sent again before that
+            # on a slow path a retransmission must not precede the acknowledgement
             retry_s = _RETRY_S if self._rto_s < _RETRY_RTO_S else _KERNELS_RETRY_S
             if retry_s != self._retry_s:
                 self._retry_s = retry_s
-                retry_often(connection, retry_s)
+                limit_retransmission_pause(connection, retry_s)
         return counters
 
     def update(self, counters: Volume, now_s: float) -> None:
-        """Note what has crossed by now."""
+        """Note the counters at this time."""
         since_s, self.updated_s = now_s - self.updated_s, now_s
         self._rtt_s = counters.rtt_s
         self._rto_s = counters.rtt_s + max(_LEAST_RTO_S, 4.0 * counters.deviation_s)
         if counters.received > self._received:
-            self._note_received(max(self._came_s, now_s - counters.idle_s), since_s)
+            self._note_received(max(self._received_s, now_s - counters.idle_s), since_s)
         if counters.arrived != self._arrived:
             self._arrived, self._arrived_s = counters.arrived, now_s
-        self._count(counters.received, now_s)
+        self._note_rate(counters.received, now_s)
         if counters.acknowledged > self.acknowledged:
-            self._taken_s = now_s
+            self._acknowledged_s = now_s
             if self.outstanding > LARGE_BYTES:
-                self._heard_s = self._carried_s = now_s
+                self._life_s = self._transfer_s = now_s
         if not counters.outstanding:
-            self._taken_s = now_s
+            self._acknowledged_s = now_s
         self._received, self.acknowledged = counters.received, counters.acknowledged
         self.outstanding = counters.outstanding
 
-    def _count(self, received: int, now_s: float) -> None:
-        """Note whether more comes than heartbeats."""
+    def _note_rate(self, received: int, now_s: float) -> None:
+        """Note whether more bytes arrive than heartbeats have."""
         came, since_s = received - self._counted, now_s - self._counted_s
         if came > LARGE_BYTES or since_s > _WINDOW_S:
             if came > _MESSAGES_BPS * since_s:
-                self._carried_s = now_s
+                self._transfer_s = now_s
             self._counted, self._counted_s = received, now_s
 
     def _note_received(self, came_s: float, since_s: float) -> None:
-        pause_s = came_s - self._came_s
+        pause_s = came_s - self._received_s
         self._longest_step_s = max(self._longest_step_s, pause_s)
-        forgotten = came_s - self._paused_s > _PAUSE_KEPT_S
-        if since_s < _DENSE_S and (forgotten or pause_s > self._pause_s):
-            self._pause_s, self._paused_s = min(pause_s, _LONGEST_PAUSE_S), came_s
-        self._came_s = came_s
-        self._heard_s = max(self._heard_s, came_s)
+        expired = came_s - self._pause_seen_s > _PAUSE_MEMORY_S
+        if since_s < _DENSE_S and (expired or pause_s > self._pause_s):
+            self._pause_s, self._pause_seen_s = min(pause_s, _LONGEST_PAUSE_S), came_s
+        self._received_s = came_s
+        self._life_s = max(self._life_s, came_s)
 
     @property
     def quiet_s(self) -> float:
-        """Seconds from the last sign of life to the last look."""
-        return self.updated_s - min(self._heard_s, self._taken_s)
+        """Seconds from the last sign of life to the last update."""
+        return self.updated_s - min(self._life_s, self._acknowledged_s)
 
     @property
     def limit_s(self) -> float:
@@ -119,55 +121,58 @@ class Liveness:
 
     @property
     def quiet(self) -> bool:
-        """Whether the last sign of life is too long ago."""
+        """Whether the last sign of life is older than the limit."""
         return self.quiet_s > self.limit_s
 
     @property
     def overdue(self) -> bool:
-        """Whether a sign of life is overdue, where there is reason to doubt the path."""
-        unheard_s = self.updated_s - self._heard_s
-        return unheard_s > HEARTBEAT_S + self._rto_s or self.updated_s - self._taken_s > self._rto_s
+        """Whether a sign of life is late enough to doubt the path."""
+        unheard_s = self.updated_s - self._life_s
+        return (
+            unheard_s > HEARTBEAT_S + self._rto_s
+            or self.updated_s - self._acknowledged_s > self._rto_s
+        )
 
     @property
     def transfers(self) -> bool:
-        """Whether a message is crossing: bytes move that are no heartbeats, or are about to."""
-        return self.updated_s - self._carried_s < self.limit_s
+        """Whether a message is crossing, rather than heartbeats alone."""
+        return self.updated_s - self._transfer_s < self.limit_s
 
     @property
     def blocked(self) -> bool:
-        """Whether packets come from the peer, but nothing of what is sent gets there in time.
+        """Whether packets arrive from the peer, but no sent bytes are acknowledged in time.
 
-        Where others fill a queue on the way there, acknowledgements wait in it, too; then the
-        peer's kernel repeats what has come, and sends nothing new.
+        If others fill a queue on the way to the peer, our acknowledgements wait in it, too. Then
+        the peer's kernel retransmits and sends no new bytes, so packets are counted, not bytes.
         """
-        return self._one_way(self._arrived_s, self._taken_s)
+        return self._one_way(self._arrived_s, self._acknowledged_s)
 
     @property
     def only_receives(self) -> bool:
-        """Whether the peer is heard, but what is sent does not arrive."""
-        return self._one_way(self._came_s, self._taken_s)
+        """Whether bytes arrive from the peer, but no sent bytes are acknowledged."""
+        return self._one_way(self._received_s, self._acknowledged_s)
 
     @property
     def only_sends(self) -> bool:
-        """Whether what is sent arrives, but the peer is not heard."""
-        return self._one_way(self._taken_s, self._came_s)
+        """Whether sent bytes are acknowledged, but none arrive from the peer."""
+        return self._one_way(self._acknowledged_s, self._received_s)
 
     def _one_way(self, works_s: float, fails_s: float) -> bool:
         return self.updated_s - works_s < self.limit_s < self.updated_s - fails_s
 
     @property
     def has_received(self) -> bool:
-        """Whether the peer has sent anything."""
+        """Whether the peer has sent any bytes."""
         return self._received > 0
 
     @property
     def progresses(self) -> bool:
-        """Whether a handshake's next step may still come, by the RTT and the steps before it."""
-        return self.updated_s - self._came_s < self._step_s
+        """Whether the next step of the handshake is not overdue yet."""
+        return self.updated_s - self._received_s < self._step_s
 
     @property
     def stuck(self) -> bool:
-        """Whether a handshake has not gone on for so long that the connection is to be ended."""
+        """Whether the handshake has stalled for so long that the connection should be ended."""
         return self.quiet_s > max(HANDSHAKE_STEP_S, self._step_s)
 
     @property

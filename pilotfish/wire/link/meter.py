@@ -1,15 +1,14 @@
-"""Measure a link by the messages that cross it, whatever they are for.
+"""Measure a link by the messages that cross it anyway.
 
-In: for each exchange its sizes, when it left and came back by the device's clock, and when it
-arrived and how long it stayed by the edge's. Out: `LinkState`, and each exchange's uplink and
-downlink time.
+In: for each exchange its sizes, departure and return by the device's clock, arrival and stay by the
+edge's clock. Out: `LinkState`, and each exchange's uplink and downlink time.
 
-The sum of both ways needs no common clock. To split it, the clocks' offset is learnt from the
-quickest small exchange, under the usual assumption that both its ways took equally long. Small
-messages measure the RTT, large ones (≥ 10 kB) a rate: their bits over what they took beyond half an
-RTT. Values are medians of an answer's last few samples: one stall changes nothing, a changed link
-soon does. So a sample that is far off the one before it counts only once the next one is like it:
-one end may have stood still meanwhile.
+The sum of both ways needs no common clock. To split it, the meter estimates the clocks' offset from
+the quickest small exchange, assuming that both of its ways took equally long. Small messages
+measure the RTT. Large ones (≥ 10 kB) measure a rate: their bits over their time beyond half an RTT.
+Values are medians of an answer's last few samples, so one stall changes nothing, and a changed link
+shows soon. A sample far from both neighbours does not count, since one end may have been suspended;
+if the next sample confirms it, both count.
 """
 
 import time
@@ -22,14 +21,14 @@ from typing import NamedTuple
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.link.tcp import Segments
 
-SMALL_BYTES = 1_500  # one segment: it takes an RTT and no more
+SMALL_BYTES = 1_500  # one segment: it takes one RTT
 LARGE_BYTES = 10_000
 FRESH_S = 2.0  # younger readings need no ping
 _MEDIAN_OF = 5
-_KEPT = 16
-_LEAST_TRANSFER_S = 20e-6  # what clocks can resolve here
-_DRIFT = 200e-6  # of two clocks at most
-_STALLED, _STALL_S = 8.0, 0.25  # times what its neighbours took, and beyond it: a stall
+_MAX_SAMPLES = 16
+_LEAST_TRANSFER_S = 20e-6  # resolution of the clocks
+_DRIFT = 200e-6  # largest drift between two clocks
+_STALLED, _STALL_S = 8.0, 0.25  # a stall: this factor, and so many seconds, above its neighbours
 
 
 class Transit(NamedTuple):
@@ -39,22 +38,22 @@ class Transit(NamedTuple):
     down_s: float
 
 
-def _slower(rtt_s: float, other_s: float) -> bool:
+def _is_slower(rtt_s: float, other_s: float) -> bool:
     return rtt_s > max(_STALLED * other_s, other_s + _STALL_S)
 
 
-def _thinner(rate_bps: float, other_bps: float) -> bool:
+def _is_lower_rate(rate_bps: float, other_bps: float) -> bool:
     return _STALLED * rate_bps < other_bps
 
 
 class _Samples:
-    """The last few values of one quantity, with the time and the answer of each.
+    """The last few values of one quantity, each with its time and its answer's number.
 
-    stalled: whether one value looks like a stall beside another one.
+    stalled: compares two values; true if the first one looks like a stall next to the second.
     """
 
     def __init__(self, stalled: Callable[[float, float], bool]) -> None:
-        self._all: deque[tuple[int, float, int]] = deque(maxlen=_KEPT)
+        self._all: deque[tuple[int, float, int]] = deque(maxlen=_MAX_SAMPLES)
         self._stalled = stalled
         self.answer = 0
 
@@ -62,36 +61,36 @@ class _Samples:
         self._all.append((now_ns, value, self.answer))
 
     @property
-    def _taken(self) -> list[tuple[int, float, int]]:
-        """All but those that look like a stall beside both their neighbours."""
-        found = list(self._all)
+    def _valid(self) -> list[tuple[int, float, int]]:
+        """The samples, without those that look like a stall next to both neighbours."""
+        samples = list(self._all)
         return [
-            one
-            for at, one in enumerate(found)
-            if len(found) == 1
+            sample
+            for at, sample in enumerate(samples)
+            if len(samples) == 1
             or not all(
-                self._stalled(one[1], other[1])
-                for other in (*found[max(0, at - 1) : at], *found[at + 1 : at + 2])
+                self._stalled(sample[1], other[1])
+                for other in (*samples[max(0, at - 1) : at], *samples[at + 1 : at + 2])
             )
         ]
 
     @property
     def values(self) -> list[float]:
-        return [value for _, value, _ in self._taken]
+        return [value for _, value, _ in self._valid]
 
     @property
     def new(self) -> bool:
-        """Whether the last one was taken in this answer."""
-        taken = self._taken
+        """Whether the last sample belongs to the present answer."""
+        taken = self._valid
         return bool(taken) and taken[-1][2] == self.answer
 
     @property
     def recent(self) -> list[float]:
-        """The last values taken close together and within one answer.
+        """The last values that are close in time and belong to one answer.
 
-        An answer under `stream` takes one sample, which earlier ones must not outvote.
+        An answer under `stream` has a single sample, which older ones must not outvote.
         """
-        return self._recent(self._taken)
+        return self._recent(self._valid)
 
     @property
     def best(self) -> float | None:
@@ -107,8 +106,8 @@ class _Samples:
         return close[-_MEDIAN_OF:]
 
     def reading(self, now_ns: int) -> Reading | None:
-        """The median of the recent values."""
-        taken = self._taken
+        """Return the median of the recent values; None without any."""
+        taken = self._valid
         recent = self._recent(taken)
         if not recent:
             return None
@@ -117,13 +116,13 @@ class _Samples:
 
 
 class LinkMeter:
-    """One device's measurements of its link. Times are monotonic, ``edge_``… the edge's."""
+    """A device's measurements of its link. Times are monotonic; ``edge_…`` on the edge's clock."""
 
     def __init__(self) -> None:
         self._offset_ns = 0  # the edge's clock minus ours
         self._quickest_ns, self._compared_ns = 2**62, 0
-        self._rtt = _Samples(_slower)
-        self._up, self._down = _Samples(_thinner), _Samples(_thinner)
+        self._rtt = _Samples(_is_slower)
+        self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
 
     def record_exchange(
         self,
@@ -138,10 +137,11 @@ class LinkMeter:
         held_ns: int,
         learn: bool = True,
     ) -> Transit:
-        """Return an exchange's time on the link, and sample it where it is suitable.
+        """Return an exchange's time on the link, and sample it if it is suitable.
 
-        ahead_bytes: sent some time before the request, and maybe not arrived before it.
-        behind_bytes: likewise of older replies, which came before this one.
+        ahead_bytes: bytes sent shortly before the request, which may have delayed it.
+        behind_bytes: bytes of older replies that may have delayed this one. held_ns: stay at the
+        edge.
         """
         on_link_ns = max(0, received_ns - sent_ns - held_ns)
         small = learn and max(up_bytes + ahead_bytes, down_bytes + behind_bytes) <= SMALL_BYTES
@@ -156,7 +156,7 @@ class LinkMeter:
         return transit
 
     def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Take in rates that the acknowledgements of large transfers told."""
+        """Add rates that were measured by the acknowledgements of large transfers."""
         now_ns = time.monotonic_ns()
         for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
             if bps is not None:
@@ -164,16 +164,18 @@ class LinkMeter:
 
     @property
     def rates_bps(self) -> tuple[float | None, float | None]:
-        """The best of the last rates up and down, which takes a microsecond; None: unknown."""
+        """The best recent rates up and down; None: unknown. Takes a microsecond."""
         return self._up.best, self._down.best
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
-        if not rtts or _slower(min(rtts), sum(transit)):  # unknown, or it was a stall
+        if not rtts or _is_slower(
+            min(rtts), sum(transit)
+        ):  # the RTT is unknown, or this was a stall
             return
-        # the least: what others took beyond it was waiting, not transfer
+        # the least RTT, since the rest of the others was waiting, not transfer
         way_s = min(rtts) / 2
-        # times shorter than a way's variation cannot be told from it
+        # shorter times cannot be distinguished from the variation of one way
         least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)
         for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
             if size >= LARGE_BYTES:
@@ -184,11 +186,11 @@ class LinkMeter:
         return fmean(steps) if steps else 0.0
 
     def _compare_clocks(self, now_ns: int, on_link_ns: int, apart_ns: int) -> None:
-        """Learn the clocks' offset from the quickest exchange.
+        """Estimate the clocks' offset from the quickest exchange.
 
-        ``apart_ns``: its arrival minus its leaving. Clocks drift, so the quickest exchange of long
-        ago expires; and a clock that jumps (an edge that rebooted, a device that slept) shows by an
-        exchange that arrived before it left.
+        ``apart_ns``: arrival on the edge's clock minus departure on the device's. Since clocks
+        drift, an old minimum expires. A clock that jumped (the edge rebooted, the device slept)
+        shows as an exchange that arrived before it left.
         """
         self._quickest_ns += int((now_ns - self._compared_ns) * _DRIFT) + 1
         self._compared_ns = now_ns
@@ -199,16 +201,16 @@ class LinkMeter:
 
     @property
     def rtt_is_new(self) -> bool:
-        """Whether an RTT has been measured since the last answer."""
+        """Whether the last RTT was measured in the present answer."""
         return self._rtt.new
 
     def begin_answer(self) -> None:
-        """Begin a new answer: samples from now on are its own."""
+        """Begin a new answer, which owns the samples from now on."""
         for samples in (self._rtt, self._up, self._down):
             samples.answer += 1
 
     def state(self, segments: Segments | None = None, signal_dbm: float | None = None) -> LinkState:
-        """Return what is known now; the caller adds what the kernel and the radio know."""
+        """Return the present state; the caller adds the kernel's and the radio's readings."""
         now_ns = time.monotonic_ns()
         rtt = self._rtt.reading(now_ns)
         taken = len(self._rtt.values)

@@ -1,6 +1,9 @@
-"""The measured state of a link, and its age: the papers' CSI (wisv §III-A)."""
+"""The measured state of a link, with its age (the papers' CSI, wisv §III-A); signal strength."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+WIRELESS = Path("/proc/net/wireless")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +17,10 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkState:
-    """A device's link to its edge; None for what was never measured.
+    """A device's link to its edge; None: never measured.
 
-    rtt and jitter: seconds. up and down: goodput in bit/s. retransmitted: the share of TCP segments
-    that were sent again since the connection was made. signal: dBm, where there is a radio.
+    rtt, jitter: seconds. up, down: goodput in bit/s. retransmitted: share of the connection's TCP
+    segments that were sent again. signal: dBm, if there is a radio.
     """
 
     rtt: Reading | None = None
@@ -26,3 +29,25 @@ class LinkState:
     down: Reading | None = None
     retransmitted: Reading | None = None
     signal: Reading | None = None
+
+
+def signal_dbm(source: Path = WIRELESS) -> float | None:
+    """Return the signal level in dBm of the first radio with a link; None without one.
+
+    ``source`` has two lines of headings, then one line for each radio: its name, a status, and link
+    quality, level and noise, each with a full stop if it was just updated.
+    """
+    try:
+        lines = source.read_text(encoding="ascii", errors="replace").splitlines()[2:]
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.partition(":")[2].split()
+        try:
+            quality, level = (float(field.rstrip(".")) for field in fields[1:3])
+        except ValueError:
+            continue
+        # drivers without a measurement report quality 0, or an impossible level
+        if quality > 0 and -120.0 <= level < 0.0:
+            return level
+    return None

@@ -1,7 +1,7 @@
-"""Read the kernel's counters of a TCP connection.
+"""Read the kernel's counters of a TCP connection, and set its options.
 
-The connections are ZeroMQ's, which names their descriptors and may close them at any time; a number
-may then stand for something else. So each is checked before it is used.
+ZeroMQ owns the connections: it reports their descriptors and may close them at any time, after
+which the number may belong to another file. So each descriptor is checked before it is used.
 """
 
 import ctypes
@@ -14,27 +14,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-_TCP_INFO = 11  # Linux's; the socket module lacks the name before Python 3.14
+_TCP_INFO = 11  # Linux; the socket module has the name from Python 3.14 on
 # struct tcp_info of linux/tcp.h: 8 bytes, 24 u32 of which total_retrans is the last, 4 u64, then
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
 _ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
-# What the kernel counts in ticks may be one less, and its milliseconds are rounded; a tick is what
-# the coarse clock, CLOCK_MONOTONIC_COARSE, tells apart.
+# Error of times that the kernel counts in ticks and rounds to milliseconds: a tick, the resolution
+# of CLOCK_MONOTONIC_COARSE, and a millisecond.
 _TICK_S = time.clock_getres(6) + 0.001
 _LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # ms, µs, µs
-_THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # of linux/tcp.h
-# After so long without an acknowledgement the kernel gives up; we do so before.
+_THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # linux/tcp.h
+# The kernel gives up after so long without an acknowledgement; we do so before.
 _GIVEN_UP_MS = 60_000
-_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # of asm-generic/socket.h
-_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: reset on close
 
 
 class Segments(NamedTuple):
-    """Counters of a TCP connection: data segments, and retransmissions.
+    """Counters of a TCP connection: data segments sent, and retransmissions.
 
-    The latter include the handshake's, so they may be the larger number.
+    Retransmissions include the handshake's, so they may exceed the data segments.
     """
 
     sent: int
@@ -42,12 +42,12 @@ class Segments(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """What the kernel knows of a TCP connection: bytes, and seconds.
+    """The kernel's byte counts and times of a TCP connection.
 
-    received: what came; read: what of it was taken from the kernel; acknowledged: by the peer;
-    outstanding: handed to the kernel and not acknowledged. idle_s: since bytes last came. rtt_s and
-    deviation_s: TCP's round-trip time and its mean deviation. arrived: packets, those
-    too that bring nothing new.
+    received: bytes that arrived. read: bytes of these that the process has read. acknowledged:
+    bytes that the peer acknowledged. outstanding: bytes written and not acknowledged. idle_s:
+    seconds since bytes last arrived. rtt_s, deviation_s: TCP's round-trip time and its mean
+    deviation. arrived: packets, including those without new bytes.
     """
 
     received: int
@@ -61,12 +61,12 @@ class Volume(NamedTuple):
 
 
 @contextmanager
-def borrowed(
+def borrow_socket(
     descriptor: int | None, is_ours: Callable[[socket.socket], bool]
 ) -> Iterator[socket.socket | None]:
-    """Lend ZeroMQ's connection; None if there is none, or the number stands for something else.
+    """Borrow ZeroMQ's socket; None if there is none, or ``is_ours`` rejects it.
 
-    The descriptor is not copied: when connections must be cut there may be none left.
+    The descriptor is not copied: when connections must be cut, the process may have none left.
     """
     if descriptor is None:
         yield None
@@ -79,36 +79,36 @@ def borrowed(
     try:
         try:
             ours = is_ours(lent)
-        except OSError:  # closed a moment ago
+        except OSError:  # it was closed a moment ago
             ours = False
         yield lent if ours else None
     finally:
         lent.detach()
 
 
-def leads_to(port: int) -> Callable[[socket.socket], bool]:
-    """Whether a connection goes to this port of the peer."""
+def has_peer_port(port: int) -> Callable[[socket.socket], bool]:
+    """Return a check that a connection goes to this port of the peer."""
 
-    def does(connection: socket.socket) -> bool:
+    def check(connection: socket.socket) -> bool:
         peer = connection.getpeername()
         return isinstance(peer, tuple) and peer[1] == port
 
-    return does
+    return check
 
 
-def segments(descriptor: int, port: int) -> Segments | None:
-    """Read the counters behind a descriptor; None if it does not go to the peer's ``port``."""
-    with borrowed(descriptor, leads_to(port)) as connection:
+def read_segments(descriptor: int, port: int) -> Segments | None:
+    """Read a descriptor's segment counters; None if it does not go to the peer's ``port``."""
+    with borrow_socket(descriptor, has_peer_port(port)) as connection:
         info = _info(connection)
     if len(info) < _SENT_AT + 4:  # a kernel older than 4.6
         return None
     return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT))
 
 
-def volume(connection: socket.socket | None) -> Volume | None:
-    """Read what has crossed a connection; None where the kernel does not say."""
-    waiting = _queued(connection, termios.FIONREAD)
-    outstanding = _queued(connection, termios.TIOCOUTQ)
+def read_volume(connection: socket.socket | None) -> Volume | None:
+    """Read a connection's byte counts; None: unknown."""
+    waiting = _read_queue(connection, termios.FIONREAD)
+    outstanding = _read_queue(connection, termios.TIOCOUTQ)
     info = _info(connection)
     if len(info) < _ARRIVED_AT + 4:
         return None
@@ -125,12 +125,12 @@ def volume(connection: socket.socket | None) -> Volume | None:
     )
 
 
-def retry_often(connection: socket.socket | None, most_s: float) -> None:
-    """Have the kernel send unacknowledged data again every so many seconds at least.
+def limit_retransmission_pause(connection: socket.socket | None, most_s: float) -> None:
+    """Limit the kernel's pause between two retransmissions to ``most_s`` seconds.
 
-    Otherwise its pauses double, and a connection whose path was away for seconds is silent for as
-    long again. most_s: 1 to 120, more than a retransmission takes. Older kernels than 6.15 have
-    only even pauses for the first of them.
+    By default the pauses double, so after an outage of some seconds a connection is silent for as
+    long again. most_s: 1 to 120, more than a retransmission takes. Before Linux 6.15 only the first
+    pauses can be kept equal.
     """
     if connection is not None:
         with suppress(OSError):
@@ -140,7 +140,7 @@ def retry_often(connection: socket.socket | None, most_s: float) -> None:
 
 
 def local_host(connection: socket.socket | None) -> str:
-    """Return this end's address; empty if there is no connection."""
+    """Return the local address; "" without a connection."""
     with suppress(OSError):
         name = connection.getsockname() if connection is not None else ""
         return str(name[0]) if isinstance(name, tuple) else ""
@@ -148,11 +148,11 @@ def local_host(connection: socket.socket | None) -> str:
 
 
 def queued_s(descriptor: int | None) -> float:
-    """Return how long ago bytes last came at least, in seconds; 0 where the kernel does not say.
+    """Return the least time since bytes last arrived, in seconds; 0: unknown.
 
-    A message that is taken from the connection now has lain on this machine for so long. This is
-    asked for each message, so it is not checked what the descriptor stands for, which takes several
-    times as long: a wrong answer costs one measurement.
+    A message that is received now has waited on this machine for so long. The function runs for
+    each message, so it does not check the descriptor, which would take several times as long: a
+    wrong value spoils one measurement.
     """
     if descriptor is None:
         return 0.0
@@ -170,25 +170,24 @@ def queued_s(descriptor: int | None) -> float:
 
 
 def hang_up(connection: socket.socket | None) -> None:
-    """Reset a connection: all that is on its way is lost."""
+    """Reset a connection; bytes in flight are lost."""
     if connection is not None:
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def deafen(listening: socket.socket | None, deaf: bool) -> None:
-    """Have the kernel drop all that comes to a socket that listens, or no longer do so.
+def drop_incoming(listening: socket.socket | None, enable: bool) -> None:
+    """Make the kernel drop all packets to a listening socket, or stop doing so (Linux only).
 
-    Who connects tries again after a second, as on a path that loses packets. Elsewhere than on
-    Linux nothing happens.
+    A connecting peer retries after a second, as on a path that loses packets.
     """
     if listening is None:
         return
     drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # return 0 bytes
     program = struct.pack("@HP", 1, ctypes.addressof(drop))  # struct sock_fprog
     with suppress(OSError):
-        if deaf:
+        if enable:
             listening.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
         else:
             listening.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
@@ -201,11 +200,11 @@ def _info(connection: socket.socket | None) -> bytes:
     return b""
 
 
-def _queued(connection: socket.socket | None, which: int) -> int:
-    """Count the bytes that have come and were not read, or were written and not acknowledged."""
+def _read_queue(connection: socket.socket | None, request: int) -> int:
+    """Return the unread bytes (FIONREAD) or the unacknowledged ones (TIOCOUTQ)."""
     if connection is not None:
         with suppress(OSError):
-            return _u32(fcntl.ioctl(connection.fileno(), which, bytes(4)), 0)
+            return _u32(fcntl.ioctl(connection.fileno(), request, bytes(4)), 0)
     return 0
 
 

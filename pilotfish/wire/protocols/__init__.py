@@ -1,8 +1,8 @@
-"""The protocols of a round. One file each, all of it in it; one line here to add one.
+"""The speculation protocols: one file each, and one line here to register it.
 
-A protocol that comes with another package is added by its module: name it in the environment
-variable ``PILOTFISH_PROTOCOLS`` (several between commas) of both ends, and have it `register` an
-exchange. The modules are imported with this one; nothing is looked for where the variable is empty.
+Another package can add a protocol: its module calls `register`, and the environment variable
+``PILOTFISH_PROTOCOLS`` of both ends names the module (several are separated by commas). These
+modules are imported together with this one.
 """
 
 import os
@@ -63,55 +63,56 @@ __all__ = [
 ]
 
 
-def register(exchange: SpeculationProtocol[Any]) -> None:
-    """Add a protocol; ValueError if a name of it, an option or a counter is taken."""
-    shared = SHARED_OPTIONS & {*exchange.Options.__struct_fields__}
+def register(protocol: SpeculationProtocol[Any]) -> None:
+    """Register a protocol; raises `ValueError` if its name, an option or a counter is taken."""
+    shared = SHARED_OPTIONS & {*protocol.Options.__struct_fields__}
     if shared:
         raise ValueError(f"Every request has an option {min(shared)} already.")
-    if exchange.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):
-        raise ValueError(f"There is a protocol {exchange.name} already.")
+    if protocol.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):
+        raise ValueError(f"There is a protocol {protocol.name} already.")
     for kind in option_types():
-        twice = {*kind.__struct_fields__} & {*exchange.Options.__struct_fields__}
-        if twice and kind is not exchange.Options:
-            raise ValueError(f"Other protocols have an option {min(twice)} already.")
-    for counter in exchange.counters:
+        shared_names = {*kind.__struct_fields__} & {*protocol.Options.__struct_fields__}
+        if shared_names and kind is not protocol.Options:
+            raise ValueError(f"Other protocols have an option {min(shared_names)} already.")
+    for counter in protocol.counters:
         if counters().get(counter.name, counter) != counter:
             raise ValueError(f"Another protocol has a counter {counter.name} already.")
-    PROTOCOL_REGISTRY[exchange.name] = exchange
+    PROTOCOL_REGISTRY[protocol.name] = protocol
 
 
 def names() -> tuple[str, ...]:
-    """All protocols, the baselines last."""
+    """Return the names of all protocols, the baselines last."""
     return (*PROTOCOL_REGISTRY, STREAM, LOCAL)
 
 
 def option_types() -> tuple[type[ProtocolOptions], ...]:
-    """The types of all protocols' options, each once; those without any are left out."""
-    kinds = (one.Options for one in PROTOCOL_REGISTRY.values() if one.Options.__struct_fields__)
-    return tuple(dict.fromkeys(kinds))
+    """Return the types of all protocols' options, each once, without those that have no option."""
+    kinds = (protocol.Options for protocol in PROTOCOL_REGISTRY.values())
+    return tuple(dict.fromkeys(kind for kind in kinds if kind.__struct_fields__))
 
 
 def counters() -> dict[str, RoundCounter]:
-    """What rounds may note, of all protocols."""
-    return {one.name: one for exchange in PROTOCOL_REGISTRY.values() for one in exchange.counters}
+    """Return the counters of all protocols, by name."""
+    every = (counter for protocol in PROTOCOL_REGISTRY.values() for counter in protocol.counters)
+    return {counter.name: counter for counter in every}
 
 
 def counters_of(protocol: str) -> tuple[RoundCounter, ...]:
-    """What rounds of this protocol note; nothing of baselines and unknown ones."""
+    """Return the counters of a protocol; () for baselines and unknown names."""
     return PROTOCOL_REGISTRY[protocol].counters if protocol in PROTOCOL_REGISTRY else ()
 
 
 def streams(protocol: str) -> bool:
-    """Whether the target generates by itself, with or without hints, rather than by rounds."""
+    """Return whether the target generates by itself, with or without hints, not by rounds."""
     return protocol == STREAM or (
         protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].streams
     )
 
 
 def lossless(protocol: str) -> bool:
-    """Whether its text is the target's own; false for `local`, and for what is no protocol here.
+    """Return whether its text follows the target's distribution; false for unknown names.
 
-    Under all others the drafter's words may enter an answer, so they must be the asker's own.
+    Under the others the drafter's text enters the answer, so the caller must have chosen them.
     """
     return protocol == STREAM or (
         protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].lossless
@@ -119,12 +120,13 @@ def lossless(protocol: str) -> bool:
 
 
 def get_protocol(name: str) -> SpeculationProtocol[Any]:
-    """The drafting protocol of that name, or `UnsupportedError`."""
+    """Return the speculation protocol with this name; raises `UnsupportedError`."""
     try:
         return PROTOCOL_REGISTRY[name]
     except KeyError:
         raise UnsupportedError(
-            f"There is no drafting protocol {name!r}; this end offers {', '.join(PROTOCOL_REGISTRY)}."
+            f"There is no drafting protocol {name!r}; "
+            f"this end offers {', '.join(PROTOCOL_REGISTRY)}."
         ) from None
 
 

@@ -1,15 +1,15 @@
 """ahead: `stream` with hints. The target never waits, and the drafter never waits.
 
-up:    hints: ids [n] and odds u8 [n], whenever there are some; never answered
+up:    hints at any time: ids [n] and acceptance probabilities u8 [n]; never answered
 down:  the target's tokens as they come, as under `stream`
 law:   the target's own seeded sample, token for token: that of `stream`
 
-The token at each position follows from prompt, seed and target alone, as under `coupled`. So a
-draft is advice: it may be late, lost, doubled or wrong, and cannot touch the text. The edge goes on
-by itself; of the hints that have arrived, those that agree with what is committed ride on its next
-pass. The device drafts on along its own text and comes back when the target's tokens correct it.
+The token at each position follows from prompt, seed and target alone, as under `coupled`. So a hint
+that is late, lost, repeated or wrong cannot change the text. The edge never waits: its next pass
+includes the hints that have arrived and agree with the committed tokens. The device drafts on along
+its own text, and starts again from the target's tokens when they differ.
 
-A hint is no round (docs/wire.md, rule 9): it is not settled, not stored and not answered.
+A hint is not a round (docs/wire.md, rule 9): the edge neither stores nor answers it.
 """
 
 import math
@@ -34,13 +34,13 @@ from pilotfish.wire.protocols.protocol import (
     count_window_ids,
 )
 
-MOST_DRAFTS = 15  # of a pass: with the committed token before them a TensorRT engine's 16 rows
-DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # of hints
+MOST_DRAFTS = 15  # drafts in a pass: with the committed token, the 16 rows of a TensorRT engine
+DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # sources of hints
 _BYTE = 255.0
 
 
 class AheadOptions(ProtocolOptions, frozen=True):
-    """Whose hints a generation uses."""
+    """The sources of a generation's hints."""
 
     hints: Annotated[
         Literal["all", "device", "edge"],
@@ -52,7 +52,7 @@ class AheadOptions(ProtocolOptions, frozen=True):
 
 
 class Ahead(Coupled):
-    """What both halves share with `coupled`: the draws."""
+    """`ahead`, with the draws of `coupled`; the halves are `DraftAhead` and `HintChain`."""
 
     name = "ahead"
     family = "coupled"
@@ -77,11 +77,11 @@ class Ahead(Coupled):
 
 
 class DraftComparison(NamedTuple):
-    """How drafts compared with committed tokens.
+    """The comparison of drafts with newly committed tokens.
 
-    depth: tokens committed since the last correction, those included that came before there was a
-    draft of them. compared: drafts of these positions, up to the first that was wrong. agreed: of
-    these. margins: of those compared, None where the odds were not told by one.
+    depth: tokens committed since the last correction, drafted or not. compared: drafts up to and
+    including the first wrong one. agreed: right drafts. margins: the compared drafts' margins;
+    None: the acceptance was not estimated from one.
     """
 
     depth: int
@@ -91,30 +91,30 @@ class DraftComparison(NamedTuple):
 
 
 class DraftAhead:
-    """The device's half: the committed tokens, and its drafts ahead of them.
+    """The device's half: the committed tokens and the drafts after them.
 
-    text: both, in one. committed: how many of them are committed.
+    text: committed tokens and drafts. committed: number of committed tokens.
     """
 
     def __init__(self) -> None:
         self.text = CommittedTokens()
         self.committed = 0
-        self._acceptances: list[float] = []  # of each draft, given those before it
+        self._acceptances: list[float] = []  # each draft's, if those before it are accepted
         self._margins: list[float | None] = []
         self._depth = 0
-        self._sent = 0  # tokens before this one need not be sent
+        self._sent = 0  # the first position that was not sent
         self._sent_hash = self.text.hash
 
     def start(self, committed: Ids) -> None:
-        """Begin behind these tokens, u32 [n]."""
+        """Start drafting after these tokens, u32 [n]."""
         self.text.truncate(common_prefix(self.text.ids, committed))
         self.text.extend(committed[len(self.text) :])
         self.committed = len(committed)
-        self._forget()
+        self._clear_drafts()
         self._depth = 0
 
-    def _forget(self) -> None:
-        """Note that nothing is drafted."""
+    def _clear_drafts(self) -> None:
+        """Clear the drafts' data."""
         self._acceptances.clear()
         self._margins.clear()
         self._sent, self._sent_hash = len(self.text), self.text.hash
@@ -125,32 +125,32 @@ class DraftAhead:
 
     @property
     def drafts(self) -> Ids:
-        """The drafts, u32 [n], as a view that the next change may outdate."""
+        """The drafts, u32 [n], as a view that is valid until the next change."""
         return self.text.ids[self.committed :]
 
     @property
     def joint_acceptance(self) -> float:
-        """The odds that all drafts come true."""
+        """The probability that all drafts are accepted."""
         return float(np.prod(self._acceptances))
 
     @property
     def acceptances(self) -> Sequence[float]:
-        """The odds of each draft, given those before it."""
+        """Each draft's acceptance probability, if those before it are accepted."""
         return self._acceptances
 
     @property
     def unsent(self) -> int:
-        """How many drafts have not been sent."""
+        """The number of drafts that were not sent."""
         return len(self.text) - max(self._sent, self.committed)
 
-    def append(self, token: int, odds: float, margin: float | None) -> None:
-        """Add a draft; margin: by which the odds were told, if they were."""
+    def append(self, token: int, acceptance: float, margin: float | None) -> None:
+        """Add a draft; margin: the one that its acceptance was estimated from, if any."""
         self.text.extend([token])
-        self._acceptances.append(odds)
+        self._acceptances.append(acceptance)
         self._margins.append(margin)
 
     def compare(self, ids: Sequence[int]) -> DraftComparison:
-        """Take in the next committed tokens; drops the drafts if one of them was wrong."""
+        """Commit these tokens and compare; after a wrong draft, drop all drafts."""
         # [n] or fewer
         drafts = self.drafts[: len(ids)].tolist()
         agreed = next((at for at, id in enumerate(drafts) if id != ids[at]), len(drafts))
@@ -162,22 +162,22 @@ class DraftAhead:
         else:
             self.text.truncate(self.committed + agreed)
             self.text.extend(ids[agreed:])
-            self._forget()
+            self._clear_drafts()
         self._depth = self._depth + len(ids) if right else 0
         self.committed += len(ids)
         return comparison
 
     def resend_all(self) -> None:
-        """Note that the edge has none of the drafts."""
+        """Mark all drafts as not sent."""
         self._sent, self._sent_hash = self.committed, self.text.hash_at(self.committed)
 
     def encode_hint(self, vocab_size: int) -> tuple[int, bytes, list[Buffer]]:
-        """Return start, hash and frames of a hint of all drafts that have not been sent."""
+        """Return start, hash and frames of a hint with all drafts that were not sent."""
         if self._sent < self.committed:
             self.resend_all()
         start, digest = self._sent, self._sent_hash
         ids = self.text.ids[start:]
-        # [n], each in 1/255
+        # [n], in units of 1/255
         odds = np.rint(np.array(self._acceptances[start - self.committed :]) * _BYTE).astype(
             np.uint8
         )
@@ -186,66 +186,66 @@ class DraftAhead:
 
 
 class HintChain:
-    """The edge's half: the newest hints behind the committed tokens.
+    """The edge's half: the newest hinted tokens after the committed ones.
 
-    committed: the session's, which others extend. most: hints to keep; those beyond it are cut off.
+    committed: the session's tokens, which the session extends. most: largest number of ids.
     """
 
     def __init__(self, committed: CommittedTokens, most: int) -> None:
         self._committed = committed
         self._most = min(most, MAX_WINDOW)
         self.ids: list[int] = []
-        self.acceptances: list[float] = []  # of each, given those before it
+        self.acceptances: list[float] = []  # each id's, if those before it are accepted
 
     def add(self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int) -> bool:
-        """Take in a hint; returns whether it fits, else it is dropped.
+        """Add a hint; return False if it does not fit and is dropped.
 
-        Of a late one the rest is kept, if what is committed meanwhile agrees. The newest wins.
-        `MalformedError` for frames that are no hint's.
+        A late hint keeps its ids after the committed tokens, if those before agree with them. A new
+        hint replaces older ids. Raises `MalformedError` for bad frames.
         """
         check_frame_count(frames, 2)
         if len(frames[1]) != count_window_ids(frames[0], vocab_size):
             raise MalformedError("A hint has one byte of odds for each id.")
         length = len(self._committed)
         if start > length + len(self.ids):
-            return False  # what came before it was lost
+            return False  # a hint before it was lost
         ids = decode_ids(frames[0], vocab_size).tolist()
         odds = [byte / _BYTE for byte in bytes(frames[1])]
-        kept = max(0, start - length)
+        offset = max(0, start - length)
         late = max(0, length - start)
         if late >= len(ids) or ids[:late] != self._committed.ids[start:length].tolist():
             return False
-        if digest != self._hash_of(start, kept):
+        if digest != self._hash_before(start, offset):
             return False
         new = ids[late:]
-        if new != self.ids[kept : kept + len(new)]:  # else it says less than a newer one did
-            self.ids[kept:] = new
-            self.acceptances[kept:] = odds[late:]
+        if new != self.ids[offset : offset + len(new)]:  # else it adds nothing to the chain
+            self.ids[offset:] = new
+            self.acceptances[offset:] = odds[late:]
             del self.ids[self._most :], self.acceptances[self._most :]
         return True
 
-    def _hash_of(self, start: int, kept: int) -> bytes:
+    def _hash_before(self, start: int, offset: int) -> bytes:
         if start <= len(self._committed):
             return self._committed.hash_at(start)
-        return self._committed.hash_after(self.ids[:kept])
+        return self._committed.hash_after(self.ids[:offset])
 
     def drop_committed(self, ids: Sequence[int]) -> None:
-        """Drop what has been committed; all of it, if that differs."""
+        """Drop these newly committed ids, or the whole chain if they differ."""
         agree = self.ids[: len(ids)] == list(ids)
         del self.ids[: len(ids) if agree else None], self.acceptances[: len(ids) if agree else None]
 
 
 def draft_with_margin(logits: Floats, params: SamplingParams, position: int) -> tuple[int, float]:
-    """Return the draft at a position by one row of logits [V], as `draw`, and its margin.
+    """Return the draft at a position from one row of logits [V], as `draw`, and its margin.
 
-    That is by how many logits it leads the next token (`AcceptanceEstimator`). Under noise both have theirs added,
-    scaled by the temperature: so it says how far the target's logits must lie from these to make
-    another choice, whatever the temperature.
+    The margin is the difference to the next token's logit (`AcceptanceEstimator`). Above
+    temperature 0 both logits include their noise, scaled by the temperature. So at any temperature
+    the margin is the change of logits with which the target would choose another token.
     """
     if params.sampling.greedy:
         token = int(logits.argmax())
         rest = (logits[:token].max(initial=-math.inf), logits[token + 1 :].max(initial=-math.inf))
         return token, float(logits[token] - max(rest))
     q = probabilities(logits[None], params.sampling)[0]
-    token, ahead = race(q, noise(len(q), params.seed, Purpose.TARGET, position))
-    return token, params.sampling.temperature * ahead
+    token, margin = race(q, noise(len(q), params.seed, Purpose.TARGET, position))
+    return token, params.sampling.temperature * margin

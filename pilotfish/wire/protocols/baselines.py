@@ -1,4 +1,4 @@
-"""stream and local: the honest baselines, in which nobody speculates.
+"""stream and local: the baselines without speculation.
 
 stream   up: nothing      down: the target's tokens as they come
 local    up: nothing      down: nothing; the drafter alone
@@ -15,7 +15,7 @@ LOCAL = "local"
 
 
 def choose(logits: Floats, params: SamplingParams, position: int, purpose: Purpose) -> int:
-    """The token at ``position`` by one row of logits [V]."""
+    """Return the token at ``position`` from one row of logits [V]."""
     if params.sampling.greedy:
         return int(logits.argmax())
     p = probabilities(logits[None], params.sampling)[0]

@@ -4,13 +4,13 @@ up:    ids [γ]
 down:  accepted count, token
 law:   the target's own seeded sample, token for token: that of `stream`
 
-Both ends derive the same noise of every position t from (seed, t) alone. The device drafts the
-winner of the race under q, the edge chooses the winner under p and accepts while they agree. Only
-the target's choice decides, so drafter, its truncation, window and retries cannot change the text;
-they change how often the two agree.
+Both ends derive the noise of each position t from (seed, t) alone. The device drafts the winner of
+the race under q; the edge chooses the winner under p, and accepts while they agree. Since the text
+is the target's choice alone, the drafter, its truncation, the window and retries cannot change it;
+they only change how often the two agree.
 """
 
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols.baselines import choose
@@ -31,7 +31,7 @@ class Coupled(IdsOnlyProtocol):
     relative_acceptance = 0.94
 
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
-        """The winner under q and the position's noise; nothing else is sent."""
+        """Return the winner under q with the position's noise; nothing else is sent."""
         return [choose(logits, params, key.position, Purpose.TARGET)], None
 
     def verify(
@@ -43,7 +43,7 @@ class Coupled(IdsOnlyProtocol):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept while the window equals the target's choices; noise is made for these only."""
+        """Accept while the window equals the target's choices; make noise for these only."""
         return Decision(
             *count_agreed(
                 draft.ids.tolist(),

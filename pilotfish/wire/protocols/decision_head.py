@@ -1,9 +1,9 @@
-"""What `wisv-full` and `wisv-selective` share: drafts that a decision head judges (wisv §III-A).
+"""The base of `wisv-full` and `wisv-selective`: a decision head judges drafts (wisv §III-A).
 
-The device drafts its argmax, as under `greedy`; the edge finds the mismatches by one pass, and for
-each of them its head looks at both models' hidden states at the mismatched token and at the link as
-the device measured it before the request. What it forgives stays; the first one that it rejects is
-replaced by the target's argmax. How the device's states get to the edge is where the two differ.
+The device drafts its argmax, as under `greedy`. The edge finds the mismatches by one pass. For each
+mismatch its head reads both models' hidden states at that token, and the link as the device
+measured it before the request. Forgiven mismatches stay; the target's argmax replaces the first
+rejected one. The two protocols differ in how the device's states reach the edge.
 """
 
 from abc import abstractmethod
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.base.settings import setting
+from pilotfish.speculation.agreement import accept_forgiven, mismatches
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.speculation.mismatches import accept_forgiven, mismatches
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.codecs.hidden import (
     HIDDEN_FORMATS,
@@ -35,16 +35,16 @@ from pilotfish.wire.protocols.protocol import (
     DrawKey,
     SamplingParams,
     SpeculationProtocol,
-    States,
     StatesNeeded,
+    StatesReader,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Of the tokens of a window, those that the target would say otherwise, expected before a round was
-# counted. SmolLM2-135M for Qwen2.5-Coder-1.5B: 34 % up to the first rejection, 44 % behind it.
-MISMATCHED = 0.4
+# Prior mismatch rate a drafted token. SmolLM2-135M for Qwen2.5-Coder-1.5B has 34 % up to the first
+# rejection, 44 % after it.
+MISMATCH_RATE = 0.4
 FORGIVEN = RoundCounter(
     name="forgiven",
     help="Accepted tokens that the target would have said otherwise, by its decision head.",
@@ -54,7 +54,7 @@ FORGIVEN = RoundCounter(
 
 
 class JudgingOptions(ProtocolOptions, frozen=True):
-    """How strictly mismatches are judged, and how the drafter's states are sent."""
+    """The head's threshold, and the format of the drafter's states."""
 
     threshold: Annotated[
         Annotated[float, Meta(ge=0.0, le=1.0)] | None,
@@ -68,16 +68,16 @@ class JudgingOptions(ProtocolOptions, frozen=True):
 
 
 class BoundDecisionHead(Protocol):
-    """A decision head, bound to one request's link and threshold (wisv (27))."""
+    """A decision head bound to a request's link and threshold (wisv (27))."""
 
     @property
     def width(self) -> int:
-        """d of the drafter's states."""
+        """The width d of the drafter's states."""
 
     def __call__(
         self, drafter: Floats, target: Floats, tokens: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Which of m mismatches are to be rejected, bool [m].
+        """Decide which of m mismatches to reject, bool [m].
 
         drafter, target: f32 [m, d] each. tokens: i64 [m, 2], the drafter's and the target's.
         """
@@ -85,23 +85,34 @@ class BoundDecisionHead(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class JudgedDraft(Draft):
-    """A chain, and the drafter's hidden states at its tokens, as far as this end can have them."""
+    """A chain with the drafter's hidden states.
 
-    states: States | None = None
+    states: f32 [γ, d], one for each token; None: not all are here. reader: reads them on demand,
+    on the device.
+    """
+
+    states: Floats | None = None
+    reader: StatesReader | None = None
+
+    def read_states(self, at: NDArray[np.int64]) -> Floats:
+        """Return the states f32 [m, d] at these tokens, i64 [m], numbered from 0."""
+        if self.states is not None:
+            return self.states[at]
+        assert self.reader is not None
+        return self.reader(at)
 
 
 class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
-    """Both halves, but for the way of the states. judge: the edge's decision head.
+    """Both halves, without the transfer of states. head: the edge's decision head.
 
-    How states are sent is the device's affair: the frame's length tells the edge.
+    The device chooses the format of the states; the edge infers it from the frame's length.
     """
 
     Options = JudgingOptions
     counters = (FORGIVEN,)
     lossless = False
-    relative_acceptance = (
-        1.07  # over dsd's at temperature 0, by the head's own threshold, over four links
-    )
+    # relative to dsd's at temperature 0, with the head's own threshold, over four links
+    relative_acceptance = 1.07
     family = "judged"
     requires = "decision head"
     decides_by_link = True
@@ -113,13 +124,13 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         self.head: BoundDecisionHead | None = None
 
     def with_resource(self, resource: BoundDecisionHead) -> "Self":
-        """The same with a decision head."""
+        """Return this protocol with a decision head."""
         other = self.with_options(self.options)
         other.head = resource
         return other
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
-        """Only temperature 0 can be served."""
+        """Accept temperature 0 only."""
         for end in (target, drafter or target):
             if not end.greedy:
                 raise UnsupportedError(
@@ -129,25 +140,24 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
     # The device's half
 
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
-        """The drafter's argmax."""
+        """Return the drafter's argmax."""
         return [int(logits.argmax())], None
 
     def make_draft(self, tree: Tree, rows: Sequence[None]) -> JudgedDraft:
-        """Ids; the states come by `carry`."""
+        """Make a draft of ids; `attach_states` adds the states."""
         return JudgedDraft(tree.ids)
 
-    def attach_states(self, draft: JudgedDraft, states: States) -> JudgedDraft:
-        """The draft with the drafter's states."""
-        return JudgedDraft(draft.ids, states=states)
+    def attach_states(self, draft: JudgedDraft, states: StatesReader) -> JudgedDraft:
+        """Return the draft with a reader of the drafter's states."""
+        return JudgedDraft(draft.ids, reader=states)
 
     def encode_hidden_frame(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
-        """The frame of the states at these tokens, numbered from 0.
+        """Encode the states at these tokens, numbered from 0.
 
-        `UnsupportedError` for states that the format cannot hold.
+        Raises `UnsupportedError` for states that the format cannot represent.
         """
-        assert draft.states is not None
         try:
-            return encode_hidden(draft.states(at), self.form)
+            return encode_hidden(draft.read_states(at), self.form)
         except ValueError as error:
             others = [form for form in HIDDEN_FORMATS[:1] if form != self.form]
             way = " or ".join([*(f"send them as {form}," for form in others), "use greedy"])
@@ -156,7 +166,7 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
     # The edge's half
 
     def decode_hidden_frame(self, frame: Buffer, count: int) -> Floats:
-        """States f32 [count, d] of a frame; `MalformedError` for any other number or width."""
+        """Decode states f32 [count, d]; raises `MalformedError` for another number or width."""
         assert self.head is not None
         width = self.head.width
         for form in HIDDEN_FORMATS:
@@ -175,25 +185,24 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision | StatesNeeded:
-        """Accept a window without mismatches; else have them judged."""
+        """Accept a window without mismatches; else have the head judge them."""
         assert hidden is not None
         choices: NDArray[np.int64] = logits.argmax(1)
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
             return Decision(len(draft.ids), int(choices[-1]), notes=(0,))
-        barred = logits[at, draft.ids[at]] == -np.inf
-        return self.decide(
-            draft, StatesNeeded(at, choices, hidden[at + 1], barred)
-        )  # row 0 is the root's
+        forbidden = logits[at, draft.ids[at]] == -np.inf
+        # row 0 is the root's
+        return self.decide(draft, StatesNeeded(at, choices, hidden[at + 1], forbidden))
 
     @abstractmethod
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:
-        """Decide, or say what is needed for it."""
+        """Decide, or request the drafter's states."""
 
     def decide_by_states(
         self, draft: JudgedDraft, needed: StatesNeeded, states: Floats
     ) -> Decision:
-        """The decision; ``states``: the drafter's f32 [m, d] at what was wanted."""
+        """Decide by the drafter's states f32 [m, d] at the mismatches."""
         assert self.head is not None
         # i64 [m, 2]
         tokens = np.stack([draft.ids[needed.at].astype(np.int64), needed.choices[needed.at]], 1)

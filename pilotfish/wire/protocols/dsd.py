@@ -4,9 +4,9 @@ up:    ids [γ], q f32 [γ, V]
 down:  accepted count, token
 law:   exactly the target's (Leviathan et al., 2023)
 
-The device samples xᵢ from qᵢ and ships the very float32 numbers it sampled from. The edge accepts
-xᵢ with probability min(1, p(xᵢ)/q(xᵢ)); it samples the residual at the first rejection, or the
-bonus from p after the window. Draft, accept, residual and bonus are separate streams.
+The device samples xᵢ from qᵢ and sends exactly the float32 numbers that it sampled from. The edge
+accepts xᵢ with probability min(1, p(xᵢ)/q(xᵢ)); it samples the residual at the first rejection, or
+the bonus from p after the window. Draft, accept, residual and bonus use separate random streams.
 """
 
 from collections.abc import Sequence
@@ -53,28 +53,28 @@ class Dsd(SpeculationProtocol[DenseDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Ids, and V float32 for each."""
+        """Estimate ids and V float32 numbers for each."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + 4 * sizes.vocabulary * len(expansion), down)
 
     def draw(
         self, logits: Floats, params: SamplingParams, key: DrawKey
     ) -> tuple[list[int], NDArray[np.float32]]:
-        """A sample of q and q itself."""
+        """Return a sample of q, and q."""
         q = probabilities(logits[None], params.sampling)[0].astype(np.float32, copy=False)
         return sample_candidates(Row(q), params, key), q
 
     def make_draft(self, tree: Tree, rows: Sequence[NDArray[np.float32]]) -> DenseDraft:
-        """Ids and q."""
+        """Make a draft of ids and q."""
         return DenseDraft(tree.ids, np.stack(rows) if rows else np.empty((0, 0), np.float32))
 
     def encode_draft(self, draft: DenseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """Ids and q."""
+        """Encode ids and q."""
         q = as_frame(np.asarray(draft.q, dtype="<f4"))
         return [*super().encode_draft(draft, pending, vocab_size), q]
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> DenseDraft:
-        """Check that q could have been sampled from, and that it allows the drafted tokens."""
+        """Decode ids and q; check that each q is a distribution that allows its token."""
         ids = decode_window_ids(frames[0], vocab_size)
         if len(frames[1]) != len(ids) * vocab_size * 4:
             raise MalformedError(
@@ -95,7 +95,7 @@ class Dsd(SpeculationProtocol[DenseDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept by the ratio; residual at the first rejection, bonus after the last token."""
+        """Accept by the ratio; sample the residual at the first rejection, else the bonus."""
         candidates = chain(len(draft.ids))
         return verify_window(
             draft,
@@ -111,7 +111,7 @@ def check_distributions(ids: Ids, q: NDArray[np.float32]) -> None:
     """Raise `BadDraftError` unless each row of q [γ, V] is a distribution that allows its token."""
     if not q.size:
         return
-    # One pass each: NaN and infinities spoil the sum, so a finite good sum and min ≥ 0 suffice.
+    # A NaN or an infinity spoils the sum, so a good sum and a minimum ≥ 0 suffice.
     with np.errstate(invalid="ignore"):  # ∞ − ∞
         sums = q.sum(axis=1, dtype=np.float64)
     if not np.all(np.abs(sums - 1.0) <= _SUM_TOLERANCE):

@@ -4,11 +4,11 @@ up:    ids [0 or 1 pending, then γ], q(xᵢ) in 24 bits [γ]
 down:  all accepted: token; rejected at j: j and P̃ⱼ (`wire.codecs.counts`)
 law:   exactly the target's
 
-The device samples from q rounded to whole numbers out of 2²⁴ and ships that number of each drafted
-token. The edge rounds p to P̃, whole numbers out of 2¹⁶, with one keyed uniform a position that has
-nothing to do with the draft, so that E[P̃] = p; it accepts against P̃ and ships P̃ at the first
-rejection, from whose residual norm(max(0, P̃ − q)) the device samples. That token is *pending*: it
-rides at the head of the next window, and the edge commits it then.
+The device samples from q rounded to integers that sum to 2²⁴, and sends the integer of each drafted
+token. The edge rounds p to P̃, integers that sum to 2¹⁶, with one keyed uniform a position that is
+independent of the draft, so that E[P̃] = p. It accepts against P̃, and at the first rejection sends
+P̃; the device samples from the residual norm(max(0, P̃ − q)). That token is *pending*: the device
+sends it at the head of the next window, and the edge commits it then.
 """
 
 from collections.abc import Sequence
@@ -45,16 +45,16 @@ from pilotfish.wire.protocols.protocol import (
     sample_next,
 )
 
-P_BITS = 16  # of P̃; fewer bits: fewer bytes down, more acceptance lost, the same law
+P_BITS = 16  # precision of P̃; fewer bits mean fewer bytes and less acceptance, with the same law
 Q_BITS = 24
-_P_BYTES = 2500  # of P̃ at temperature 1, typically
+_P_BYTES = 2500  # typical bytes of P̃ at temperature 1
 
 
 @dataclass(frozen=True, eq=False)
 class SplitDraft(Draft):
-    """A chain and what is known of its q, out of 2^Q_BITS.
+    """A chain and its q as integers that sum to 2^Q_BITS.
 
-    weights: i64 [γ], those of the drafted tokens. rows: i64 [γ, V], all of them; None at the edge.
+    weights: i64 [γ], the drafted tokens' weights. rows: i64 [γ, V], all weights; None at the edge.
     """
 
     weights: NDArray[np.int64]
@@ -70,7 +70,7 @@ class Dssd(SpeculationProtocol[SplitDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Ids and 24 bits for each; P̃ with probability 1 − α^γ (dssd (9))."""
+        """Estimate ids and 24 bits for each; P̃ with probability 1 − α^γ (dssd (9))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         rejected = 1.0 - acceptance ** len(expansion)
         return RoundBytes(
@@ -81,24 +81,24 @@ class Dssd(SpeculationProtocol[SplitDraft]):
     def draw(
         self, logits: Floats, params: SamplingParams, key: DrawKey
     ) -> tuple[list[int], NDArray[np.int64]]:
-        """A sample of the rounded q, and the rounded q."""
+        """Return a sample of the rounded q, and the rounded q."""
         q = systematic(probabilities(logits[None], params.sampling)[0], Q_BITS, 0.5)
         return sample_candidates(Row(q), params, key), q
 
     def make_draft(self, tree: Tree, rows: Sequence[NDArray[np.int64]]) -> SplitDraft:
-        """Ids, the weights of the drafted tokens, and all weights, which stay here."""
+        """Make a draft of ids and their weights; all weights stay on the device."""
         ids = tree.ids
         drawn = [row[token] for row, token in zip(rows, ids, strict=True)]
         return SplitDraft(ids, np.array(drawn, dtype=np.int64), rows)
 
     def encode_draft(self, draft: SplitDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """The pending token and the window, and the window's weights."""
+        """Encode the pending token with the window's ids, and the window's weights."""
         ids = encode_ids(np.concatenate([pending, draft.ids]), vocab_size)
         # a drafted token weighs at least 1
         return [ids, encode_ids(draft.weights - 1, 2**Q_BITS)]
 
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
-        """Tell the pending token from the window by the number of weights."""
+        """Count the window's tokens by its weights; one more id is the pending token."""
         _, ids = super().count_tokens(frames, vocab_size)
         weights = count_window_ids(frames[1], 2**Q_BITS)
         if ids - weights not in (0, 1):
@@ -106,7 +106,7 @@ class Dssd(SpeculationProtocol[SplitDraft]):
         return TokenCounts(ids - weights, weights)
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> SplitDraft:
-        """Ids and weights."""
+        """Decode ids and weights."""
         ids = decode_window_ids(frames[0], vocab_size)
         weights = decode_window_ids(frames[1], 2**Q_BITS).astype(np.int64) + 1
         pending = len(ids) - len(weights)
@@ -121,7 +121,7 @@ class Dssd(SpeculationProtocol[SplitDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept against P̃; send the P̃ of the first rejection, or the bonus from p."""
+        """Accept against P̃; send P̃ at the first rejection, else the bonus from p."""
         gamma = len(draft.ids)
         accepts = coins(gamma, params, round_start)
         offsets = uniforms(gamma, params.seed, Purpose.DITHER, round_start, round_start=round_start)
@@ -143,7 +143,7 @@ class Dssd(SpeculationProtocol[SplitDraft]):
         round_start: int,
         vocab_size: int,
     ) -> int:
-        """The edge's bonus, or a sample of the residual of P̃ and q."""
+        """Return the edge's bonus, or a sample from the residual of P̃ and q."""
         at = decision.accepted
         if decision.token is not None or at == len(draft.ids) or draft.rows is None:
             return super().finish_round(

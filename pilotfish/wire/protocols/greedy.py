@@ -4,12 +4,12 @@ up:    ids [γ]
 down:  accepted count, token
 law:   the target's own greedy output, token for token
 
-The device drafts its argmax; the edge accepts while the draft equals the target's argmax, and the
-first argmax that differs, or the one after the window, follows.
+The device drafts its argmax. The edge accepts while the draft equals the target's argmax; the first
+argmax that differs, or the one after the window, follows.
 """
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.speculation.coupling import count_agreed
+from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.protocols.protocol import (
     Decision,
@@ -27,7 +27,7 @@ class Greedy(IdsOnlyProtocol):
     deterministic = True
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
-        """Only temperature 0 can be served."""
+        """Accept temperature 0 only."""
         for end in (target, drafter or target):
             if not end.greedy:
                 raise UnsupportedError(
@@ -36,7 +36,7 @@ class Greedy(IdsOnlyProtocol):
                 )
 
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
-        """The drafter's argmax; nothing else is sent."""
+        """Return the drafter's argmax; nothing else is sent."""
         return [int(logits.argmax())], None
 
     def verify(

@@ -1,13 +1,13 @@
-"""What a drafting protocol is: two halves of one exchange, and the words they share.
+"""The base class of speculation protocols, with both halves of a round, and its types.
 
-A protocol is one subclass of `SpeculationProtocol` in a file of its own, with its options and counters
-(`wire.protocols.options`). The device calls `draw` while it drafts, `pack` and `propose` with what
-it drew, and `settle` with the verdict; the edge calls `admit` on what arrived and `rule` on the
-target's logits. An exchange holds the options of one generation and no other state: what a round
-needs is in its arguments.
+Each protocol is a subclass of `SpeculationProtocol` in a file of its own, with its options and
+counters (`wire.protocols.options`). The device calls `draw` for each row of logits, `make_draft`
+and `encode_draft` with the drawn tokens, and `finish_round` with the verdict. The edge calls
+`count_tokens` and `decode_draft` with the frames, and `verify` with the target's logits. A protocol
+object holds the options of one generation and no other state; all else is in the arguments.
 
-A window is a tree in general (`speculation.tree`), whose nodes 1…n stand in the pass breadth first;
-most protocols send chains, in which node i follows node i − 1.
+A window is in general a tree (`speculation.tree`), with nodes 1…n in breadth-first order. Most
+protocols send chains, in which node i follows node i − 1.
 """
 
 from abc import ABC, abstractmethod
@@ -40,15 +40,16 @@ if TYPE_CHECKING:
 Ids = NDArray[np.uint32]
 NO_IDS: Ids = np.empty(0, np.uint32)
 
-# typical headers (docs/wire.md)
+# bytes of typical headers (docs/wire.md)
 WINDOW_BYTES, VERDICT_BYTES, STATES_REQUEST_BYTES = 42, 58, 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """What one end samples by: the drafter from q, the target from p. The seed names the draws.
+    """Sampling parameters of one end: the drafter's for q, the target's for p.
 
-    shaping: of the logits, before; protocols see only shaped ones.
+    seed: the key of all draws. logits_options: changes to the logits before sampling; protocols
+    receive processed logits.
     """
 
     sampling: Sampling
@@ -58,7 +59,7 @@ class SamplingParams:
     def logits_processor(
         self, prompt_length: int, constraint: Constraint | None = None
     ) -> LogitsProcessor | None:
-        """Make what shapes the logits behind a prompt of so many tokens; None: nothing does."""
+        """Make the logits processor for a prompt of this length; None: no change."""
         return (
             None
             if self.logits_options.is_identity
@@ -68,10 +69,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A window; protocols add the distributions that it was sampled from.
+    """A window; subclasses add the distributions that it was sampled from.
 
-    ids: u32 [n], the tokens of its nodes. pending: u32 [0 or 1], a token that the device committed
-    alone and the edge does not know yet; it comes before the window (`dssd`).
+    ids: u32 [n], the nodes' tokens. pending: u32 [0 or 1], a token before the window that the
+    device has committed and the edge does not know yet (`dssd`).
     """
 
     ids: Ids
@@ -79,25 +80,25 @@ class Draft:
 
     @property
     def parents(self) -> NDArray[np.int64] | None:
-        """Of each node the index of its parent among the nodes, −1 for the root; None: a chain."""
+        """Each node's parent, i64 [n], by index among the nodes; −1: the root. None: a chain."""
         return None
 
     @property
     def depth(self) -> int:
-        """The most tokens that can be accepted: γ."""
+        """The largest number of tokens that can be accepted: γ."""
         return len(self.ids)
 
     def path(self, node: int) -> Sequence[int]:
-        """The nodes from the first token to ``node``, which is 0 for an empty path."""
+        """Return the nodes from the first token to ``node``; 0 means an empty path."""
         return range(1, node + 1)
 
 
 @dataclass(frozen=True)
 class DrawKey:
-    """Where in a round a node's candidates are drawn; it names their draws.
+    """The key of the random draws of a node's candidates.
 
-    depth: of the candidates, 0 for the window's first token. candidates: their numbers among all
-    that are drawn for this depth; in a chain there is one.
+    depth: the candidates' depth, 0 for the window's first token. candidates: their numbers among
+    all candidates of this depth; a chain has one.
     """
 
     round_start: int
@@ -106,7 +107,7 @@ class DrawKey:
 
     @property
     def position(self) -> int:
-        """The position that the candidates are drawn for."""
+        """The candidates' position in the text."""
         return self.round_start + self.depth
 
 
@@ -116,8 +117,8 @@ D = TypeVar("D", bound=Draft)
 class Decision(NamedTuple):
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
-    accepted: 0 where nothing was. token: None where the device samples it by the ``frames``.
-    notes: what the protocol's counters note of the round, in their order.
+    accepted: 0: no node. token: None: the device samples it from the ``frames``. notes: the values
+    of the protocol's counters for this round, in their order.
     """
 
     accepted: int
@@ -128,11 +129,12 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StatesNeeded:
-    """Instead of a decision: the drafter's states at these tokens are needed for one.
+    """A request for the drafter's hidden states, which the decision needs.
 
-    at: i64 [m], m ≥ 1, numbered from 0 in the window, ascending. choices: i64 [n + 1], the target's
-    argmax after the root and after each token. target: f32 [m, d], its own states there. barred:
-    bool [m], which of them the request's grammar forbids. frames: by which the device is asked.
+    at: i64 [m], m ≥ 1, indices of the tokens in the window, from 0, ascending. choices: i64
+    [n + 1], the target's argmax after the root and after each token. target: f32 [m, d], the
+    target's states at these tokens. forbidden: bool [m], the tokens that the request's grammar
+    forbids. frames: frames of the request to the device.
     """
 
     at: NDArray[np.int64]
@@ -142,125 +144,130 @@ class StatesNeeded:
     frames: Sequence[Buffer] = ()
 
 
-States = Callable[[NDArray[np.int64]], Floats]
-"""The drafter's hidden states f32 [m, d] at m tokens of a window, numbered from 0 (wisv §III-A)."""
+StatesReader = Callable[[NDArray[np.int64]], Floats]
+"""Reads the drafter's hidden states f32 [m, d] at m tokens of a window, i64 [m] (wisv §III-A)."""
 
 
 class PairSizes(NamedTuple):
-    """Of a pair: tokens of the target's vocabulary, d of the drafter's hidden states."""
+    """Sizes of a pair: the target's vocabulary, and the width d of the drafter's states."""
 
     vocabulary: int
     hidden: int
 
 
 class TokenCounts(NamedTuple):
-    """How many tokens a window brings, as the lengths of its frames tell; of a tree at least."""
+    """The number of tokens in a window, from its frames' lengths; of a tree, the least number."""
 
     pending: int  # 0 or 1
     drafted: int
 
 
 class RoundBytes(NamedTuple):
-    """Bytes of a round: headers and frames as handed to ZeroMQ."""
+    """Bytes of a round: the headers and frames that are handed to ZeroMQ."""
 
     up: float
     down: float
 
 
 class SpeculationProtocol(ABC, Generic[D]):
-    """One protocol, both halves, with its options for one generation."""
+    """Both halves of a protocol, with the options of one generation.
+
+    default_top_k: top-K of the drafter if the request names no truncation.
+    lossless: the output follows the target's distribution.
+    deterministic: the output also follows from prompt, parameters and seed alone.
+    streams: the target generates by itself; drafts are hints, not windows.
+    relative_acceptance: acceptance relative to `dsd`'s, measured on the default pair at temperature
+        1 (at 0 all lossless protocols accept alike): the estimate for a pair without data.
+    strict_relative_acceptance: the same for a lossy protocol without the acceptances that it gains.
+    family: protocols of one family accept alike; "": the protocol's own name.
+    allows_trees: windows may be trees.
+    requires: the edge's resource that the protocol needs (`edge_runtime.resources`).
+    decides_by_link: the edge's decision depends on the link, measured for each request.
+    requests_states: the edge may ask for hidden states of a window.
+    frames: number of a window's frames after its header.
+    reads_last_token: the drafter also reads a window's last token, before the window is sent.
+    """
 
     name: ClassVar[str]
     Options: ClassVar[type[ProtocolOptions]] = ProtocolOptions
     counters: ClassVar[tuple[RoundCounter, ...]] = ()
-    default_top_k: ClassVar[int] = (
-        0  # top-K of the drafter where nobody asks for another truncation
-    )
-    lossless: ClassVar[bool] = True  # the output's law is the target's
-    deterministic: ClassVar[bool] = False  # and it follows from prompt, parameters and seed alone
-    streams: ClassVar[bool] = False  # the target generates by itself; drafts are hints, no windows
-    # α over that of `dsd`, measured on the default pair at temperature 1: what is expected of the
-    # protocol on a pair that has not shown its own yet. At temperature 0 all lossless ones accept
-    # alike.
+    default_top_k: ClassVar[int] = 0
+    lossless: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = False
+    streams: ClassVar[bool] = False
     relative_acceptance: ClassVar[float] = 1.0
-    strict_relative_acceptance: ClassVar[float] = (
-        1.0  # of lossy ones: the same without what they gain
-    )
-    family: ClassVar[str] = ""  # protocols of one family accept alike; its own name if ""
-    allows_trees: ClassVar[bool] = False  # windows may be trees
-    requires: ClassVar[str] = ""  # what the edge must have for it (`edge_runtime.resources`)
-    decides_by_link: ClassVar[bool] = (
-        False  # the edge decides by the link, measured for each request
-    )
-    requests_states: ClassVar[bool] = False  # the edge may ask for hidden states of a window
-    frames: ClassVar[int] = 1  # of a window, behind its header
-    reads_last_token: ClassVar[bool] = (
-        False  # a window's last token, too, is read before it is sent
-    )
+    strict_relative_acceptance: ClassVar[float] = 1.0
+    family: ClassVar[str] = ""
+    allows_trees: ClassVar[bool] = False
+    requires: ClassVar[str] = ""
+    decides_by_link: ClassVar[bool] = False
+    requests_states: ClassVar[bool] = False
+    frames: ClassVar[int] = 1
+    reads_last_token: ClassVar[bool] = False
 
     def __init__(self, options: ProtocolOptions | None = None) -> None:
         self.options = self.Options() if options is None else options
 
     def with_options(self, options: ProtocolOptions) -> "Self":
-        """The same for a generation with these options, which are of its own type."""
+        """Return this protocol with these options, which have the type `Options`."""
         return type(self)(options)
 
     def read_options(self, values: Mapping[str, Any]) -> ProtocolOptions:
-        """Its options as a device tells them; `MalformedError` for what is none of them."""
+        """Read the options of a request; raises `MalformedError`."""
         try:
             return self.Options.from_mapping(values)
         except ValueError as error:
             raise MalformedError(f"These are no options of {self.name}: {error}.") from error
 
     def with_resource(self, resource: Any) -> "Self":
-        """The same with what it ``needs`` of the edge, for one generation."""
+        """Return this protocol with the edge's resource that it ``requires``."""
         raise NotImplementedError(f"{self.name} needs nothing of the edge")
 
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
-        """Raise `UnsupportedError` for a sampling of either end that cannot be served.
+        """Raise `UnsupportedError` for sampling parameters that the protocol cannot serve.
 
-        The edge does not know the drafter's.
+        drafter: None at the edge, which does not know them.
         """
         return
 
     def expansion(self, window: int) -> Expansion:
-        """⟨k₁…k_L⟩ of a window of ``window`` levels when nobody asks for another one."""
+        """Return the default expansion ⟨k₁…k_L⟩ of a window with ``window`` levels."""
         return (1,) * window
 
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Bytes that a round is expected to take, before there was one to count.
+        """Estimate the bytes of a round before one was measured.
 
-        drafter: how q is shaped; acceptance: α.
+        drafter: sampling parameters of q. acceptance: α.
         """
         return RoundBytes(WINDOW_BYTES + id_bytes(sizes.vocabulary) * len(expansion), VERDICT_BYTES)
 
     def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
-        """Round trips that a round is expected to take; acceptance: α."""
+        """Estimate the round trips of a round; acceptance: α."""
         return 1.0
 
     # The device's half
 
     @abstractmethod
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], Any]:
-        """The tokens drawn after one row of logits [V], and the numbers they were sampled from."""
+        """Draw tokens from one row of logits [V]; return them and the distribution used."""
 
     @abstractmethod
     def make_draft(self, tree: Tree, rows: Sequence[Any]) -> D:
-        """The draft of these nodes; ``rows`` are those that `draw` returned, in order."""
+        """Make the draft of these nodes; ``rows``: the distributions from `draw`, in order."""
 
-    def attach_states(self, draft: D, states: States) -> D:
-        """The draft with what this protocol needs of the drafter's hidden states: mostly nothing.
+    def attach_states(self, draft: D, states: StatesReader) -> D:
+        """Return the draft with the drafter's hidden states, if the protocol needs them.
 
-        ``states`` may be called until the next window is drafted.
+        ``states`` is valid until the next window is drafted.
         """
         return draft
 
     def encode_draft(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """The frames of a draft; ids come first in every protocol.
+        """Encode a draft as frames; ids come first in every protocol.
 
-        Only under `dssd` can there be a pending token.
+        pending: a pending token, under `dssd` only.
         """
         assert not len(pending)
         return [encode_ids(draft.ids, vocab_size)]
@@ -274,7 +281,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         round_start: int,
         vocab_size: int,
     ) -> int:
-        """The token after the accepted ones; the edge has chosen it, but for `dssd`."""
+        """Return the token after the accepted ones: the edge's choice, except under `dssd`."""
         if decision.token is None or decision.frames:
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return decision.token
@@ -282,39 +289,38 @@ class SpeculationProtocol(ABC, Generic[D]):
     def check_notes(
         self, notes: Sequence[float], *, window: int, accepted: int
     ) -> dict[str, float]:
-        """A verdict's notes by their names; `MalformedError` for what no such window can have.
+        """Return a verdict's notes by name; raises `MalformedError` for impossible values.
 
-        Those that are missing at the end are 0. window: its levels. accepted: how many tokens of it
-        were.
+        Notes missing at the end are 0. window: levels of the window. accepted: its accepted tokens.
         """
         if not (notes or self.counters):
             return {}
         if len(notes) > len(self.counters):
             raise MalformedError(f"Rounds of {self.name} do not note so much.")
-        found = {}
+        values = {}
         for counter, value in zip(self.counters, (*notes, *[0] * len(self.counters)), strict=False):
             if not counter.is_valid(value, window, accepted):
                 raise MalformedError(f"No window of {self.name} has {value} as its {counter.name}.")
-            found[counter.name] = value
-        return found
+            values[counter.name] = value
+        return values
 
     def encode_states(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
-        """The frames of the answer to an inquiry."""
+        """Encode the states that the frames of a `StatesRequest` ask for."""
         raise MalformedError(f"The edge asks for hidden states, which {self.name} does not send.")
 
     # The edge's half
 
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
-        """How many tokens these frames bring; a typed error where no window has such frames.
+        """Count the tokens in these frames, by their lengths; raises a typed error.
 
-        It costs next to nothing: whatever can be refused by it is refused before it is decoded.
+        This is cheap, and comes before `decode_draft`, so that bad frames are refused undecoded.
         """
         check_frame_count(frames, self.frames)
         return TokenCounts(0, count_window_ids(frames[0], vocab_size))
 
     @abstractmethod
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> D:
-        """The draft in frames that have an `extent`, checked; a typed error for what is none."""
+        """Decode and check frames that `count_tokens` has accepted; raises a typed error."""
 
     @abstractmethod
     def verify(
@@ -328,18 +334,18 @@ class SpeculationProtocol(ABC, Generic[D]):
     ) -> Decision | StatesNeeded:
         """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's.
 
-        hidden: its states [n + 1, d] there, where the target has them.
+        hidden: the target's states [n + 1, d], if the target offers them.
         """
 
     def verify_with_states(
         self, draft: D, needed: StatesNeeded, frames: Sequence[Buffer]
     ) -> Decision:
-        """Decide by the answer to an inquiry; a typed error for anything that is not one."""
+        """Decide by the frames of the device's `States`; raises a typed error."""
         raise MalformedError(f"Nobody asked for hidden states: {self.name} sends none.")
 
 
 def sample_candidates(row: Row, params: SamplingParams, key: DrawKey) -> list[int]:
-    """Independent samples of q, one for each candidate."""
+    """Draw independent samples of q, one for each candidate."""
     return [
         row.token(
             sample(
@@ -359,7 +365,7 @@ def sample_candidates(row: Row, params: SamplingParams, key: DrawKey) -> list[in
 
 
 def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int, float], bool]:
-    """The accept draws of a window: did what has this probability happen to candidate number i?"""
+    """Return the window's accept draws: whether candidate i is accepted at this probability."""
     draws = uniforms(
         count, params.seed, Purpose.ACCEPT, round_start, round_start=round_start
     ).tolist()
@@ -367,7 +373,7 @@ def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int
 
 
 def sample_next(walk: Walk, params: SamplingParams, key: DrawKey) -> int:
-    """The token after the accepted path: residual or bonus. place: that token's."""
+    """Sample the token after the accepted path, from residual or bonus; key: that token's."""
     return sample(
         walk.weights,
         noise(
@@ -389,9 +395,10 @@ def verify_window(
     *,
     round_start: int,
 ) -> Decision:
-    """The edge's decision where it knows q: the accepted path, then residual or bonus.
+    """Decide with a known q: accept a path, then sample the residual or the bonus.
 
-    candidates and q: of each inner node; logits: [n + 1, V], of which only the path's are used.
+    candidates: those of each inner node. q: distribution of an inner node. logits: [n + 1, V]; only
+    the path's rows are used.
     """
     walk = verify(
         candidates,
@@ -418,28 +425,28 @@ def check_candidates(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> Non
 
 
 def count_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> int:
-    """How many ids are in a frame; `TooLargeError` for many more than ``most``."""
+    """Count the ids in a frame; raises `TooLargeError` for many more than ``most``."""
     if len(frame) > 3 * most:  # an id has 3 bytes at most
         raise TooLargeError(f"An ids frame has {len(frame)} bytes; no window has so many tokens.")
     return count_ids(frame, vocab_size)
 
 
 def decode_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
-    """The ids of a frame; `TooLargeError` for many more than ``most``, which no window has.
+    """Decode the ids of a frame; raises `TooLargeError` for many more than ``most``.
 
-    What the window's other frames cost to decode grows with the number of its tokens.
+    The number of ids also bounds the cost of decoding the window's other frames.
     """
     count_window_ids(frame, vocab_size, most)
     return decode_ids(frame, vocab_size)
 
 
 class IdsOnlyProtocol(SpeculationProtocol[Draft]):
-    """What protocols share in which nothing but ids goes up."""
+    """Base of protocols that send nothing but ids."""
 
     def make_draft(self, tree: Tree, rows: Sequence[None]) -> Draft:
-        """Ids alone."""
+        """Make a draft of ids alone."""
         return Draft(tree.ids)
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:
-        """Any ids will do; `extent` has looked at their number."""
+        """Decode the ids; `count_tokens` has checked their number."""
         return Draft(decode_ids(frames[0], vocab_size))

@@ -5,9 +5,9 @@ down:  the last accepted node, token
 law:   exactly the target's
 
 The device draws k candidates at each node, independently and with replacement, from its truncated
-q̂. Equal candidates share a node: its subtree is drafted, sent and computed once; the verification
-takes them in the order drawn all the same. One pass of the target covers the tree. The edge walks
-down while a candidate is accepted, and both ends keep the K/V of that path.
+q̂. Equal candidates share a node, whose subtree is drafted, sent and computed once; the verification
+still takes every candidate in the order drawn. One pass of the target covers the tree. The edge
+walks down while a candidate is accepted, and both ends keep the K/V of that path.
 """
 
 from collections.abc import Sequence
@@ -46,20 +46,20 @@ from pilotfish.wire.protocols.protocol import (
     verify_window,
 )
 
-_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # equal ones share a node
-_BRANCHING = (2, 2)  # of the first levels, where nobody asks for another expansion
+_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # may exceed the nodes, since equal candidates share one
+_BRANCHING = (2, 2)  # the first levels of the default expansion
 
 
 @dataclass(frozen=True, eq=False)
 class TreeDraft(Draft):
-    """A tree and the q̂ of its inner nodes; ``ids`` are those of its nodes."""
+    """A tree, and the q̂ of its inner nodes; ``ids``: the nodes' tokens."""
 
     tree: Tree
     q: SparseRows
 
     @cached_property
     def parents(self) -> NDArray[np.int64]:
-        """Of each node the index of its parent among the nodes, −1 for the root."""
+        """Each node's parent, i64 [n], by index among the nodes; −1: the root."""
         return self.tree.parents
 
     @property
@@ -68,7 +68,7 @@ class TreeDraft(Draft):
         return len(self.tree.expansion)
 
     def path(self, node: int) -> Sequence[int]:
-        """The nodes from the root's child down to ``node``."""
+        """Return the nodes from the root's child down to ``node``."""
         return self.tree.path(node)
 
 
@@ -84,29 +84,29 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """All candidates, and q̂ of each inner node: 1 + Σ_{l<L} Π_{i≤l} kᵢ at most (tslt (27))."""
+        """Estimate candidates, and q̂ of at most 1 + Σ_{l<L} Π_{i≤l} kᵢ inner nodes (tslt (27))."""
         widths = list(accumulate(expansion, mul))
         nodes = WINDOW_BYTES + id_bytes(sizes.vocabulary) * sum(widths) + len(expansion)
         rows = typical_bytes(1 + sum(widths[:-1]), drafter.top_k) if widths else 0.0
         return RoundBytes(nodes + rows, VERDICT_BYTES)
 
     def expansion(self, window: int) -> Expansion:
-        """Two candidates in the first two levels, then one."""
+        """Return two candidates a node in the first two levels, then one."""
         return (*_BRANCHING, *(1,) * window)[:window]
 
     def draw(
         self, logits: Floats, params: SamplingParams, key: DrawKey
     ) -> tuple[list[int], SparseRows]:
-        """Independent samples of q̂, and q̂ itself."""
+        """Return independent samples of q̂, and q̂."""
         q = truncate(logits, params.sampling, ROW_TOKENS)
         return sample_candidates(q.row(0), params, key), q
 
     def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
-        """The tree and its q̂."""
+        """Make a draft of the tree and its q̂."""
         return TreeDraft(tree.ids, tree, SparseRows.join(rows))
 
     def encode_draft(self, draft: TreeDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """Candidates, expansion, q̂."""
+        """Encode candidates, expansion and q̂."""
         assert not len(pending)
         tree = draft.tree
         drawn = [token for nodes in tree.candidates for token in tree.tokens(nodes)]
@@ -117,20 +117,20 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
         ]
 
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
-        """A node a level at least: how many share one shows when the candidates are read."""
+        """Count one node a level, the least number: shared nodes show only after decoding."""
         check_frame_count(frames, self.frames)
         drawn = count_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         levels = len(frames[1])
         if levels > MAX_WINDOW:
             raise MalformedError(f"An expansion has {levels} levels; {MAX_WINDOW} are the most.")
         expansion = bytes(frames[1])
-        # a node has so many candidates at each level, and each level a node
+        # each level has at least one node, with this many candidates
         if 0 in expansion or sum(expansion) > drawn:
             raise MalformedError(f"{list(expansion)} with {drawn} candidates is no token tree.")
         return TokenCounts(0, levels)
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> TreeDraft:
-        """Rebuild the tree; check that each q̂ allows the candidates drawn from it."""
+        """Rebuild the tree; check that each q̂ allows its candidates."""
         drawn = decode_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         tree = _rebuild(drawn.tolist(), tuple(bytes(frames[1])))
         q = decode_sparse(frames[2], len(tree.candidates), vocab_size)
@@ -154,7 +154,7 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
 
 
 def _rebuild(drawn: list[int], expansion: Expansion) -> Tree:
-    """The tree of these candidates, which come level by level, node by node."""
+    """Rebuild the tree from its candidates, which come level by level, node by node."""
     tree = Tree()
     begin = 0
     for count in expansion:

@@ -5,9 +5,9 @@ down:  accepted count, token
 law:   exactly the target's, whatever is cut off
 
 Sparsify, then sample: the device truncates its distribution to the top K tokens or to the nucleus ρ
-(``draft_top_k``, ``draft_top_p``), quantises it, samples from what is left, and ships those very
-numbers. The edge accepts by min(1, p/q̂) and resamples norm(max(0, p − q̂)). Truncation costs
-acceptance, at most the discarded mass and the quantisation (Theorem 3.2), never the law.
+(``draft_top_k``, ``draft_top_p``), quantises it to q̂, samples from q̂, and sends q̂. The edge accepts
+with min(1, p/q̂) and resamples norm(max(0, p − q̂)). Truncation costs acceptance, at most the
+discarded mass and the quantisation (Theorem 3.2), but never the law.
 """
 
 from collections.abc import Sequence
@@ -54,28 +54,28 @@ class Tslt(SpeculationProtocol[SparseDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Ids, and q̂ for each."""
+        """Estimate ids, and q̂ for each."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + typical_bytes(len(expansion), drafter.top_k), down)
 
     def draw(
         self, logits: Floats, params: SamplingParams, key: DrawKey
     ) -> tuple[list[int], SparseRows]:
-        """A sample of q̂ and q̂ itself."""
+        """Return a sample of q̂, and q̂."""
         q = truncate(logits, params.sampling, ROW_TOKENS)
         return sample_candidates(q.row(0), params, key), q
 
     def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> SparseDraft:
-        """Ids and q̂."""
+        """Make a draft of ids and q̂."""
         return SparseDraft(tree.ids, SparseRows.join(rows))
 
     def encode_draft(self, draft: SparseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """Ids and q̂."""
+        """Encode ids and q̂."""
         ids = super().encode_draft(draft, pending, vocab_size)
         return [*ids, encode_sparse(draft.q, vocab_size)]
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> SparseDraft:
-        """Check that q̂ allows the drafted tokens."""
+        """Decode ids and q̂; check that q̂ allows the drafted tokens."""
         ids = decode_window_ids(frames[0], vocab_size)
         draft = SparseDraft(ids, decode_sparse(frames[1], len(ids), vocab_size))
         check_candidates(draft.q, np.arange(len(ids)), ids)
@@ -90,7 +90,7 @@ class Tslt(SpeculationProtocol[SparseDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept by the ratio; residual at the first rejection, bonus after the last token."""
+        """Accept by the ratio; sample the residual at the first rejection, else the bonus."""
         candidates = chain(len(draft.ids))
         return verify_window(
             draft, candidates, draft.q.row, logits, params, round_start=round_start

@@ -2,9 +2,9 @@
 
 up:    ids [γ], the drafter's last-layer states at all of them [γ, d]
 down:  accepted count, token; noted: how many were forgiven
-law:   not the target's: what the edge's head forgives is the drafter's word
+law:   not the target's: forgiven tokens are the drafter's
 
-One exchange a round, whatever is in it: for links whose RTT costs more than the states.
+Every round is one exchange: for links on which an RTT costs more than the states.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from pilotfish.wire.protocols.protocol import (
     Ids,
     PairSizes,
     RoundBytes,
-    States,
     StatesNeeded,
+    StatesReader,
     decode_window_ids,
 )
 
@@ -37,26 +37,24 @@ class WisvFull(JudgedProtocol):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Ids and states: L(b_tok + d·b_h) (wisv (5))."""
+        """Estimate ids and states: L(b_tok + d·b_h) (wisv (5))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + hidden_bytes(sizes.hidden, self.form) * len(expansion), down)
 
-    def attach_states(self, draft: JudgedDraft, states: States) -> JudgedDraft:
-        """The draft with all states: the last one's pass is a part of drafting."""
-        found = states(np.arange(len(draft.ids)))
-        return super().attach_states(draft, found.__getitem__)
+    def attach_states(self, draft: JudgedDraft, states: StatesReader) -> JudgedDraft:
+        """Read all states now: the pass over the last token is a part of drafting."""
+        return JudgedDraft(draft.ids, states=states(np.arange(len(draft.ids))))
 
     def encode_draft(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """Ids, and the states at all of them."""
+        """Encode ids, and the states at all of them."""
         ids = super().encode_draft(draft, pending, vocab_size)
         return [*ids, self.encode_hidden_frame(draft, np.arange(len(draft.ids)))]
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
-        """As many states as ids."""
+        """Decode ids, and one state for each."""
         ids = decode_window_ids(frames[0], vocab_size)
-        return JudgedDraft(ids, states=self.decode_hidden_frame(frames[1], len(ids)).__getitem__)
+        return JudgedDraft(ids, states=self.decode_hidden_frame(frames[1], len(ids)))
 
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision:
-        """All states are there."""
-        assert draft.states is not None
-        return self.decide_by_states(draft, needed, draft.states(needed.at))
+        """Decide at once: the window has brought all states."""
+        return self.decide_by_states(draft, needed, draft.read_states(needed.at))

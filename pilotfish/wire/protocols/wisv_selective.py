@@ -1,13 +1,13 @@
-"""wisv-selective: the edge forgives harmless mismatches by states that it asks for (wisv §III-B).
+"""wisv-selective: the edge forgives harmless mismatches; it requests the states (wisv §III-B).
 
 up:    ids [γ]
 down:  which tokens mismatch, m > 0 of them        — none: accepted count, token
 up:    the drafter's last-layer states there [m, d]
 down:  accepted count, token; noted: how many were forgiven
-law:   not the target's: what the edge's head forgives is the drafter's word
+law:   not the target's: forgiven tokens are the drafter's
 
-At most two exchanges a round: for links whose RTT costs less than the states that nobody looks at.
-What is committed is what `wisv-full` commits.
+A round has at most two exchanges: for links on which an RTT costs less than the unneeded states. It
+commits the same tokens as `wisv-full`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.decision_head import MISMATCHED, JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.decision_head import MISMATCH_RATE, JudgedDraft, JudgedProtocol
 from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
@@ -43,23 +43,23 @@ class WisvSelective(JudgedProtocol):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Ids; and where the edge asks, m positions down and m states up (wisv (7)–(9))."""
+        """Estimate ids, and for a request m positions down and m states up (wisv (7)–(9))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         again = self.estimate_round_trips(expansion, acceptance) - 1.0
-        positions = MISMATCHED * len(expansion)
+        positions = MISMATCH_RATE * len(expansion)
         states = positions * hidden_bytes(sizes.hidden, self.form)
         return RoundBytes(
             up + again * WINDOW_BYTES + states, down + again * STATES_REQUEST_BYTES + positions
         )
 
     def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
-        """Two where there is a mismatch."""
-        return 2.0 - (1.0 - MISMATCHED) ** len(expansion)
+        """Estimate two round trips if there is a mismatch, else one."""
+        return 2.0 - (1.0 - MISMATCH_RATE) ** len(expansion)
 
     # The device's half
 
     def encode_states(self, draft: JudgedDraft, frames: Sequence[Buffer]) -> list[Buffer]:
-        """The states that the edge asks for; `MalformedError` for tokens that there are not."""
+        """Encode the requested states; raises `MalformedError` for tokens outside the window."""
         check_frame_count(frames, 1)
         at: NDArray[np.int64] = np.frombuffer(frames[0], np.uint8).astype(np.int64)
         if not 0 < len(at) <= len(draft.ids) or at[-1] >= len(draft.ids) or (np.diff(at) < 1).any():
@@ -69,17 +69,17 @@ class WisvSelective(JudgedProtocol):
     # The edge's half
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
-        """Any ids will do."""
+        """Decode the ids."""
         return JudgedDraft(decode_window_ids(frames[0], vocab_size))
 
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> StatesNeeded:
-        """The states are needed first: which, a byte each."""
+        """Request the states, with one byte for the index of each token."""
         return replace(needed, frames=[needed.at.astype(np.uint8).tobytes()])
 
     def verify_with_states(
         self, draft: JudgedDraft, needed: StatesNeeded, frames: Sequence[Buffer]
     ) -> Decision:
-        """The decision by the states that came; exactly those that were asked for."""
+        """Decide by the received states, exactly the requested ones."""
         check_frame_count(frames, 1)
         return self.decide_by_states(
             draft, needed, self.decode_hidden_frame(frames[0], len(needed.at))

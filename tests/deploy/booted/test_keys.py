@@ -75,13 +75,13 @@ def test_a_rotation_in_mid_stream(
     def rotate() -> None:
         assert "--finish" in machine.run("pilotfish", "keys", "rotate")
         machine.run("systemctl", "reload", EDGE)
-        assert "two keys are answered to" in machine.show(EDGE, "StatusText")
+        assert "two keys are accepted" in machine.show(EDGE, "StatusText")
         assert comes_in(machine, prepared, newcomer)  # with the edge.pub of before
         machine.run("systemctl", "reload", DEVICE)  # its folder is the same one
         shutil.copy(own / "edge.pub", newcomer)
         assert comes_in(machine, prepared, newcomer)
         machine.until(
-            lambda: "0 devices came by the former one" in machine.show(EDGE, "StatusText"),
+            lambda: "0 devices came with the former one" in machine.show(EDGE, "StatusText"),
             "the device has the new edge.pub",
         )
         machine.run("pilotfish", "keys", "rotate", "--finish")

@@ -81,7 +81,10 @@ def kills(
     assert step > 10
 
 
-def test_power_cuts_in_an_upgrade_leave_a_whole_version(root: Path, one: Path, two: Path) -> None:
+@pytest.mark.parametrize("nth", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_power_cuts_in_an_upgrade_leave_a_whole_version(
+    nth: int, root: Path, one: Path, two: Path
+) -> None:
     put(root, one)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
     old = {path: what for path, what in settled(root).items() if "versions" not in path}
@@ -89,7 +92,7 @@ def test_power_cuts_in_an_upgrade_leave_a_whole_version(root: Path, one: Path, t
     wanted = settled(root)
     restored(template, root)
     seen = set()
-    for step in kills(template, root, lambda: put(root, two)):
+    for step in kills(template, root, lambda: put(root, two), nth):
         version = current(root)
         seen.add(version)
         here, _ = installation(root)

@@ -44,7 +44,7 @@ def pair(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def fresh(artifact: Artifact, pair: Pair, lanes: int = 1) -> ModelDrafter:
     """A drafter that has read nothing."""
-    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None, lanes=lanes)
     drafter.set_bridge(pair.bridge())
     return drafter
 
@@ -101,7 +101,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         path = draft.path(node)
         drafter.keep_path(path)
         # the path was not forgotten; its last node may not have been read
-        assert drafter._held >= len(prompt.draft_ids) + max(0, len(path) - 1)
+        assert drafter._cache_length >= len(prompt.draft_ids) + max(0, len(path) - 1)
         drafted = draft.ids[[n - 1 for n in path]]
         # whatever the target adds, of its own tokens too: "e", "z", "bc"
         token = tokens[(7 * node) % len(tokens)]
@@ -137,7 +137,7 @@ def test_a_long_answer_is_read_as_it_comes(
         drafted = draft.ids[[n - 1 for n in path]]
         ids = np.concatenate([ids, drafted, random.integers(len(THEIRS), size=1)])
         ids = ids.astype(np.uint32)
-        assert drafter._chain_length == drafter._held  # all that was read counts
+        assert drafter._chain_length == drafter._cache_length  # all that was read counts
         assert drafter.remaining_context(ids) == CONTEXT - len(drafter.bridge.context(ids))
     got = drafter.logits(ids).copy()
     np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
@@ -181,7 +181,7 @@ def test_a_tail_that_merges_is_rolled_back(artifact: Artifact, pair: Pair) -> No
         got = drafter.logits(ids).copy()
         assert passes.take() == 1
         np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
-        assert drafter._held == len(drafter.bridge.context(ids))
+        assert drafter._cache_length == len(drafter.bridge.context(ids))
 
 
 def test_what_two_prompts_begin_with_is_read_once(artifact: Artifact, pair: Pair) -> None:
@@ -225,7 +225,7 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
             draft = drafter.draft(after.ids, (), PROTOCOL_REGISTRY["tree"], LAW, ends=())
             assert len(draft.ids) == 0
             drafter.keep_path(())
-            assert drafter._chain_length <= drafter._held
+            assert drafter._chain_length <= drafter._cache_length
             text = np.concatenate([after.ids, committed(pair, "zbc")])
             got = drafter.logits(text).copy()
             wanted = logits_alone(artifact, pair, text, after.source)
@@ -287,7 +287,7 @@ def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, p
     assert windows[0] == (8, 3)
     assert all(drafted == max(0, min(3, room)) for room, drafted in windows)
     assert windows[-1] == (8 - 19, 0)
-    assert drafter._held <= CONTEXT
+    assert drafter._cache_length <= CONTEXT
     drafter.start(prompt)  # what it begins with is still there
     passes = Passes(drafter)
     got = drafter.logits(first).copy()

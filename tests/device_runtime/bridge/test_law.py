@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import pilotfish.device_runtime.drafting.drafter
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.speculation.confidence import predicted_acceptance
+from pilotfish.speculation.acceptance import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.randomness import Purpose
@@ -108,7 +108,7 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
     """`Drafter.draft` with ``auto`` and the target's end token, on a random model."""
     pair = pair_of(words)
     artifact = tiny_artifact(tmp_path, tokens=WORDS[words][0], eos=END, seed=3)
-    drafter = ModelDrafter(artifact, provider="cpu", threads=1, context=None)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
     drafter.set_bridge(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
     monkeypatch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", 0.7)

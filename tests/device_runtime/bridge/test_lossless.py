@@ -1,6 +1,7 @@
 """As `tests/system/test_lossless.py`, with a drafter of another vocabulary: both ends are real.
 
-χ² over thousands of answers; and what is determined is the target's own, token for token.
+Answers are those of the protocol in one process; the slow tests look at their law by χ² over
+thousands. What is determined is the target's own, token for token.
 """
 
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import END, TARGETS_END, WORDS, ids, pair_of
 from tests.support.enumeration import p_value
+from tests.support.in_process import Reader, RealDrafter, expect_the_same
 from tests.support.tiny import tiny_artifact
 from tests.system.test_lossless import (
     ANSWERS,
@@ -69,12 +71,10 @@ def law_of_drafter(draft, pair, sampling):
     return law_after(logits, sampling, pair.target.eos_ids[0])
 
 
-# What crosses the bridge is enumerated in `test_law.py`: here two ways through both ends.
+# What crosses the bridge is enumerated in `test_law.py`.
 CASES = [
     ("tslt", {"temperature": 1.0, "window": 3}),  # 64 tokens are kept; 3 are shared
     ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 2}),
-]
-MORE_CASES = [
     ("dsd", {"temperature": 1.0, "window": 2}),
     ("tslt", {**SHAPED, "window": 2, "draft_top_p": 0.6, "draft_temperature": 0.7}),
     ("dssd", {"temperature": 1.0, "window": "auto"}),
@@ -82,11 +82,26 @@ MORE_CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("protocol", "options"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)],
-    ids=[f"{name}-{'-'.join(map(str, o.values()))}" for name, o in [*CASES, *MORE_CASES]],
-)
+IDS = [f"{name}-{'-'.join(map(str, options.values()))}" for name, options in CASES]
+
+
+@pytest.mark.parametrize(("protocol", "options"), CASES, ids=IDS)
+def test_answers_are_those_of_the_protocol_alone(opened, protocol, options):
+    device, draft, target = opened("partial")
+    pair = pair_of("partial")
+    expect_the_same(
+        device,
+        (Reader(target), None),
+        PROMPT,
+        pair.target.eos_ids[0],
+        drafter=RealDrafter(draft, pair),
+        protocol=protocol,
+        **options,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "options"), CASES, ids=IDS)
 def test_answers_follow_the_targets_law(opened, protocol, options):
     device, draft, target = opened("partial")
     pair, decoder = pair_of("partial"), Decoder(target)

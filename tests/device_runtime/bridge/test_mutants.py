@@ -139,7 +139,7 @@ class KeepsWhatWasDiscarded(ModelDrafter):
     def _roll_back(self, wanted):
         # the mutant: what was read is not compared
         self._chain_length = min(self._chain_length, len(wanted))
-        if self._chain_length < self._held:
+        if self._chain_length < self._cache_length:
             self._decoder.rollback(self._slot, self._chain_length)
 
 
@@ -153,8 +153,8 @@ class NeverReencodes(SharedTokensBridge):
     def context(self, committed):
         # the mutant: only what is new is encoded, by itself
         new, self._known = committed[self._known :], len(committed)
-        self._answer.restart()
-        self._note_generation += self._answer.translate(new).tolist()
+        self._translator.restart()
+        self._note_generation += self._translator.translate(new).tolist()
         return np.array(self._note_generation)
 
 
@@ -189,7 +189,7 @@ def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
     """
     pair, exchange = pair_of(words), PROTOCOL_REGISTRY["tree"]
     opened = drafter(artifact, provider="cpu", threads=1, context=None)
-    opened.set_bridge(pair.bridge() if bridge is None else bridge(pair.shared, pair._context()))
+    opened.set_bridge(pair.bridge() if bridge is None else bridge(pair.shared, pair._translator()))
     opened.start(pair.prompt(PROMPT))
     alone, rng = Decoder(artifact, threads=1), np.random.default_rng(1)
     committed, most = PROMPT, 0.0

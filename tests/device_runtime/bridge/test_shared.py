@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import shared as module
 from pilotfish.device_runtime.bridge.shared import SharedTokens
-from pilotfish.engines.tokenizer import BYTE_OF_CHARACTER, BYTE_TOKEN
+from pilotfish.engines.token_bytes import BYTE_OF_CHARACTER, BYTE_TOKEN
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities

@@ -60,7 +60,7 @@ def test_an_edge_that_goes_away_in_the_middle_of_a_fetch(
     with opened(models, relay.endpoint, "local") as device:
         device.generate(TEXT, **GREEDY)
         deaf = Deaf(relay)
-        device._partners._progress = deaf
+        device._pairs._progress = deaf
         relay.turn_to(other_server.endpoint)
         relay.cut()
         with suppress(AccessDeniedError):

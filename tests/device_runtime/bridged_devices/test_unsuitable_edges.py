@@ -75,7 +75,7 @@ def test_a_lane_that_cannot_be_opened_leaves_nothing_behind(
         device.redirect(strange_server.endpoint)
         with pytest.raises(PairMismatchError):
             device.beside()
-        assert len(device._family._links) == 1
+        assert len(device._link_group._links) == 1
         device.redirect(server.endpoint)
         with device.beside() as other:
             assert other.generate(TEXT, **GREEDY).tokens == wanted

@@ -16,7 +16,7 @@ import pytest
 
 from pilotfish import EdgeServer
 from pilotfish.base.errors import KeysError
-from pilotfish.base.extras import installing
+from pilotfish.base.extras import install_command
 from pilotfish.cli import main
 from pilotfish.device_runtime.service.access import ApiKeys, api_keys
 from pilotfish.wire.keys import create as create_pair
@@ -303,7 +303,7 @@ def test_without_the_extra_a_line_says_what_to_install(pair: Pair) -> None:
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 64
-    assert done.stderr.endswith(f"{installing('serve')}.\n")
+    assert done.stderr.endswith(f"{install_command('serve')}.\n")
 
 
 def test_device_run_needs_no_extra(pair: Pair) -> None:

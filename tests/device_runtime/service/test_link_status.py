@@ -85,7 +85,7 @@ def refused_request(ends: Ends) -> str:
     """What a request is told; under `local` it is answered, and this is what the log says."""
     if "local" in ends.device.process.args:  # type: ignore[operator]  # a list
         assert chat(ends.device.client()).choices
-        return ends.device.until("going on without the edge")
+        return ends.device.until("continuing without the edge")
     with pytest.raises(openai.APIStatusError) as refused:
         chat(ends.device.client())
     assert refused.value.status_code == 503

@@ -151,7 +151,9 @@ def differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [way for way in before if before[way] != after[way]]
 
 
-@pytest.mark.parametrize("draft", ["text", "a model and the text"])
+@pytest.mark.parametrize(
+    "draft", [pytest.param("text", marks=pytest.mark.slow), "a model and the text"]
+)
 def test_no_protocol_tells_what_another_key_said(
     callers: Pair, edge: EdgeServer, api_keys: Path, tmp_path: Path, draft: str
 ) -> None:

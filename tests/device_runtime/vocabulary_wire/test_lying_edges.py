@@ -74,13 +74,13 @@ def test_frames_that_are_no_part(pair: Pair, liar, cache: Path, spoil: Callable)
 
 @given(st.binary(max_size=400), st.integers(0, 300), st.integers(0, 300))
 def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int) -> None:
-    from pilotfish.device_runtime.bridge.arrival import _unpacked
+    from pilotfish.device_runtime.bridge.vocabulary_fetch import _unpack
 
     whole = zlib.compress(bytes(expected))
-    assert _unpacked(whole, expected) == bytes(expected)
+    assert _unpack(whole, expected) == bytes(expected)
     for frame in (noise, whole[:at] + noise, whole[:at] + noise + whole[at + len(noise) :]):
         try:
-            found = _unpacked(frame, expected)
+            found = _unpack(frame, expected)
         except MalformedError:
             continue
         assert found == zlib.decompress(frame)
@@ -88,17 +88,17 @@ def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int
 
 
 def test_no_more_is_made_of_a_frame_than_a_part_has() -> None:
-    from pilotfish.device_runtime.bridge.arrival import _unpacked
+    from pilotfish.device_runtime.bridge.vocabulary_fetch import _unpack
 
     bomb = zlib.compress(bytes(2**26))
     assert len(bomb) < m.PART_BYTES
     tracemalloc.start()
     try:
         with pytest.raises(MalformedError, match="does not hold"):
-            _unpacked(bomb, m.PART_BYTES)
+            _unpack(bomb, m.PART_BYTES)
         assert tracemalloc.get_traced_memory()[1] < 4 * m.PART_BYTES
         with pytest.raises(MalformedError, match="came as"):
-            _unpacked(bytes(2 * m.PART_BYTES), m.PART_BYTES)
+            _unpack(bytes(2 * m.PART_BYTES), m.PART_BYTES)
     finally:
         tracemalloc.stop()
 
@@ -168,7 +168,7 @@ def test_bytes_that_are_no_vocabulary(pair: Pair, liar, cache: Path) -> None:
         arrive(link)
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_an_edge_that_never_answers(pair: Pair, liar, cache: Path) -> None:
     blob = GOOD.encode()
     first = serving(blob)

@@ -113,7 +113,7 @@ def test_a_rival_is_told_that_the_node_is_taken(fort: Fort) -> None:
         assert isinstance(ready, Ready)
         assert (ready.vocab_size, ready.slots, ready.stages) == (VOCAB, SESSIONS, 0)
         for _ in range(20):
-            attach = Attach(incarnation=secrets.token_bytes(16), kept=1, values="fp16")
+            attach = Attach(incarnation=secrets.token_bytes(16), top_k=1, values="fp16")
             said, _ = rival.order(attach)
             assert isinstance(said, Refused)
             assert (said.code, said.incarnation) == ("conflict", None)
@@ -169,7 +169,7 @@ def test_an_edge_takes_over_what_another_one_has_left(cast: Cast, tmp_path: Path
         path = write_list(tmp_path / "w.toml", [("a", held.endpoint)], kept=KEPT)
         with opened(path, cast.a) as first, RawEdge(held.endpoint) as second:
             wanted = first.target.run(1, [SPAN])[0].logits
-            attach = Attach(incarnation=secrets.token_bytes(16), kept=KEPT, values="fp16")
+            attach = Attach(incarnation=secrets.token_bytes(16), top_k=KEPT, values="fp16")
             said, _ = second.order(attach)
             assert isinstance(said, Refused)
             assert "each edge needs nodes of its own" in said.message
@@ -234,7 +234,7 @@ def noise(rng: random.Random, incarnation: bytes) -> Frames:
     elif kind == "attach":
         values = rng.choice(["fp16", "fp32", "levels"])
         frames = [
-            encode(Attach(incarnation=incarnation, kept=rng.choice([1, 8, 64, 99]), values=values))
+            encode(Attach(incarnation=incarnation, top_k=rng.choice([1, 8, 64, 99]), values=values))
         ]
     else:
         frames = a_step(rng, incarnation)
@@ -255,7 +255,7 @@ def a_step(rng: random.Random, incarnation: bytes) -> Frames:
         start = rng.choice([0, 0, 0, 1, 2, 5])
         rows = rng.randrange(min(chain + tree, 8) + 1)
         items.append(
-            item(slot=slot, start=start, size=chain + tree, rows=rows, nodes=tree, kept=kept)
+            item(slot=slot, start=start, size=chain + tree, rows=rows, nodes=tree, kept_nodes=kept)
         )
         tokens += [rng.randrange(VOCAB) for _ in range(chain + tree)]
         nodes += [rng.randrange(-1, index) for index in range(tree)]
@@ -279,7 +279,7 @@ def test_noise_from_the_edge_itself(cast: Cast) -> None:
         talk = Tenant(edge)
         before = resident_mib(held.pid)
         for _ in range(MESSAGES // 200):
-            attach = Attach(incarnation=talk.incarnation, kept=KEPT, values="fp32")
+            attach = Attach(incarnation=talk.incarnation, top_k=KEPT, values="fp32")
             for _ in range(20):
                 edge.send(encode(attach))
                 for _ in range(10):
@@ -296,5 +296,5 @@ def test_noise_from_the_edge_itself(cast: Cast) -> None:
         talk.attach()
         talk.proves(expected_of(cast.a))
         assert resident_mib(held.pid) - before < GROWTH_MIB
-    for kind in ("Scored", "Attached", "Ready", "malformed", "conflict", "token-out-of-range"):
+    for kind in ("Scored", "AttachReply", "Ready", "malformed", "conflict", "token-out-of-range"):
         assert received[kind] > 20, received

@@ -23,7 +23,7 @@ from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, worker, 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": 40}
 LAW = SamplingParams(sampling=Sampling(temperature=1.0), seed=2)
-DENIED = "b: it does not let this edge in: put edge.pub on its allow-list"
+DENIED = "b: it refuses this edge's key: put edge.pub on its allow-list"
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def test_a_step_with_two_items_for_one_slot_is_refused_before_it_is_run() -> Non
 CHAIN = ([item(size=4, rows=0)], ids(1, 2, 3, 4), b"")
 TREE = ([item(size=4, rows=4, nodes=3)], ids(1, 2, 3, 4), parents(-1, 0, -1))
 LONG = ([item(size=CONTEXT - 1, rows=1)], ids(*[1] * (CONTEXT - 1)), b"")
-KEPT_ONCE = ([item(start=3, kept=[0, 1])], ids(1), b"")
+KEPT_ONCE = ([item(start=3, kept_nodes=[0, 1])], ids(1), b"")
 Taken = tuple[Sequence[Item], bytes, bytes]
 CONTRADICTIONS: dict[str, tuple[list[Taken], Sequence[Item], tuple[bytes, ...]]] = {
     "beyond an empty slot": ([], [item(start=1)], (ids(1), b"")),
@@ -66,15 +66,15 @@ CONTRADICTIONS: dict[str, tuple[list[Taken], Sequence[Item], tuple[bytes, ...]]]
     "no such slot": ([], [item(slot=SESSIONS)], (ids(1), b"")),
     "a slot far away": ([], [item(slot=2**31 - 1)], (ids(1), b"")),
     "a slot twice": ([], [item(), item()], (ids(1, 2), b"")),
-    "kept of an empty slot": ([], [item(kept=[0])], (ids(1), b"")),
-    "kept of a chain": ([CHAIN], [item(start=4, kept=[0])], (ids(1), b"")),
-    "kept of another slot's tree": ([TREE], [item(slot=1, kept=[0])], (ids(1), b"")),
-    "kept twice": ([TREE, KEPT_ONCE], [item(start=2, kept=[0])], (ids(1), b"")),
-    "kept beyond the tree": ([TREE], [item(start=1, kept=[3])], (ids(1), b"")),
-    "kept far beyond": ([TREE], [item(start=1, kept=[2**31 - 1])], (ids(1), b"")),
-    "kept downwards": ([TREE], [item(start=1, kept=[1, 0])], (ids(1), b"")),
-    "kept twice the same": ([TREE], [item(start=1, kept=[1, 1])], (ids(1), b"")),
-    "beyond what was kept": ([TREE], [item(start=3, kept=[0])], (ids(1), b"")),
+    "kept of an empty slot": ([], [item(kept_nodes=[0])], (ids(1), b"")),
+    "kept of a chain": ([CHAIN], [item(start=4, kept_nodes=[0])], (ids(1), b"")),
+    "kept of another slot's tree": ([TREE], [item(slot=1, kept_nodes=[0])], (ids(1), b"")),
+    "kept twice": ([TREE, KEPT_ONCE], [item(start=2, kept_nodes=[0])], (ids(1), b"")),
+    "kept beyond the tree": ([TREE], [item(start=1, kept_nodes=[3])], (ids(1), b"")),
+    "kept far beyond": ([TREE], [item(start=1, kept_nodes=[2**31 - 1])], (ids(1), b"")),
+    "kept downwards": ([TREE], [item(start=1, kept_nodes=[1, 0])], (ids(1), b"")),
+    "kept twice the same": ([TREE], [item(start=1, kept_nodes=[1, 1])], (ids(1), b"")),
+    "beyond what was kept": ([TREE], [item(start=3, kept_nodes=[0])], (ids(1), b"")),
     "more tokens than came": ([], [item(size=2)], (ids(1), b"")),
     "far more tokens than came": ([], [item(size=2**31 - 1)], (ids(1), b"")),
     "fewer tokens than came": ([], [item()], (ids(1, 2), b"")),
@@ -127,8 +127,8 @@ def test_a_step_that_contradicts_itself_or_the_slots_ends_the_attachment(
     "odd",
     [
         {"size": 0}, {"size": -1}, {"size": 2**31}, {"slot": -1}, {"start": -1}, {"rows": -1},
-        {"rows": MAX_WINDOW + 2}, {"nodes": MAX_WINDOW + 1}, {"nodes": -1}, {"kept": [-1]},
-        {"kept": [0] * (MAX_WINDOW + 1)}, {"kept": 3}, {"temperature": -1.0},
+        {"rows": MAX_WINDOW + 2}, {"nodes": MAX_WINDOW + 1}, {"nodes": -1}, {"kept_nodes": [-1]},
+        {"kept_nodes": [0] * (MAX_WINDOW + 1)}, {"kept_nodes": 3}, {"temperature": -1.0},
         {"temperature": float("nan")}, {"temperature": "hot"}, {"slot": 1.5}, {"slot": None},
     ],
     ids=lambda odd: str(odd)[:20],
@@ -137,7 +137,7 @@ def test_a_step_that_is_none_is_refused_and_costs_nothing(
     attached: Tenant, expected: NDArray[np.float32], odd: dict[str, Any]
 ) -> None:
     """Its header is not taken apart as far as its incarnation: the attachment stands."""
-    fields = {"slot": 0, "start": 0, "size": 1, "rows": 1, "nodes": 0, "kept": None}
+    fields = {"slot": 0, "start": 0, "size": 1, "rows": 1, "nodes": 0, "kept_nodes": None}
     fields |= {"temperature": 0.0} | odd
     header = ["step", attached.incarnation, 1, [list(fields.values())], []]
     attached.edge.send(packed(header), ids(1), b"")
@@ -158,16 +158,16 @@ def test_steps_with_no_items_or_too_many(attached: Tenant, expected: NDArray[np.
     [
         ({"values": "fp64"}, "unsupported"),
         ({"values": ""}, "unsupported"),
-        ({"kept": 0}, "unsupported"),
+        ({"top_k": 0}, "unsupported"),
         ({"incarnation": b"x" * 15}, "malformed"),
         ({"incarnation": b"x" * 17}, "malformed"),
-        ({"kept": 2**31}, "malformed"),
+        ({"top_k": 2**31}, "malformed"),
         ({"values": "x" * 65}, "malformed"),
         ({"next_key": b"x" * 41}, "malformed"),
     ],
 )
 def test_attachments_that_are_none(attached: Tenant, changes: dict[str, Any], code: str) -> None:
-    attach = Attach(incarnation=secrets.token_bytes(16), kept=KEPT, values="fp16")
+    attach = Attach(incarnation=secrets.token_bytes(16), top_k=KEPT, values="fp16")
     fields = msgspec.structs.asdict(attach) | changes
     attached.edge.send(packed(["attach", *fields.values()]))
     attached.edge.refused(code)
@@ -177,7 +177,7 @@ def test_a_worker_tells_no_more_than_it_has(lone: EdgeServer) -> None:
     """K beyond the vocabulary is all of it."""
     with RawEdge(lone.endpoint) as edge:
         held = Tenant(edge)
-        attach = Attach(incarnation=held.incarnation, kept=2**31 - 1, values="fp32")
+        attach = Attach(incarnation=held.incarnation, top_k=2**31 - 1, values="fp32")
         edge.order(attach)
         said, frames = held.step([item()], ids(1), b"")
         assert isinstance(said, Scored)

@@ -199,7 +199,7 @@ def flood(spoil: Spoil) -> Spoil:
     return spoil_more
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -74,7 +74,7 @@ def test_a_replica_that_loads_more_slowly_than_at_first_has_more_time_at_each_tr
     actor.loads_s = 2.0
     until_it_stands(5.0)
     actor.loads_s = loads_s
-    target._lost(0, RuntimeError("killed"))
+    target._lose_actor(0, RuntimeError("killed"))
     assert not target.attached
     until_it_stands(1000.0)
     assert actor.starts <= 3

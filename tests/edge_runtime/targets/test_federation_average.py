@@ -163,7 +163,7 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
             assert held.events("b") == {"late": 1, "dropped": 3}
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
     cast: Cast, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +207,7 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
             assert not {"late", "lied"} & held.events("b").keys()
         relay.close()
     told = [each.getMessage() for each in caplog.records]
-    assert "b: catching up; passes go on by the other weights" in told
+    assert "b: catching up; passes continue with the other workers' weights" in told
     assert told[-1] == "b takes part again"
 
 

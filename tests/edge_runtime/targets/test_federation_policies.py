@@ -28,7 +28,7 @@ from tests.support.federating import (
     kill,
 )
 
-pytestmark = pytest.mark.timing
+pytestmark = pytest.mark.waits
 
 PROMPT = [3, 1, 4, 1, 5]
 LENGTH = 60

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
-from pilotfish.edge_runtime.targets.depth import PipelineDepth
-from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
+from pilotfish.edge_runtime.targets.pipeline import PipelineDepth, PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.emulation.emulator import Emulator
 from pilotfish.wire.protocols import Decision
@@ -173,7 +172,7 @@ def test_as_many_passes_as_fit_into_the_way(
 ) -> None:
     depth = PipelineDepth(stages, slots)
     computed_ns = [int(1e9 * each) for each in computed_s]
-    depth.learn(hops_s + sum(computed_s[1:]), computed_ns, alone=True)
+    depth.update(hops_s + sum(computed_s[1:]), computed_ns, alone=True)
     assert min(stages, slots) <= depth.passes <= slots
     fitting = (hops_s + sum(computed_s)) / max(computed_s)
     if stages <= fitting <= slots:
@@ -183,11 +182,11 @@ def test_as_many_passes_as_fit_into_the_way(
 def test_steps_that_waited_for_others_do_not_make_the_way_longer() -> None:
     depth = PipelineDepth(4, 32)
     way_ns = [10_000_000] * 4
-    depth.learn(0.07, way_ns, alone=True)  # 40 ms on the links
+    depth.update(0.07, way_ns, alone=True)  # 40 ms on the links
     assert depth.passes == 8
-    depth.learn(0.5, way_ns, alone=False)
+    depth.update(0.5, way_ns, alone=False)
     assert depth.passes == 8
-    depth.learn(0.05, way_ns, alone=False)
+    depth.update(0.05, way_ns, alone=False)
     assert depth.passes == 6
-    depth.learn(0.5, way_ns, alone=True)
+    depth.update(0.5, way_ns, alone=True)
     assert depth.passes == 32

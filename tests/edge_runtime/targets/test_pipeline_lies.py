@@ -19,7 +19,7 @@ from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
-from pilotfish.wire.nodes import Attached, Refused, Scored
+from pilotfish.wire.nodes import AttachReply, Refused, Scored
 from tests.conftest import HIDDEN, Pair
 from tests.support.federating import Frames, Said, WorkerThread
 from tests.support.pipelines import Node, Row, cut, made_pair, opened, whole_logits
@@ -149,7 +149,7 @@ def test_what_concerns_another_attachment_is_not_heeded(told: Told, what: str) -
     other = bytes(16)
     said = {
         "scored": Scored(incarnation=other, number=0, compute_ns=[]),
-        "attached": Attached(incarnation=other),
+        "attached": AttachReply(incarnation=other),
         "refused": Refused(incarnation=other, code="internal", message="nothing to do with it"),
     }[what]
 
@@ -163,7 +163,7 @@ def test_what_concerns_another_attachment_is_not_heeded(told: Told, what: str) -
     assert dict(told.tally.node_events) == before
 
 
-@pytest.mark.timing
+@pytest.mark.waits
 def test_a_constant_liar_is_given_up(told: Told) -> None:
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]

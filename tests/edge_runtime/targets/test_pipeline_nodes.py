@@ -103,8 +103,8 @@ def test_stages_that_were_cut_elsewhere_do_not_fit_together(
     split_artifact(made.target, tmp_path / "cut", layers=[1, 1, 2])
     with row(tmp_path / "cut", **FLAGS) as others:
         mixed = Row(thirds, found.nodes, others.links)
-        said = waited_for(mixed, tmp_path / "list.toml", "follows on", **SIZE)
-        assert "its first layer is 1, but 2 follows on the stage before" in said
+        said = waited_for(mixed, tmp_path / "list.toml", "before layer 2", **SIZE)
+        assert "its first layer is 1, but the stage before it ends before layer 2" in said
         assert "pilotfish export split" in said
 
 
@@ -291,7 +291,7 @@ def test_a_stage_that_does_not_let_in_the_edge(
     (locked.nodes[1] / "allowed" / "edge.pub").unlink()
     own = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
     with row(thirds, options=secured(locked)) as found:
-        said = waited_for(found, tmp_path / "list.toml", "stage 3: it does not", **own, **SIZE)
+        said = waited_for(found, tmp_path / "list.toml", "stage 3: it refuses", **own, **SIZE)
         assert "put edge.pub on its allow-list" in said
 
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from pilotfish.edge_runtime import attendance
-from pilotfish.edge_runtime.attendance import Attendance
+from pilotfish.edge_runtime import loop
+from pilotfish.edge_runtime.loop import DeviceLog
 
 ALLOWED = {bytes([number]): f"device-{number:02}" for number in range(40)}
 
@@ -16,7 +16,7 @@ ALLOWED = {bytes([number]): f"device-{number:02}" for number in range(40)}
 def unpaused(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each note counts at once."""
     caplog.set_level(logging.INFO, "pilotfish.edge")
-    monkeypatch.setattr(attendance, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(loop, "_LOG_PAUSE_S", 0.0)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -27,7 +27,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.usefixtures("unpaused")
 def test_each_coming_and_going_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    seen = Attendance()
+    seen = DeviceLog()
     for owners, expected in (
         ([], []),
         ([b"\1", b"\2"], ["connected: device-01, device-02"]),
@@ -42,14 +42,14 @@ def test_each_coming_and_going_is_one_line(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.usefixtures("unpaused")
 def test_many_at_once_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    Attendance().log_changes([*ALLOWED], ALLOWED)
+    DeviceLog().log_changes([*ALLOWED], ALLOWED)
     [line] = logged(caplog)
     assert line.endswith("device-09 and 30 more")
 
 
 def test_who_comes_and_goes_all_the_time_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pilotfish.edge")
-    seen = Attendance()
+    seen = DeviceLog()
     for _ in range(1000):
         seen.log_changes([b"\1"], ALLOWED)
         seen.log_changes([], ALLOWED)

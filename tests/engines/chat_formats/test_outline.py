@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.engines.chat_formats import FAMILIES, ChatFormat, Tools, chat_format_of
+from pilotfish.engines.chat_formats import CHAT_FORMATS, ChatFormat, Tools, chat_format_of
 from pilotfish.engines.chat_formats.outline import KIND, Outline, read_outline
 from pilotfish.engines.chat_formats.reader import Turn, TurnReader
 from pilotfish.engines.engine_errors import GrammarError
@@ -27,7 +27,7 @@ MOVE, STOP = ("move", {"to": "here"}), ("stop", {})
 every_family = pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", CHAT_FORMATS, ids=lambda family: family.name)
 def test_a_template_tells_its_family(family: ChatFormat) -> None:
     assert chat_format_of(TOLD[family.name]) is family
 
@@ -189,7 +189,7 @@ def test_a_model_that_does_not_think_has_the_form_alone() -> None:
 
 
 def test_a_family_whose_calls_are_no_json_is_refused() -> None:
-    (family,) = (family for family in FAMILIES if family.calls is None)
+    (family,) = (family for family in CHAT_FORMATS if family.calls is None)
     with pytest.raises(GrammarError, match="not JSON"):
         Outline.for_chat_format(family, "", tools=Tools.read(TOOLS))
 
@@ -197,16 +197,16 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "no turn"),
-        ('{"x": 1}', "no turn"),
-        (json.dumps({"content": [KIND, "{}"]}), "not within a turn"),
-        (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "begin with a trigger"),
-        (json.dumps({"calls": {"trigger": "<", "x": 1}}), "no turn"),
-        (json.dumps({"called": True}), "says how"),
+        ("{", "not a turn"),
+        ('{"x": 1}', "not a turn"),
+        (json.dumps({"content": [KIND, "{}"]}), "cannot contain a turn"),
+        (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "need a trigger"),
+        (json.dumps({"calls": {"trigger": "<", "x": 1}}), "not a turn"),
+        (json.dumps({"called": True}), "their syntax and the tools"),
         (json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}), "128 is the most"),
-        (json.dumps({"called": True, "calls": {"trigger": "<"}}), "says how"),
-        (json.dumps({"tools": [["a", "{}"]]}), "says how"),
-        (json.dumps({"thought": ["", ""], "content": ["regex", "a"]}), "some text"),
+        (json.dumps({"called": True, "calls": {"trigger": "<"}}), "their syntax and the tools"),
+        (json.dumps({"tools": [["a", "{}"]]}), "their syntax and the tools"),
+        (json.dumps({"thought": ["", ""], "content": ["regex", "a"]}), "a begin and an end"),
         (json.dumps({"content": ["json", '{"multipleOf": 99999}']}), "multipleOf"),
         (json.dumps({"content": ["lark", "start: %json {}"]}), "cannot have %json"),
         (json.dumps({"content": ["json", "["]}), "no JSON"),

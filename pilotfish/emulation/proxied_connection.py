@@ -1,4 +1,4 @@
-"""A connection through the emulator: two sockets, and both directions between them."""
+"""A connection through the emulator: two sockets, and a flow in each direction."""
 
 import select
 import socket
@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from pilotfish.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShaper
 
-# What the kernel receives ahead of the emulated queue, per socket. With little room it tells the
-# sender so at once, which then sees the link's rate in what is acknowledged.
+# Bytes that the kernel buffers before the emulated queue, per socket. With a small buffer the
+# sender is blocked at once, and its acknowledgements follow the link's rate.
 _LEAST_RECEIVED, _MOST_RECEIVED = 2304, 256 * 1024
 _READ_BYTES = 43 * SEGMENT_BYTES
 _SEND_BYTES = 256 * 1024
@@ -17,7 +17,7 @@ _LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
 
 
 class DirectedFlow(Flow):
-    """A flow with its shaper, and the two ends that it connects."""
+    """A flow with its shaper and its two ends."""
 
     source: "SocketEnd"
     sink: "SocketEnd"
@@ -25,10 +25,10 @@ class DirectedFlow(Flow):
     def __init__(self, shaper: "LinkShaper[DirectedFlow]") -> None:
         super().__init__()
         self.shaper = shaper
-        self.finished = False  # the FIN has been handed on
+        self.finished = False  # its FIN was delivered
 
     def take_due(self, now: float) -> list[bytes]:
-        """Remove bytes that are due, up to a FIN or RESET and up to a sensible size."""
+        """Remove and return due bytes, up to a FIN or RESET and up to `_SEND_BYTES`."""
         parts: list[bytes] = []
         size = 0
         while size < _SEND_BYTES and len(parts) < _SEND_PARTS - 1 and self.due_s() <= now:
@@ -42,7 +42,7 @@ class DirectedFlow(Flow):
 
 
 class SocketEnd:
-    """One socket. What is read goes into ``out``; what arrives by ``into`` is sent to it."""
+    """One socket: bytes read go into the flow ``out``, bytes of the flow ``into`` are sent."""
 
     def __init__(self, sock: socket.socket, out: DirectedFlow, into: DirectedFlow) -> None:
         self.socket = sock
@@ -50,12 +50,12 @@ class SocketEnd:
         self.out = out
         self.into = into
         self.connecting = False
-        self.finished = False  # nothing more can be read
+        self.finished = False  # no more bytes can be read
         self.broken = False  # reset, or given up by the kernel
-        self.hung = False  # both sides have sent FIN, but not all was read
-        self.blocked = False  # the kernel takes no more
-        self._rest = b""  # what it did not take
-        self._watched: int | None = None  # what epoll watches for; None: not registered
+        self.hung = False  # both sides have sent FIN, but bytes are unread
+        self.blocked = False  # the kernel's send buffer is full
+        self._rest = b""  # bytes that the kernel did not accept
+        self._watched: int | None = None  # events registered with epoll; None: not registered
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -66,15 +66,15 @@ class SocketEnd:
 
     @property
     def has_rest(self) -> bool:
-        """Whether bytes that were due wait for the kernel."""
+        """Whether due bytes wait for the kernel."""
         return bool(self._rest)
 
     def watch(self, epoll: select.epoll, *, paused: bool) -> None:
-        """Register with epoll what this end waits for."""
+        """Register the events of this end with epoll."""
         reads = not (self.finished or self.connecting or paused)
         writes = self.blocked or self.connecting
         wanted: int | None = select.EPOLLIN * reads | select.EPOLLOUT * writes
-        # epoll reports errors even where nothing is awaited; while paused they are useful.
+        # epoll reports errors even without events; they are useful while the end is paused
         if not wanted and (self.finished or self.hung):
             wanted = None
         if wanted == self._watched:
@@ -94,26 +94,26 @@ class SocketEnd:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the link takes no more from this end, as its queue or the peer is full."""
+        """Whether this end must pause because the link's queue, its flow or the peer is full."""
         shaper, held = self.out.shaper, self.out.held_bytes
         stuck = self.peer.blocked and held >= shaper.buffer_bytes
         return shaper.full or self.out.full or stuck
 
     def receive(self) -> bytes | None:
-        """Read bytes, FIN or RESET. Raises BlockingIOError if there are none yet."""
+        """Read bytes, FIN or RESET; raises BlockingIOError if there are none yet."""
         room = self.out.shaper.room
         size = max(SEGMENT_BYTES, min(_READ_BYTES, room - room % SEGMENT_BYTES))
         try:
             data = self.socket.recv(size)
         except BlockingIOError:
             raise
-        except OSError:  # a reset, or the kernel gave up on the other side
+        except OSError:  # a reset, or the kernel gave up on the peer
             return RESET
         self.finished = data == FIN
         return data
 
     def send(self, parts: list[bytes]) -> int:
-        """Send these bytes after the rest; return how many were sent. Raises OSError on a reset."""
+        """Send the rest and these bytes; return the number sent. Raises OSError on a reset."""
         if self._rest:
             parts = [self._rest, *parts]
         try:
@@ -125,7 +125,7 @@ class SocketEnd:
         return sent
 
     def finish(self) -> None:
-        """Send FIN: no more bytes will follow."""
+        """Send FIN."""
         with suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
@@ -136,10 +136,10 @@ class SocketEnd:
 
 
 def limit_received(sock: socket.socket, shaper: LinkShaper[DirectedFlow]) -> None:
-    """Bound what the kernel takes from a sender on its own, by what may wait for the link.
+    """Bound the kernel's receive buffer by the link's queue.
 
-    A listener hands this on to its connections. Segments are as short as the emulated ones: with
-    loopback's of 64 KiB a sender would wait for room for a whole one.
+    Connections inherit the option from their listener. Segments are as short as the emulated ones,
+    since a sender would wait for room for a whole loopback segment of 64 KiB.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
     size = max(_LEAST_RECEIVED, min(shaper.buffer_bytes // 2, _MOST_RECEIVED))
@@ -159,7 +159,7 @@ def join_sockets(
     up: "LinkShaper[DirectedFlow]",
     down: "LinkShaper[DirectedFlow]",
 ) -> tuple[SocketEnd, SocketEnd]:
-    """Return the two ends of a new connection, near first; far still has to connect."""
+    """Make the two ends of a new connection, near first; ``far`` is still connecting."""
     outward, inward = DirectedFlow(up), DirectedFlow(down)
     outward.source = inward.sink = SocketEnd(near, outward, inward)
     outward.sink = inward.source = SocketEnd(far, inward, outward)

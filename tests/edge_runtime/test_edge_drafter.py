@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.edge_runtime.beside import Beside, Trail, open_drafter
 from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
+from pilotfish.edge_runtime.edge_drafter import Beside, Trail, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
@@ -207,12 +207,12 @@ def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None
         first.set_requested_end(FAR)
         text = np.concatenate([PROMPT, np.array(drafted(first, 4), np.uint32), PROMPT[:3]])
         second = beside.follow(b"a", 0, text, GREEDY)
-        with beside.news:
-            assert beside._task(second).held >= len(PROMPT)
+        with beside.changed:
+            assert beside._make_task(second).cached >= len(PROMPT)
         # but nothing of another session's text counts as held
         third = beside.follow(b"b", 0, text, GREEDY)
-        with beside.news:
-            assert beside._task(third).held == 0
+        with beside.changed:
+            assert beside._make_task(third).cached == 0
         third.set_requested_end(FAR)
         assert drafted(third, 3) == alone(text, GREEDY, 3)
 
@@ -282,9 +282,9 @@ def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
     beside = Beside(Decoder(pair.draft, slots=1, threads=1), Price(), ())  # never runs
     trail = beside.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
-        trail.lead.append(1, 0.5, 1.0)
+        trail.draft_ahead.append(1, 0.5, 1.0)
         trail.record_tokens([1])
-    assert 0 < len(beside.lessons) < 2000
+    assert 0 < len(beside.comparisons) < 2000
 
 
 def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -> None:
@@ -294,7 +294,7 @@ def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -
         looked.append(len(b))
         return common_prefix(a, b)
 
-    monkeypatch.setattr("pilotfish.edge_runtime.beside.common_prefix", counting)
+    monkeypatch.setattr("pilotfish.edge_runtime.edge_drafter.common_prefix", counting)
     with drafting(pair.draft) as beside:
         trails = [beside.follow(bytes([at]), at, PROMPT, GREEDY) for at in range(4)]
         for slot in beside._slots:
@@ -319,12 +319,12 @@ def test_it_knows_what_a_slot_holds(pair: Pair, steps: list[tuple[int, int, int,
     # driven by hand: texts also change between the choice of a pass and the pass
     beside = Beside(_decoder(pair), Price(), ())
     trail = beside.follow(b"a", 0, PROMPT, GREEDY)
-    trail.last = FAR
+    trail.requested_end = FAR
     for passes, right, wrong, under_way in steps:
         for _ in range(passes):
-            if tasks := beside._next():
+            if tasks := beside._next_tasks():
                 beside._forward(tasks)
-        tasks = beside._next()
+        tasks = beside._next_tasks()
         if tasks and not under_way:
             beside._forward(tasks)
         ids = [*trail.propose(right).ids, *range(wrong)]
@@ -332,11 +332,11 @@ def test_it_knows_what_a_slot_holds(pair: Pair, steps: list[tuple[int, int, int,
             trail.record_tokens(ids)
         if tasks and under_way:
             beside._forward(tasks)
-        slot, text = beside._slots[0], trail.lead.text.ids
-        assert trail.held is not None
-        assert slot.ids[: trail.held].tolist() == text[: trail.held].tolist()
-        assert trail.held <= slot.length
-        assert not under_way or trail.held < len(text)
+        slot, text = beside._slots[0], trail.draft_ahead.text.ids
+        assert trail.cached is not None
+        assert slot.ids[: trail.cached].tolist() == text[: trail.cached].tolist()
+        assert trail.cached <= slot.length
+        assert not under_way or trail.cached < len(text)
 
 
 @functools.cache

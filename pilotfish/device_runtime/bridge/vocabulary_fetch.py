@@ -1,8 +1,10 @@
 """Get the target's vocabulary: from the device's cache, or in parts from the edge.
 
-In: a greeted edge and its `Welcome`. Out: the `Vocabulary` that the welcome names, and no other:
-its bytes must have the digest there, its tokens the fingerprint. Fetched vocabularies are cached;
-cached files are hashed again when read, and may be deleted at any time.
+In:  a greeted edge and its `Welcome`. Out: exactly the `Vocabulary` that the welcome names: its
+     bytes must have the welcome's digest, its tokens the fingerprint.
+
+Fetched vocabularies are cached. Reading a cached file checks its hash; it may be deleted at any
+time.
 """
 
 import hashlib
@@ -21,13 +23,13 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+Progress = Callable[[int, int], None]  # bytes so far, total bytes
 
 _log = logging.getLogger("pilotfish.device")
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-_SLACK_BYTES = 1024  # more than zlib adds to incompressible bytes
-_KEPT = 16  # vocabularies; the least recently used ones are deleted
+_SLACK_BYTES = 1024  # upper bound of zlib's overhead on incompressible bytes
+_MAX_CACHED = 16  # cached vocabularies; the least recently used ones are deleted
 
 
 def target_vocabulary(
@@ -35,9 +37,9 @@ def target_vocabulary(
 ) -> Vocabulary:
     """Return the vocabulary of the edge's target.
 
-    ``progress`` is called after every part. Raises `PairMismatchError` if the edge offers no
-    vocabulary, or another one by now; `MalformedError` if it sends other bytes; and like
-    `EdgeLink.request` if it is lost.
+    progress: called after every part. Raises `PairMismatchError` if the edge offers no vocabulary,
+    or has changed it; `MalformedError` if it sends other bytes; and like `EdgeLink.request` if it
+    is lost.
     """
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     if not digest:
@@ -52,28 +54,28 @@ def target_vocabulary(
             f"{MAX_VOCABULARY} bytes, and is called by its SHA-256."
         )
     path = cache_directory() / "vocabularies" / f"{digest}.bin"
-    kept = _cached(path, digest, size)
-    if kept is not None:
-        return _checked(kept, welcome)
-    blob = _fetched(link, welcome, progress)
+    blob = _read_cache(path, digest, size)
+    if blob is not None:
+        return _decode(blob, welcome)
+    blob = _fetch(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
-        raise _broken("its bytes are not those that it promised")
-    _store(path, blob)  # before the check: a useless vocabulary need not be fetched again
-    return _checked(blob, welcome)
+        raise _unusable_error("its bytes do not have the promised hash")
+    _write_cache(path, blob)  # before the check: an unusable vocabulary need not be fetched again
+    return _decode(blob, welcome)
 
 
-def _fetched(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes:
+def _fetch(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes:
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     _log.info("fetching the vocabulary of %s from the edge, %d KiB", welcome.model, size >> 10)
     blob = bytearray()
-    crossed = 0
+    wire_bytes = 0
     for number, expected in enumerate(_part_sizes(size)):
-        frame = _part(link, Fetch(vocabulary=digest, part=number))
-        crossed += len(frame)
-        blob += _unpacked(frame, expected)
+        frame = _fetch_part(link, Fetch(vocabulary=digest, part=number))
+        wire_bytes += len(frame)
+        blob += _unpack(frame, expected)
         if progress is not None:
             progress(len(blob), size)
-    _log.info("the vocabulary is here; %d KiB crossed the link", crossed >> 10)
+    _log.info("the vocabulary is here; %d KiB crossed the link", wire_bytes >> 10)
     return bytes(blob)
 
 
@@ -82,8 +84,8 @@ def _part_sizes(size: int) -> Iterator[int]:
         yield min(PART_BYTES, size - at)
 
 
-def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
-    """Fetch the frame of one part; waits for a busy edge as the link's policy says."""
+def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
+    """Fetch the frame of one part; waits for a busy edge as long as the link's policy allows."""
 
     def wanted(reply: Reply) -> bool:
         return (
@@ -92,33 +94,34 @@ def _part(link: EdgeLink, fetch: Fetch) -> Buffer:
             and reply.part == fetch.part
         )
 
-    setbacks = RetryBudget(link)
+    retry_budget = RetryBudget(link)
     while True:
         try:
             frames = link.request(fetch, (), wanted).frames
         except BUSY as error:
-            setbacks.add(error)
+            retry_budget.add(error)
         else:
             if len(frames) != 1:
-                raise _broken(f"a part came with {len(frames)} frames, not with one")
+                raise _unusable_error(f"a part came with {len(frames)} frames, not with one")
             return frames[0]
 
 
-def _unpacked(frame: Buffer, expected: int) -> bytes:
+def _unpack(frame: Buffer, expected: int) -> bytes:
     """Decompress a part, to no more bytes than expected."""
     if len(frame) > expected + _SLACK_BYTES:
-        raise _broken(f"a part of {expected} bytes came as {len(frame)}")
-    unpacking = zlib.decompressobj()
+        raise _unusable_error(f"a part of {expected} bytes came as {len(frame)}")
+    decompressor = zlib.decompressobj()
     try:
-        data = unpacking.decompress(frame, expected + 1)  # one more, or zlib does not see the end
+        # one more byte, or zlib does not see the end
+        data = decompressor.decompress(frame, expected + 1)
     except zlib.error as error:
-        raise _broken(f"a part cannot be unpacked: {error}") from None
-    if len(data) != expected or not unpacking.eof or unpacking.unused_data:
-        raise _broken(f"a part does not hold the {expected} bytes that it should")
+        raise _unusable_error(f"a part cannot be unpacked: {error}") from None
+    if len(data) != expected or not decompressor.eof or decompressor.unused_data:
+        raise _unusable_error(f"a part does not have {expected} bytes")
     return data
 
 
-def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
+def _decode(blob: bytes, welcome: Welcome) -> Vocabulary:
     try:
         vocabulary = Vocabulary.decode(blob, welcome.model)
         fits = (
@@ -127,13 +130,13 @@ def _checked(blob: bytes, welcome: Welcome) -> Vocabulary:
             and vocabulary.fingerprint == welcome.tokenizer
         )
     except ArtifactError as error:
-        raise _broken(str(error)) from None
+        raise _unusable_error(str(error)) from None
     if not fits:
-        raise _broken("it is not the one by which the edge counts its tokens")
+        raise _unusable_error("it does not match the edge's welcome")
     return vocabulary
 
 
-def _broken(reason: str) -> PilotfishError:
+def _unusable_error(reason: str) -> PilotfishError:
     return MalformedError(
         f"The edge's vocabulary cannot be used: {reason}. Export the target again, and restart the "
         "edge; if that does not help, use a drafter with the target's own vocabulary."
@@ -143,7 +146,7 @@ def _broken(reason: str) -> PilotfishError:
 # The cache
 
 
-def _cached(path: Path, digest: str, size: int) -> bytes | None:
+def _read_cache(path: Path, digest: str, size: int) -> bytes | None:
     """Read a cached vocabulary; None if the file is missing, unreadable or damaged."""
     try:
         if path.stat().st_size == size:
@@ -156,13 +159,13 @@ def _cached(path: Path, digest: str, size: int) -> bytes | None:
         if not isinstance(error, FileNotFoundError):
             _log.warning("%s cannot be read: %s", path, error.strerror)
         return None
-    _log.warning("%s is damaged: the vocabulary is fetched again", path)
+    _log.warning("%s is damaged: fetching the vocabulary again", path)
     return None
 
 
-def _store(path: Path, blob: bytes) -> None:
+def _write_cache(path: Path, blob: bytes) -> None:
     try:
         replace_file(path, blob)
-        keep_newest(path.parent, "*.bin", _KEPT)
+        keep_newest(path.parent, "*.bin", _MAX_CACHED)
     except OSError as error:
-        _log.warning("the vocabulary cannot be kept, and will be fetched again: %s", error)
+        _log.warning("the vocabulary cannot be cached, and will be fetched again: %s", error)

@@ -10,10 +10,10 @@ from zlib import crc32
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.answer import outline_of
+from pilotfish.device_runtime.answer import answer_outline
 from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
-from pilotfish.engines.chat_formats import FAMILIES, Tool, Tools, chat_format_of, tools
+from pilotfish.engines.chat_formats import CHAT_FORMATS, Tool, Tools, chat_format_of, tools
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.notices import Notices
@@ -58,20 +58,20 @@ def test_a_template_that_knows_tools_has_them_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("family", CALLING, ids=lambda family: family.name)
 def test_one_that_does_not_is_told_in_words(family: Any) -> None:
-    messages, tools = family.told("a template", SAID, offered(*TOOLS))
+    messages, tools = family.to_template("a template", SAID, offered(*TOOLS))
     assert tools is None
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
-    for word in ("Be brief.", "It does stop_all.", family.calls.written([("<name>", 0)])[:8]):
+    for word in ("Be brief.", "It does stop_all.", family.calls.format([("<name>", 0)])[:8]):
         assert word in messages[0]["content"]
-    assert family.calls.written([("move", {"to": "here"})]) == messages[2]["content"]
+    assert family.calls.format([("move", {"to": "here"})]) == messages[2]["content"]
     assert "done" in messages[3]["content"]
-    assert family.told("a template", SAID[:2], ())[0] == SAID[:2]
-    alone, _ = family.told("a template", SAID[1:2], offered(*TOOLS))
+    assert family.to_template("a template", SAID[:2], ())[0] == SAID[:2]
+    alone, _ = family.to_template("a template", SAID[1:2], offered(*TOOLS))
     assert [message["role"] for message in alone] == ["system", "user"]
 
 
 def test_phi_takes_tools_in_its_system_message() -> None:
-    (phi,) = (family for family in FAMILIES if family.name == "phi")
+    (phi,) = (family for family in CHAT_FORMATS if family.name == "phi")
     messages, tools = phi.to_template(TOLD["phi"], SAID, offered(*TOOLS))
     assert tools is None
     assert [one["name"] for one in json.loads(messages[0]["tools"])] == ["move", "stop", "stop_all"]
@@ -120,7 +120,7 @@ def test_tools_beyond_what_can_be_sent() -> None:
             one["function"]["strict"] = strict
         prompt, vocabulary = made("x", TOLD["hermes"], Talk(SAID[:2], Tools.read(tools)))
         with pytest.raises(UnsupportedError, match="leave some out") if strict else nullcontext():
-            told = outline_of(prompt, vocabulary, None)
+            told = answer_outline(prompt, vocabulary, None)
             assert told.grammar is not None
             assert len(told.grammar.text) <= MAX_GRAMMAR
 
@@ -219,5 +219,5 @@ def test_with_tools_a_template_of_that_name_is_used() -> None:
     assert vocabulary.tokenizer.decode(told.ids, special=True).endswith("movestopstop_all")
     plain = pair.prompt(Talk(SAID[:2]))
     assert vocabulary.tokenizer.decode(plain.ids).startswith("no tools")
-    outline = outline_of(told, vocabulary.with_tools, None)
+    outline = answer_outline(told, vocabulary.with_tools, None)
     assert outline.calls is not None
