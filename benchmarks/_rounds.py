@@ -9,7 +9,7 @@ from _stages import Bench, Edge
 
 from pilotfish import Device
 from pilotfish.device_runtime.record import Round
-from pilotfish.field.papers.decentralized_measured import compared
+from pilotfish.field.papers.decentralized_measured import compare
 
 PROMPT = PROMPTS[3]  # of which the default pair accepts about half
 NODES = (2, 4, 8)
@@ -40,7 +40,7 @@ def rounds(bench: Bench, steps: Steps) -> Rows:
                         {"nodes": stages, "t1_over_c": ratio, "t1_ms": 1e3 * ratio * stage_s, **row}
                         for row in found
                     ]
-    return compared(rows)
+    return compare(rows)
 
 
 def answer(

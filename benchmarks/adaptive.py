@@ -49,7 +49,7 @@ from _pair_runs import Results, pair_name
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.device_runtime.plan import Options
 from pilotfish.field.report.statistics import share_interval
-from pilotfish.judge.tasks import TASKS, Question, Task, questions, task_named
+from pilotfish.judge.tasks import TASKS, Question, Task, make_task, read_task_questions
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 ALONE = "stream"
@@ -114,12 +114,12 @@ def measure(args: argparse.Namespace, results: Results) -> None:
         for seed, question in left:
             steps.next(f"{question.key}: {len(every)} answers")
             device.generate(
-                question.asked, protocol="greedy", max_tokens=1
+                question.message, protocol="greedy", max_tokens=1
             )  # both ends read the prompt
             first = seed % len(every)
             answers = {
                 case.name: said(
-                    device.generate(question.asked, **case.options(args, seed)), question, task
+                    device.generate(question.message, **case.options(args, seed)), question, task
                 )
                 for case in (*every[first:], *every[:first])
             }
@@ -234,8 +234,8 @@ def _asked(args: argparse.Namespace) -> tuple[Task | None, list[Question]]:
             Question(f"p{n:02}", one, "") for n, one in enumerate(PROMPTS[: args.prompts])
         ]
     name, path = args.task
-    task = task_named(name)
-    return task, questions(Path(path), task)[: args.count]
+    task = make_task(name)
+    return task, read_task_questions(Path(path), task)[: args.count]
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

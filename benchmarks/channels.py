@@ -36,7 +36,7 @@ from _common import (
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.judge.tasks import Gsm8k, Question, questions
+from pilotfish.judge.tasks import Gsm8k, Question, read_task_questions
 
 CHANNELS = ("172:20", "498:5")
 BY_RULE = Auto(among=["wisv-full", "wisv-selective"], policy="threshold")
@@ -69,12 +69,12 @@ def measured(
                     device.generate("Hello!", protocol=BY_RULE, window=window, max_tokens=window)
                 for number, question in enumerate(asked):
                     device.generate(
-                        question.asked, protocol="greedy", max_tokens=1
+                        question.message, protocol="greedy", max_tokens=1
                     )  # both ends read the prompt
                     for window in args.window:
                         steps.next(f"{name}, window {window}, {question.key}")
                         for method, wanted in _ways(args, window, turned=number % 2 > 0):
-                            answer = device.generate(question.asked, **wanted)
+                            answer = device.generate(question.message, **wanted)
                             found.setdefault((name, window, method), []).append(answer)
     return found
 
@@ -164,7 +164,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.count, args.window = 2, args.window[:1]
-    asked = questions(args.questions, Gsm8k())[: args.count]
+    asked = read_task_questions(args.questions, Gsm8k())[: args.count]
     steps = Steps(len(args.channel) * len(args.window) * len(asked))
     found = measured(args, asked, steps)
     rows = [row(key, answers, found[(*key[:2], "greedy")], asked) for key, answers in found.items()]

@@ -141,7 +141,7 @@ class Tally:
         figures = {name: np.concatenate(parts) for name, parts in self._found.items()}
         sizes = {form: round(float(np.mean(found))) for form, found in self._bytes.items()}
         window = partial(upload_bits, POSITIONS, vocabulary=self._vocab, probability_bits=16)
-        paper, full = window(kept=self._kept) / 8.0, window(kept=self._vocab) / 8.0
+        paper, full = window(top_k=self._kept) / 8.0, window(top_k=self._vocab) / 8.0
         return {
             "who": self._federation.name,
             "workers": len(self._weights),

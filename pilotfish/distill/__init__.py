@@ -1,1 +1,1 @@
-"""Make a drafter better for one target: its answers, training on them, and what that brought."""
+"""Improve a drafter for one target: collect the target's answers, train on them, measure."""

@@ -1,4 +1,4 @@
-"""Ask the target, in several sessions at once, and keep each answer as it comes."""
+"""Collect the target's answers in several sessions at once, and store each when it arrives."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pilotfish.device_runtime.link.retry import AWAY
 from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
 from pilotfish.distill.distill_settings import AnswerOptions
 from pilotfish.distill.prompt_selection import DistillPrompt, Selection
-from pilotfish.distill.training_rows import row_of
+from pilotfish.distill.training_rows import make_row
 from pilotfish.wire.protocols import STREAM
 
-_OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
+_OWN_TOKENS = 2  # most drafter's tokens for one target's token, in ordinary text
 
 Progress = Callable[[int, int], None]
 """Called as progress(answers done, answers in all)."""
 
 
 class AnswerCollector:
-    """A device and its lanes, which ask the target."""
+    """Asks the target through a device and its lanes, one for each session."""
 
     def __init__(self, device: Device, options: AnswerOptions, sessions: int) -> None:
         self._device, self._options, self._sessions = device, options, sessions
@@ -32,36 +32,50 @@ class AnswerCollector:
     def collect(
         self, selection: Selection, examples: TrainingExampleFile, progress: Progress
     ) -> tuple[list[TrainingExample], int]:
-        """Answer what has no answer yet; return all answers, and how many prompts had no room.
+        """Collect the missing answers; return all answers, and the number of prompts too long.
 
-        Raises what ended it: an edge that is gone, a disk that is full. What was answered by then
-        is kept.
+        Raises the error that ended it, such as a lost edge or a full disk; the answers collected
+        before it are stored.
         """
-        held = {one.key for one in selection.held}
-        wanted = {one.key: one for one in [*selection.held, *selection.learnt]}
-        # in the order of the hashes, so that whatever is there is of all kinds
-        ordered = [wanted[key] for key in sorted(wanted)]
-        fitting = [(one, prompt) for one in ordered if (prompt := self._fitting(one)) is not None]
+        held_keys = {selected.key for selected in selection.held}
+        prompts_by_key = {
+            selected.key: selected for selected in [*selection.held, *selection.learnt]
+        }
+        # ordered by hash, so that the first answers cover all kinds
+        ordered = [prompts_by_key[key] for key in sorted(prompts_by_key)]
+        fitting = [
+            (selected, prompt)
+            for selected in ordered
+            if (prompt := self._make_fitting_prompt(selected)) is not None
+        ]
         self._expect_any(fitting)
-        left = [(one, prompt) for one, prompt in fitting if one.key not in examples.answers]
-        done = len(fitting) - len(left)
+        remaining = [
+            (selected, prompt)
+            for selected, prompt in fitting
+            if selected.key not in examples.answers
+        ]
+        done = len(fitting) - len(remaining)
         progress(done, len(fitting))
         try:
-            with closing(self._answers(left, held)) as answers:  # also if one cannot be kept
-                for answered in answers:
-                    examples.add(answered)
+            with closing(
+                self._answers(remaining, held_keys)
+            ) as answers:  # also after a failed write
+                for example in answers:
+                    examples.add(example)
                     done += 1
                     progress(done, len(fitting))
         except AWAY as error:
             raise EdgeLostError(
-                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give the same "
-                "command again to go on."
+                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give the "
+                "same command again to go on."
             ) from error
-        found = [examples.answers[one.key] for one, _ in fitting]
-        # some come to more of the drafter's tokens than was expected
-        read = [one for one in found if len(one.row.ids) <= self._device.context]
-        self._expect_any(read)
-        return read, len(ordered) - len(read)
+        collected = [examples.answers[selected.key] for selected, _ in fitting]
+        # some have more of the drafter's tokens than estimated
+        readable = [
+            example for example in collected if len(example.row.ids) <= self._device.context
+        ]
+        self._expect_any(readable)
+        return readable, len(ordered) - len(readable)
 
     def _expect_any(self, fitting: Sequence[object]) -> None:
         if not fitting:
@@ -70,29 +84,29 @@ class AnswerCollector:
                 f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
             )
 
-    def _fitting(self, one: DistillPrompt) -> Prompt | None:
-        """Make the prompt; None if it has no room for its answer."""
-        prompt = self._device.pair.prompt(one.asked)
+    def _make_fitting_prompt(self, selected: DistillPrompt) -> Prompt | None:
+        """Tokenise the prompt; None if prompt and answer may exceed the context."""
+        prompt = self._device.pair.prompt(selected.content)
         most = self._options.tokens
-        own = most if self._device.pair.trivial else _OWN_TOKENS * most
-        longest = max(len(prompt.ids) + most, len(prompt.draft_ids) + own)
+        draft_tokens = most if self._device.pair.trivial else _OWN_TOKENS * most
+        longest = max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
         return prompt if longest <= self._device.context else None
 
     def _answers(
-        self, left: Sequence[tuple[DistillPrompt, Prompt]], held: set[str]
+        self, remaining: Sequence[tuple[DistillPrompt, Prompt]], held: set[str]
     ) -> Generator[TrainingExample, None, None]:
-        """Yield the answers as they come; at the first error all lanes stop."""
+        """Yield the answers as they arrive; stop all lanes at the first error."""
         todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]] = queue.SimpleQueue()
-        for one in left:
-            todo.put(one)
-        came: queue.SimpleQueue[TrainingExample | None] = queue.SimpleQueue()
-        with self._lanes(min(self._sessions, len(left))) as lanes:
+        for entry in remaining:
+            todo.put(entry)
+        arrived: queue.SimpleQueue[TrainingExample | None] = queue.SimpleQueue()
+        with self._lanes(min(self._sessions, len(remaining))) as lanes:
             pool = ThreadPoolExecutor(max(1, len(lanes)))
-            running = [pool.submit(self._work, lane, todo, came, held) for lane in lanes]
+            running = [pool.submit(self._work, lane, todo, arrived, held) for lane in lanes]
             try:
-                for _ in running:  # each lane tells its end by None
-                    while (answered := came.get()) is not None:
-                        yield answered
+                for _ in running:  # each lane ends with None
+                    while (example := arrived.get()) is not None:
+                        yield example
                     _raise_failed(running)
             finally:
                 _drain(todo)
@@ -111,48 +125,48 @@ class AnswerCollector:
         self,
         lane: Device,
         todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]],
-        came: queue.SimpleQueue[TrainingExample | None],
+        arrived: queue.SimpleQueue[TrainingExample | None],
         held: set[str],
     ) -> None:
-        """Answer one prompt after the other."""
+        """Answer prompts of the queue until it is empty."""
         try:
             while True:
                 try:
-                    asked, prompt = todo.get_nowait()
+                    selected, prompt = todo.get_nowait()
                 except queue.Empty:
                     return
-                came.put(self._answer(lane, asked, prompt, held=asked.key in held))
+                arrived.put(self._answer(lane, selected, prompt, held=selected.key in held))
         finally:
-            came.put(None)
+            arrived.put(None)
 
     def _answer(
-        self, lane: Device, one: DistillPrompt, prompt: Prompt, *, held: bool
+        self, lane: Device, selected: DistillPrompt, prompt: Prompt, *, held: bool
     ) -> TrainingExample:
         options = self._options
-        found = lane.generate(
+        generation = lane.generate(
             prompt,
             protocol=STREAM,
             max_tokens=options.tokens,
             temperature=options.temperature,
-            seed=(options.seed + int(one.key[:12], 16)) % 2**63,
+            seed=(options.seed + int(selected.key[:12], 16)) % 2**63,
             logprobs=options.top,
         )
-        row = row_of(lane.pair, prompt, found.tokens, found.logprobs)
+        row = make_row(lane.pair, prompt, generation.tokens, generation.logprobs)
         return TrainingExample(
-            key=one.key,
-            prompting=one,
+            key=selected.key,
+            prompting=selected,
             held=held,
-            told=prompt.ids.tolist(),
-            answer=list(found.tokens),
-            finish_reason=found.finish_reason,
+            prompt_ids=prompt.ids.tolist(),
+            answer=list(generation.tokens),
+            finish_reason=generation.finish_reason,
             row=row,
         )
 
 
 def _raise_failed(running: Sequence[Future[None]]) -> None:
-    done, _ = wait(running, timeout=0, return_when=FIRST_EXCEPTION)
-    for one in done:
-        one.result()
+    finished, _ = wait(running, timeout=0, return_when=FIRST_EXCEPTION)
+    for future in finished:
+        future.result()
 
 
 def _drain(todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]]) -> None:

@@ -1,6 +1,6 @@
-"""The answers of a run: lines of a file, appended one by one, that no kill or full disk hurts.
+"""Store the answers of a run as lines of a file; a kill or a full disk loses at most the last.
 
-A line that was cut short is dropped when the file is opened again; all before it are whole.
+Opening the file drops an incomplete last line; all lines before it are complete.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pilotfish.distill.training_rows import TrainingRow
 
 
 class TrainingExample(msgspec.Struct, frozen=True):
-    """A prompt with its answer.
+    """A prompt with the target's answer.
 
-    key: the prompt's (`DistillPrompt.key`). held: it is not learnt from. told: the prompt in the
-    target's ids. answer: the target's. row: the same as the drafter reads it.
+    key: `DistillPrompt.key`. held: whether it is held out of training. prompt_ids, answer: prompt
+    and answer in the target's ids. row: both as the drafter reads them.
     """
 
     key: str
     prompting: DistillPrompt
     held: bool
-    told: list[int]
+    prompt_ids: list[int] = msgspec.field(name="told")
     answer: list[int]
     finish_reason: str
     row: TrainingRow
 
     @property
     def kind(self) -> str:
-        """What the prompt is an example of."""
+        """The prompt's kind."""
         return self.prompting.kind
 
 
 class TrainingExampleFile:
-    """The answers that are there, and more. `add` may be called from any thread."""
+    """The file of a run's answers. `add` may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,9 +51,9 @@ class TrainingExampleFile:
             self._read()
 
     def add(self, example: TrainingExample) -> None:
-        """Append an answer; it is with the operating system when this returns.
+        """Append an answer, and hand it to the operating system.
 
-        Raises `OSError` if it cannot be written; the file is then as it was before.
+        Raises `OSError` if the write fails; the file is then unchanged.
         """
         line = msgspec.json.encode(example) + b"\n"
         with self._lock:
@@ -68,24 +68,24 @@ class TrainingExampleFile:
     def _read(self) -> None:
         with reading_file(lambda problem: RunFileError(f"{self.path} cannot be read: {problem}.")):
             data = read_content(self.path)
-        whole = data.rfind(b"\n") + 1
+        complete = data.rfind(b"\n") + 1
         decoder = msgspec.json.Decoder(TrainingExample)
-        for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
-            with reading_file(partial(self._damaged, number)):
-                one = decoder.decode(line)
-            self.answers[one.key] = one
-        if whole < len(data):
-            os.truncate(self.path, whole)
+        for number, line in enumerate(data[:complete].split(b"\n")[:-1], 1):
+            with reading_file(partial(self._damage_error, number)):
+                example = decoder.decode(line)
+            self.answers[example.key] = example
+        if complete < len(data):
+            os.truncate(self.path, complete)
 
-    def _damaged(self, number: int, problem: str) -> RunFileError:
+    def _damage_error(self, number: int, problem: str) -> RunFileError:
         return RunFileError(
             f"{self.path} is not a file of answers, or its line {number} is damaged: {problem}. "
-            "Delete that line, and its prompt is asked again, or name another --run-folder."
+            "Delete that line to have its prompt answered again, or name another --run-folder."
         )
 
 
 def _write(descriptor: int, line: bytes, before: int, path: Path) -> None:
-    """Write all of the line, or nothing."""
+    """Write the whole line, or nothing. before: size of the file before."""
     left = memoryview(line)
     try:
         while left:

@@ -1,4 +1,4 @@
-"""Files of weights in training: each is whole or not there."""
+"""Store and load weights in training; files are written atomically."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 
 def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float]) -> None:
-    """Write tensors and what is to be said of them, whole or not at all."""
+    """Write tensors and facts about them atomically."""
     from safetensors.torch import save_file
 
     partial = partial_path(path)
     try:
-        told = {"facts": msgspec.json.encode(facts).decode()}
-        save_file({name: one.contiguous() for name, one in tensors.items()}, partial, told)
+        metadata = {"facts": msgspec.json.encode(facts).decode()}
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata
+        )
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         move_into_place(partial, path)
-    except SafetensorError as error:  # what safetensors makes of a full disk
+    except SafetensorError as error:  # safetensors' error for a full disk
         partial.unlink(missing_ok=True)
         raise OSError(f"{path} cannot be written: {error}") from error
     except BaseException:
@@ -37,14 +39,14 @@ def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float])
 
 
 def restore(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read tensors, and what is said of them; `RunFileError` if they are damaged."""
+    """Read tensors and their facts; raise `RunFileError` if the file is damaged."""
     facts = restore_facts(path)
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
 
 
 def restore_facts(path: Path) -> dict[str, Any]:
-    """Read only what is said of them."""
+    """Read only the facts of a file."""
 
     def damaged(problem: object) -> RunFileError:
         return RunFileError(

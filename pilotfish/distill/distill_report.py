@@ -1,4 +1,4 @@
-"""The report of a run: a page of Markdown with three pictures, and the figures as JSON."""
+"""Write the report of a run: a page of Markdown with three plots, and the figures as JSON."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
-from pilotfish.field.report.canvas import legend_below, plain
+from pilotfish.field.report.canvas import escape_math, legend_below
 
 _HEIGHT = 3.4  # inches
 
 
-def write(folder: Path, found: Distilled) -> Path:
-    """Write the report into the folder; returns the page."""
-    write_whole(folder / "report.json", _json(found), PRIVATE)
-    _depths(folder / "depths.png", found)
-    _kinds(folder / "kinds.png", found)
-    _learning(folder / "learning.png", found)
+def write(folder: Path, outcome: Distilled) -> Path:
+    """Write the report into the folder; return the page's path."""
+    write_whole(folder / "report.json", _json(outcome), PRIVATE)
+    _depths(folder / "depths.png", outcome)
+    _kinds(folder / "kinds.png", outcome)
+    _learning(folder / "learning.png", outcome)
     page = folder / "report.md"
-    write_whole(page, _page(found).encode(), PRIVATE)
+    write_whole(page, _page(outcome).encode(), PRIVATE)
     return page
 
 
-def _json(found: Distilled) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(found.figures())) + b"\n"
+def _json(outcome: Distilled) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(outcome.figures())) + b"\n"
 
 
-def _page(found: Distilled) -> str:
-    before, after = found.before[ALL], found.after[ALL]
+def _page(outcome: Distilled) -> str:
+    before, after = outcome.before[ALL], outcome.after[ALL]
     lines = [
-        f"# {found.drafter} for {found.target}",
+        f"# {outcome.drafter} for {outcome.target}",
         "",
-        f"{found.learnt} answers of the target were learnt from, {found.held} kept out; "
-        f"{found.tokens} tokens in all. {found.left_out} prompts had no room. The best weights "
-        f"were those of step {found.step} of {found.steps}.",
+        f"{outcome.learnt} answers of the target for training, {outcome.held} held out; "
+        f"{outcome.tokens} tokens in all. {outcome.left_out} prompts were too long. The best "
+        f"weights were those of step {outcome.step} of {outcome.steps}.",
         "",
-        f"On what was kept out ({after.positions} places), α went from {before.alpha:.3f} to "
-        f"{after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
-        f"{after.survival[DEPTH - 1]:.3f}, as the artifacts themselves say.",
+        f"On the held-out answers ({after.positions} positions), α went from {before.alpha:.3f} "
+        f"to {after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
+        f"{after.survival[DEPTH - 1]:.3f}, measured with the two artifacts.",
         "",
-        f"| kind | places | α before | α after | change | S({DEPTH}) before | S({DEPTH}) after |",
+        f"| kind | positions | α before | α after | change | S({DEPTH}) before "
+        f"| S({DEPTH}) after |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for kind, places, alpha, now, reach, then in found.rows:
-        name = f"{kind} (not learnt)" if found.unlearnt(kind) else kind
+    for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows:
+        name = f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind
         lines.append(
-            f"| {_cell(name)} | {places} | {alpha:.3f} | {now:.3f} | {now - alpha:+.3f} | "
-            f"{reach:.3f} | {then:.3f} |"
+            f"| {_cell(name)} | {places} | {alpha_before:.3f} | {alpha_after:.3f} | "
+            f"{alpha_after - alpha_before:+.3f} | {survival:.3f} | {survival_after:.3f} |"
         )
     lines += [
         "",
-        "α: the share of places at which the drafter's likeliest token is the target's, at "
-        "temperature 0, given the target's own text. S(k): the share of "
-        "runs that reach k drafts; a run begins behind each token that was not drafted.",
+        "α: the share of positions at which the drafter's likeliest token is the target's, at "
+        "temperature 0, after the target's own text. S(k): the share of runs with k right drafts; "
+        "a run begins with an answer, and after each wrong draft.",
         "",
         "![acceptance by depth](depths.png)",
         "![acceptance by kind](kinds.png)",
@@ -70,50 +71,50 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _depths(path: Path, found: Distilled) -> None:
-    places = found.before[ALL].positions
-    title = f"Runs of right drafts (n = {places} places kept out)"
+def _depths(path: Path, outcome: Distilled) -> None:
+    places = outcome.before[ALL].positions
+    title = f"Runs of right drafts (n = {places} held-out positions)"
     with plot(path, title, "k, drafts in a row", "S(k), share of runs") as axes:
-        for index, (name, one) in enumerate(
-            (("before", found.before[ALL]), ("after", found.after[ALL]))
+        for index, (name, figures) in enumerate(
+            (("before", outcome.before[ALL]), ("after", outcome.after[ALL]))
         ):
-            depths = range(1, len(one.survival) + 1)
-            label = f"{name}, S({DEPTH}) = {one.survival[DEPTH - 1]:.3f}"
+            depths = range(1, len(figures.survival) + 1)
+            label = f"{name}, S({DEPTH}) = {figures.survival[DEPTH - 1]:.3f}"
             axes.plot(
-                depths, one.survival, color=PALETTE[index], marker=MARKERS[index], label=label
+                depths, figures.survival, color=PALETTE[index], marker=MARKERS[index], label=label
             )
         axes.set_ylim(0.0, 1.0)
         axes.legend()
 
 
-def _kinds(path: Path, found: Distilled) -> None:
-    rows = found.rows
+def _kinds(path: Path, outcome: Distilled) -> None:
+    rows = outcome.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
     title = "α by kind (○ before, ● after; * not learnt)"
-    with plot(path, title, "α, share of places that agree", "", inches) as axes:
-        for at, (_, _, before, after, *_) in enumerate(reversed(rows)):
+    with plot(path, title, "α, share of positions that agree", "", inches) as axes:
+        for row, (_, _, before, after, *_) in enumerate(reversed(rows)):
             colour = PALETTE[0] if after >= before else PALETTE[1]
-            axes.plot([before, after], [at, at], color=colour)
-            axes.plot([before], [at], marker="o", color=colour, fillstyle="none")
-            axes.plot([after], [at], marker="o", color=colour)
+            axes.plot([before, after], [row, row], color=colour)
+            axes.plot([before], [row], marker="o", color=colour, fillstyle="none")
+            axes.plot([after], [row], marker="o", color=colour)
         names = [
-            plain(f"{kind}{'*' * found.unlearnt(kind)} (n = {places})")
+            escape_math(f"{kind}{'*' * outcome.unlearnt(kind)} (n = {places})")
             for kind, places, *_ in reversed(rows)
         ]
         axes.set_yticks(range(len(rows)), names)
 
 
-def _learning(path: Path, found: Distilled) -> None:
-    looks = [(line["step"], line["alpha"]) for line in found.curve if "alpha" in line]
-    steps = [(line["step"], line["hard"]) for line in found.curve if "hard" in line]
-    title = f"Learning ({found.learnt} answers; best at step {found.step})"
-    with plot(path, title, "steps", "α on answers kept out") as axes:
-        axes.plot(*zip(*looks, strict=True), color=PALETTE[0], marker="o", label="α")
-        axes.axvline(found.step, color="#999999", linewidth=0.8)
-        if steps:
+def _learning(path: Path, outcome: Distilled) -> None:
+    measured_alpha = [(line["step"], line["alpha"]) for line in outcome.curve if "alpha" in line]
+    losses = [(line["step"], line["hard"]) for line in outcome.curve if "hard" in line]
+    title = f"Learning ({outcome.learnt} answers; best at step {outcome.step})"
+    with plot(path, title, "steps", "α on held-out answers") as axes:
+        axes.plot(*zip(*measured_alpha, strict=True), color=PALETTE[0], marker="o", label="α")
+        axes.axvline(outcome.step, color="#999999", linewidth=0.8)
+        if losses:
             other = axes.twinx()
             other.plot(
-                *zip(*steps, strict=True), color=PALETTE[1], linewidth=0.8, alpha=0.7, label="loss"
+                *zip(*losses, strict=True), color=PALETTE[1], linewidth=0.8, alpha=0.7, label="loss"
             )
             other.set_ylabel("loss, nats a token")
             other.grid(visible=False)

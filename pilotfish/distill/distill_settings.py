@@ -1,4 +1,4 @@
-"""What ``pilotfish distill`` is told, and what of it a run must be resumed with."""
+"""Options of ``pilotfish distill``, and those that a resumed run must repeat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
-from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill import prompt_selection
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.wire.messages import MAX_LOGPROBS
@@ -19,24 +19,26 @@ _PRECISIONS = ("fp32", "fp16", "int8", "int4")
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the target is asked."""
+    """Options of the target's answers."""
 
     tokens: Annotated[int, setting("tokens of an answer, at most", ge=2, le=8192)] = 160
-    temperature: Annotated[float, setting("of the target's sampling", ge=0.0, le=10.0)] = 0.0
+    temperature: Annotated[
+        float, setting("temperature of the target's sampling", ge=0.0, le=10.0)
+    ] = 0.0
     top: Annotated[
         int,
         setting(
-            "likeliest tokens whose probabilities the target tells, to learn from besides what it "
-            "says; 0: none",
+            "likeliest tokens of each position whose probabilities are trained on, besides the "
+            "target's own token; 0: none",
             ge=0,
             le=MAX_LOGPROBS,
         ),
     ] = 16
-    seed: Annotated[int, setting("of every choice that is drawn", ge=0)] = 0
+    seed: Annotated[int, setting("seed of all draws", ge=0)] = 0
 
 
 class DistillSettings(EngineSettings, frozen=True, kw_only=True):
-    """What ``pilotfish distill`` is told."""
+    """Options of ``pilotfish distill``."""
 
     draft: Annotated[
         str,
@@ -45,7 +47,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
             metavar="SOURCE",
         ),
     ]
-    out: Annotated[Path, setting("where the better drafter's artifact goes", metavar="DIR")]
+    out: Annotated[Path, setting("folder for the trained drafter's artifact", metavar="DIR")]
     edge: (
         Annotated[
             str,
@@ -58,7 +60,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
     target: (
         Annotated[
             Path,
-            setting("the target's artifact, for an edge here", metavar="DIR", exclusive="target"),
+            setting("the target's artifact, to serve here", metavar="DIR", exclusive="target"),
         ]
         | None
     ) = None
@@ -67,8 +69,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         | None
     ) = None
     run_folder: (
-        Annotated[Path, setting("the run's folder (default: beside --out, OUT-run)", metavar="DIR")]
-        | None
+        Annotated[Path, setting("the run's folder (default: OUT-run)", metavar="DIR")] | None
     ) = None
     prompts: Annotated[
         tuple[Path, ...],
@@ -83,7 +84,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
     measure: Annotated[
         tuple[Path, ...],
         setting(
-            "a file of prompts to measure by alone, all of them; may be repeated",
+            "a file of prompts for measuring only, all of them; may be repeated",
             metavar="FILE",
             repeat=True,
         ),
@@ -92,8 +93,8 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             int,
             setting(
-                "built-in prompts to mix in, at most, against forgetting; 0: none (default: 100 "
-                "beside files, else all)",
+                "built-in prompts to add against forgetting, at most; 0: none (default: 100 with "
+                "files, else all)",
                 ge=0,
             ),
         ]
@@ -101,10 +102,10 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
     ) = None
     held: Annotated[
         float,
-        setting("share of the prompts to keep out, to measure by", form="share", metavar="SHARE"),
+        setting("share of the prompts to hold out for measuring", form="share", metavar="SHARE"),
     ] = 0.12
     sessions: Annotated[int, setting("sessions with the edge at once", ge=1, le=256)] = 8
-    precision: Annotated[str, setting("of the artifact", choices=_PRECISIONS)] = "int8"
+    precision: Annotated[str, setting("precision of the artifact", choices=_PRECISIONS)] = "int8"
     answering: Annotated[AnswerOptions, setting("", title="answers")] = AnswerOptions()
     training: Annotated[TrainingChoices, setting("", title="training")] = TrainingChoices()
 
@@ -113,32 +114,41 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         """The run's folder."""
         return self.run_folder or self.out.with_name(f"{self.out.name}-run")
 
-    def prompting(self) -> tuple[asking.Selection, str]:
-        """Read and choose the prompts; returns them and a digest of them."""
-        given = [one for path in self.prompts for one in asking.read(path)]
-        mixed = self.built_in
-        if mixed is None:
-            mixed = 100 if given else len(asking.built_in())
-        if not given and not mixed:
+    def select_prompts(self) -> tuple[prompt_selection.Selection, str]:
+        """Read and select the prompts; return them and their digest."""
+        file_prompts = [
+            prompt for path in self.prompts for prompt in prompt_selection.read_prompts(path)
+        ]
+        most_built_in = self.built_in
+        if most_built_in is None:
+            most_built_in = 100 if file_prompts else len(prompt_selection.built_in())
+        if not file_prompts and not most_built_in:
             raise UnsupportedError("There is nothing to ask: give --prompts, or --built-in.")
-        chosen = asking.select(
-            given,
-            asking.built_in(),
-            most=self.count,
-            mixed=mixed,
+        selection = prompt_selection.select(
+            file_prompts,
+            prompt_selection.built_in(),
+            most_from_files=self.count,
+            most_built_in=most_built_in,
             held=self.held,
-            apart=[one for path in self.measure for one in asking.read(path)],
+            measure_only=[
+                prompt for path in self.measure for prompt in prompt_selection.read_prompts(path)
+            ],
         )
-        keys = [one.key for one in [*chosen.learnt, *chosen.held]]
-        return chosen, hashlib.sha256("".join(keys).encode()).hexdigest()
+        keys = [prompt.key for prompt in [*selection.learnt, *selection.held]]
+        return selection, hashlib.sha256("".join(keys).encode()).hexdigest()
 
-    def asked_by(self, prompts: str) -> dict[str, Any]:
-        """Return what the answers of a run depend on. prompts: their digest."""
-        told: dict[str, Any] = msgspec.to_builtins(self.answering)
-        return {**told, "draft": self.draft, "precision": self.precision, "prompts": prompts}
+    def answer_facts(self, prompts_digest: str) -> dict[str, Any]:
+        """Return the options that determine a run's answers."""
+        answer_options: dict[str, Any] = msgspec.to_builtins(self.answering)
+        return {
+            **answer_options,
+            "draft": self.draft,
+            "precision": self.precision,
+            "prompts": prompts_digest,
+        }
 
-    def trained_by(self) -> dict[str, Any]:
-        """Return what its training depends on besides."""
-        told: dict[str, Any] = msgspec.to_builtins(self.training)
-        told.pop("checkpoint_s")
-        return told
+    def training_facts(self) -> dict[str, Any]:
+        """Return the options that determine a run's training, besides `answer_facts`."""
+        training_options: dict[str, Any] = msgspec.to_builtins(self.training)
+        training_options.pop("checkpoint_s")
+        return training_options

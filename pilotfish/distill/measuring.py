@@ -1,4 +1,4 @@
-"""What a drafter's artifact agrees with, on the answers that are there: what a device will see."""
+"""Measure the agreement of a drafter's artifact with the target's answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
 
-_AT_ONCE = 64  # rows of logits at a time; 64 over 150,000 tokens are 40 MB
+_AT_ONCE = 64  # rows of logits in one pass; 64 over 150,000 tokens are 40 MB
 ALL = "all"
 
 
 class Measurer:
-    """A drafter's artifact, loaded; it reads answers and says where it agrees.
+    """A loaded drafter's artifact that reads answers.
 
-    shared: the drafter's ids that the target has too, of which it chooses; None: all.
+    shared: the drafter's ids that the target has too; it chooses among them. None: all ids.
     """
 
     def __init__(
@@ -38,49 +38,49 @@ class Measurer:
         self._shared = shared
 
     def choices(self, row: TrainingRow) -> NDArray[np.int64]:
-        """Find what it says, [n]: ids; NOWHERE where it is not asked."""
+        """Compute the drafter's choices, ids [n]; NOWHERE at positions that the row lacks."""
         ids = np.array(row.ids)
-        first = max(0, row.prompt - 1)  # nothing is asked within the prompt
+        first = max(0, row.prompt - 1)  # the prompt has no positions
         self._decoder.rollback(0, 0)
         if first:
             self._decoder.forward([Pass(0, ids[:first], rows=0)])
         choices = np.full(len(ids), NOWHERE)
         for start in range(first, len(ids), _AT_ONCE):
             part = ids[start : start + _AT_ONCE]
-            [seen] = self._decoder.forward([Pass(0, part)])
-            choices[start : start + len(part)] = self._choice(seen.logits)
+            [output] = self._decoder.forward([Pass(0, part)])
+            choices[start : start + len(part)] = self._choice(output.logits)
         return np.where(row.places >= 0, choices[row.places], NOWHERE)
 
     def _choice(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         if self._shared is None:
             best: NDArray[np.int64] = logits.argmax(1)
             return best
-        found: NDArray[np.int64] = self._shared[logits[:, self._shared].argmax(1)]
-        return found
+        shared_best: NDArray[np.int64] = self._shared[logits[:, self._shared].argmax(1)]
+        return shared_best
 
 
-def by_kind(
+def agreement_by_kind(
     answers: Sequence[TrainingExample], agreed: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, Agreement]:
-    """Count for each kind, and for all. agreed: by the answers' keys.
+    """Compute the agreement of each kind, and of `ALL`. agreed: bool [n] by the answers' keys.
 
-    A kind that is called like all (a file's name may be) has no entry of its own.
+    A kind named like `ALL` (a file may have this name) has no entry of its own.
     """
     kinds: dict[str, list[NDArray[np.bool_]]] = {}
-    for one in answers:
-        kinds.setdefault(one.kind, []).append(agreed[one.key])
-    kinds[ALL] = [agreed[one.key] for one in answers]
-    return {kind: agreement(found) for kind, found in kinds.items()}
+    for answer in answers:
+        kinds.setdefault(answer.kind, []).append(agreed[answer.key])
+    kinds[ALL] = [agreed[answer.key] for answer in answers]
+    return {kind: agreement(arrays) for kind, arrays in kinds.items()}
 
 
 def measure_agreement(
     measurer: Measurer, answers: Sequence[TrainingExample], progress: Callable[[int], None]
 ) -> dict[str, Agreement]:
-    """Read the answers; progress is told how many are read."""
+    """Measure the agreement on answers. progress: callback with the number of answers read."""
 
     def read() -> Iterator[tuple[str, NDArray[np.bool_]]]:
-        for number, one in enumerate(answers, 1):
-            yield one.key, one.row.agreed(measurer.choices(one.row))
+        for number, answer in enumerate(answers, 1):
+            yield answer.key, answer.row.compare_choices(measurer.choices(answer.row))
             progress(number)
 
-    return by_kind(answers, dict(read()))
+    return agreement_by_kind(answers, dict(read()))

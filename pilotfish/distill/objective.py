@@ -1,9 +1,10 @@
-"""What a drafter is trained for: its loss on a target's answers, and what it says there.
+"""Compute a drafter's training loss on a target's answers, and its choices.
 
-The loss at a place is λ·(−ln q(t)) + (1 − λ)·H(p, q): t is the target's token, p the target's
-distribution over its K likeliest tokens that the drafter has, renormalised, and q the drafter's
-over the shared tokens, which is what it drafts from. (Sequence-level and word-level distillation,
-Kim & Rush 2016; for drafters: DistillSpec, Zhou et al. 2023.) Only the answer's tokens count.
+The loss at a position is λ·(−ln q(t)) + (1 − λ)·H(p, q): t is the target's token; p the target's
+distribution over those of its K likeliest tokens that the drafter has, renormalised; q the
+drafter's distribution over the shared tokens, from which it drafts. (Sequence-level and word-level
+distillation, Kim & Rush 2016; for drafters: DistillSpec, Zhou et al. 2023.) Only the answer's
+tokens count.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from pilotfish.distill.training_rows import NOWHERE, TrainingRow
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_AT_ONCE = 8  # rows whose choices are found together
+_AT_ONCE = 8  # rows of one forward pass for choices
 
 
 class Objective:
-    """Reads rows by ``model``.
+    """Loss and choices of ``model``.
 
-    shared: the drafter's ids [v], ascending, that the target has too. hard: λ.
-    threads: of torch, from now on; None: its default.
+    shared: the drafter's ids [v], ascending, that the target has too. hard: λ. threads: number of
+    torch's threads from now on; None: torch's default.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Objective:
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        # in training, too: with dropout a step would depend on more than its number
+        # eval in training, too: dropout would make a step depend on more than its number
         self.model = model.eval()
         self._hard = hard
         size = model.get_output_embeddings().weight.shape[0]
@@ -48,45 +49,49 @@ class Objective:
         self._place[shared] = np.arange(len(shared))
 
     def loss(self, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the loss, and its part on the target's tokens (nats); means over places."""
+        """Compute the loss, and its part on the target's tokens (nats); means over positions."""
         places = [row.learnable for row in rows]
         # [l, d] of all rows together, [l, v]
         states = torch.cat(
             [
-                states[torch.from_numpy(row.places[found])]
-                for row, states, found in zip(rows, self._states(rows), places, strict=True)
+                states[torch.from_numpy(row.places[positions])]
+                for row, states, positions in zip(rows, self._states(rows), places, strict=True)
             ]
         )
         logs = torch.log_softmax(self._logits(states), -1)
         labels = np.concatenate(
-            [np.array(row.labels)[found] for row, found in zip(rows, places, strict=True)]
+            [np.array(row.labels)[positions] for row, positions in zip(rows, places, strict=True)]
         )
         hard = -logs[torch.arange(len(labels)), torch.from_numpy(self._place[labels])].mean()
-        lines, columns, shares = self._likely(rows, places)
+        lines, columns, shares = self._likely_tokens(rows, places)
         if not lines or self._hard == 1.0:
             return hard, hard.detach()
-        told = torch.tensor(shares, dtype=torch.float32)
-        soft = -(logs[torch.tensor(lines), torch.tensor(columns)] * told).sum() / len(labels)
+        target_shares = torch.tensor(shares, dtype=torch.float32)
+        soft = -(logs[torch.tensor(lines), torch.tensor(columns)] * target_shares).sum() / len(
+            labels
+        )
         return self._hard * hard + (1 - self._hard) * soft, hard.detach()
 
     def choices(self, rows: Sequence[TrainingRow]) -> Iterator[NDArray[np.int64]]:
-        """Find what the model says, [n] a row: ids; NOWHERE where it is not asked."""
+        """Compute the model's choices, ids [n] a row; NOWHERE at positions that the row lacks."""
         with torch.no_grad():
             for start in range(0, len(rows), _AT_ONCE):
-                some = rows[start : start + _AT_ONCE]
-                for row, states in zip(some, self._states(some), strict=True):
+                batch = rows[start : start + _AT_ONCE]
+                for row, states in zip(batch, self._states(batch), strict=True):
                     logits = self._logits(states[torch.from_numpy(np.maximum(row.places, 0))])
                     choice = self._shared[logits.argmax(1)].numpy()
                     yield np.where(row.places >= 0, choice, NOWHERE)
 
-    def _likely(
+    def _likely_tokens(
         self, rows: Sequence[TrainingRow], places: Sequence[NDArray[np.int64]]
     ) -> tuple[list[int], list[int], list[float]]:
-        """List the target's likely tokens: each one's line and column in [l, v], and its p."""
+        """List the target's likely tokens: line and column of each in [l, v], and its p."""
         lines: list[int] = []
         columns: list[int] = []
         shares: list[float] = []
-        pairs = [(row, place) for row, found in zip(rows, places, strict=True) for place in found]
+        pairs = [
+            (row, place) for row, positions in zip(rows, places, strict=True) for place in positions
+        ]
         for line, (row, place) in enumerate(pairs):
             weights = np.exp(np.array(row.weights[place], dtype=np.float64))
             lines += [line] * len(weights)
@@ -95,15 +100,15 @@ class Objective:
         return lines, columns, shares
 
     def _states(self, rows: Sequence[TrainingRow]) -> torch.Tensor:
-        """Compute the last layer's states, [b, m, d]; what follows a row's end is padding.
+        """Compute the last layer's states, [b, m, d], padded after each row's end.
 
-        No token sees what is behind it, so padding there needs no mask.
+        Attention is causal, so padding at the end needs no mask.
         """
         ids = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
-        for at, row in enumerate(rows):
-            ids[at, : len(row.ids)] = torch.tensor(row.ids)
-        found: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False)[0]
-        return found
+        for index, row in enumerate(rows):
+            ids[index, : len(row.ids)] = torch.tensor(row.ids)
+        states: torch.Tensor = self.model.base_model(input_ids=ids, use_cache=False)[0]
+        return states
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         """Compute logits over the shared tokens, [l, v]."""
@@ -114,7 +119,7 @@ class Objective:
         config = self.model.config
         cap = getattr(config, "final_logit_softcapping", None)
         logits = logits if not cap else cap * torch.tanh(logits / cap)
-        # Cohere's and Falcon-H1's; Granite's divides
+        # Cohere and Falcon-H1 multiply; Granite divides
         factor = getattr(config, "logit_scale", None) or 1.0
         factor *= getattr(config, "lm_head_multiplier", None) or 1.0
         divisor = getattr(config, "logits_scaling", None) or 1.0

@@ -1,4 +1,4 @@
-"""What a run came to: acceptance before and after, by depth and by kind, and how it was learnt."""
+"""Figures of a run: agreement before and after, by depth and by kind, and the learning curve."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.training_rows import Agreement
 
-DEPTH = 4  # of the S that tables show: the default window of drafting protocols
+DEPTH = 4  # k of the S(k) in tables: the default window of drafting protocols
 
 
 class Distilled(msgspec.Struct, frozen=True, kw_only=True):
     """A run's figures.
 
-    learnt, held: answers learnt from, and kept out. tokens: of all answers. left_out: prompts that
-    had no room. kinds: those that were learnt. before, after: by kind and for `ALL`, on answers
-    that were kept out, as the artifacts say. step: whose weights were the best, of so many steps.
-    curve: the lines of learning.jsonl.
+    learnt, held: numbers of answers for training, and held out. tokens: tokens of all answers.
+    left_out: prompts too long for the context. kinds: kinds trained on. before, after: agreement of
+    the artifacts on held-out answers, by kind and for `ALL`. step: step of the best weights, of
+    ``steps``. curve: the lines of learning.jsonl.
     """
 
     drafter: str
@@ -37,7 +37,7 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> list[tuple[str, int, float, float, float, float]]:
-        """Of each kind, the learnt first: positions, α and S(4) before and after."""
+        """Kind, positions, α and S(4) before and after, for each kind; trained kinds first."""
         order = [*self.kinds, *(kind for kind in sorted(self.before) if kind not in self.kinds)]
         names = [kind for kind in order if kind in self.before and kind != ALL]
         return [
@@ -53,12 +53,12 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def unlearnt(self, kind: str) -> bool:
-        """Whether a kind was never trained on, so that what is forgotten shows there."""
+        """Whether a kind was never trained on; such kinds show forgetting."""
         return kind != ALL and kind not in self.kinds
 
     def figures(self) -> dict[str, Any]:
-        """Return it all for JSON, names spelt out."""
-        told: dict[str, Any] = msgspec.to_builtins(self)
-        for name, found in (("before", self.before), ("after", self.after)):
-            told[name] = {kind: one._asdict() for kind, one in found.items()}
-        return told
+        """Return all figures for JSON, with names for the fields of `Agreement`."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for name, agreements in (("before", self.before), ("after", self.after)):
+            values[name] = {kind: agreement._asdict() for kind, agreement in agreements.items()}
+        return values

@@ -1,7 +1,7 @@
-"""What the target is asked: the prompts of files and the built-in ones, and which are held out.
+"""Select the prompts of a run, from files and the built-in ones, and hold some out.
 
-Every choice goes by a hash of the prompt, never by its place in a file: a run that is resumed, or
-begun again with more prompts, keeps the same prompts out of training.
+Every choice depends on a hash of the prompt, never on its position in a file: a run that is
+resumed, or begun again with more prompts, holds out the same prompts.
 """
 
 from __future__ import annotations
@@ -16,114 +16,130 @@ from typing import Any
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.field.prompts import PromptLine, numbered_lines, question_of
+from pilotfish.field.prompts import PromptLine, question_of, read_lines
 
-# built-in kinds that are never trained on: what is forgotten shows there
+# built-in kinds that are never trained on, to show forgetting
 UNTRAINED = ("stories", "translation")
-_MOST_UNTRAINED = 12  # prompts of each such kind: they are read, not learnt from
-_LEAST_HELD = 1  # a run without a held-out prompt could not be stopped, or judged
+_MOST_UNTRAINED = 12  # prompts of each such kind, which only cost measuring
+_LEAST_HELD = 1  # early stopping and the report need a held-out prompt
 
 
 class DistillPrompt(msgspec.Struct, frozen=True):
-    """One prompt. kind: what it is an example of. asked: a text, or messages of a chat."""
+    """One prompt. kind: group for statistics. content: a text, or messages of a chat."""
 
     kind: str
-    asked: str | list[dict[str, Any]]
+    content: str | list[dict[str, Any]] = msgspec.field(name="asked")
 
     @property
     def key(self) -> str:
-        """Its name among all prompts: a hash of what is asked."""
-        return hashlib.sha256(msgspec.json.encode(self.asked)).hexdigest()[:16]
+        """The prompt's identity: a hash of its content."""
+        return hashlib.sha256(msgspec.json.encode(self.content)).hexdigest()[:16]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Prompts to learn from, and those that are kept out to measure by; each in a fixed order."""
+    """The prompts of a run. learnt: for training. held: held out for measuring."""
 
     learnt: list[DistillPrompt]
     held: list[DistillPrompt]
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds that are learnt from."""
-        return frozenset(one.kind for one in self.learnt)
+        """The kinds trained on."""
+        return frozenset(prompt.kind for prompt in self.learnt)
 
 
 def select(
-    given: Sequence[DistillPrompt],
+    file_prompts: Sequence[DistillPrompt],
     built_in: Sequence[DistillPrompt],
     *,
-    most: int,
-    mixed: int,
+    most_from_files: int,
+    most_built_in: int,
     held: float,
-    apart: Sequence[DistillPrompt] = (),
+    measure_only: Sequence[DistillPrompt] = (),
 ) -> Selection:
-    """Choose what is learnt from and what is held out.
+    """Select prompts for training and prompts to hold out.
 
-    most: prompts of ``given`` at most. mixed: of the built-in ones at most, spread over their
-    kinds, `UNTRAINED` not counted. held: the share that is held out. apart: held out besides.
+    most_from_files: most prompts of ``file_prompts``. most_built_in: most built-in prompts, spread
+    over their kinds, `UNTRAINED` not counted. held: share to hold out. measure_only: prompts to
+    hold out besides.
     """
-    never = {one.key: one for one in apart}
-    theirs = _spread(given, most, never)
-    ours = _spread([one for one in built_in if one.kind not in UNTRAINED], mixed, never)
-    unlearnt = [one for one in built_in if one.kind in UNTRAINED] if mixed else []
-    seen: dict[str, DistillPrompt] = {}
-    for one in chain(theirs, ours):
-        seen.setdefault(one.key, one)
+    measured_only = {prompt.key: prompt for prompt in measure_only}
+    from_files = _take_by_kind(file_prompts, most_from_files, measured_only)
+    from_built_in = _take_by_kind(
+        [prompt for prompt in built_in if prompt.kind not in UNTRAINED],
+        most_built_in,
+        measured_only,
+    )
+    forgetting_tests = (
+        [prompt for prompt in built_in if prompt.kind in UNTRAINED] if most_built_in else []
+    )
+    candidates: dict[str, DistillPrompt] = {}
+    for prompt in chain(from_files, from_built_in):
+        candidates.setdefault(prompt.key, prompt)
     bound = int(held * 0xFFFF)
-    # by the last digits: those that are chosen at all are those whose first digits are low
-    out = [one for one in seen.values() if int(one.key[-4:], 16) < bound]
-    if len(out) < _LEAST_HELD:
-        out = sorted(seen.values(), key=lambda one: one.key)[:_LEAST_HELD]
-    keys = {one.key for one in out}
-    learnt = [one for one in seen.values() if one.key not in keys]
+    # the hash's last digits: its first digits decided which prompts are candidates
+    held_out = [prompt for prompt in candidates.values() if int(prompt.key[-4:], 16) < bound]
+    if len(held_out) < _LEAST_HELD:
+        held_out = sorted(candidates.values(), key=lambda prompt: prompt.key)[:_LEAST_HELD]
+    keys = {prompt.key for prompt in held_out}
+    learnt = [prompt for prompt in candidates.values() if prompt.key not in keys]
     if not learnt:
         raise UnsupportedError(
-            f"{len(seen)} prompts leave nothing to learn from once some are held out: give more."
+            f"{len(candidates)} prompts leave none for training once some are held out: give more."
         )
     for kind in UNTRAINED:
-        own = sorted((one for one in unlearnt if one.kind == kind), key=lambda one: one.key)
-        out += [one for one in own[:_MOST_UNTRAINED] if one.key not in {**seen, **never}]
-    out += never.values()
-    return Selection(_mixed(learnt), _mixed(out))
+        of_kind = sorted(
+            (prompt for prompt in forgetting_tests if prompt.kind == kind),
+            key=lambda prompt: prompt.key,
+        )
+        held_out += [
+            prompt
+            for prompt in of_kind[:_MOST_UNTRAINED]
+            if prompt.key not in {**candidates, **measured_only}
+        ]
+    held_out += measured_only.values()
+    return Selection(_order_by_hash(learnt), _order_by_hash(held_out))
 
 
-def _spread(
-    prompts: Sequence[DistillPrompt], most: int, never: Container[str]
+def _take_by_kind(
+    prompts: Sequence[DistillPrompt], most: int, excluded: Container[str]
 ) -> list[DistillPrompt]:
-    """Take ``most`` of the prompts, the kinds in turn, each in the order of its hashes.
+    """Take ``most`` different prompts, the kinds in turn, each in the order of its hashes.
 
-    Each only once, however often it is given, and none whose key is among ``never``.
+    excluded: keys of prompts not to take.
     """
-    once: dict[str, DistillPrompt] = {}
-    for one in prompts:
-        if one.key not in never:
-            once.setdefault(one.key, one)
+    unique: dict[str, DistillPrompt] = {}
+    for prompt in prompts:
+        if prompt.key not in excluded:
+            unique.setdefault(prompt.key, prompt)
     kinds: dict[str, list[DistillPrompt]] = {}
-    for one in sorted(once.values(), key=lambda one: one.key):
-        kinds.setdefault(one.kind, []).append(one)
-    deep = max(map(len, kinds.values()), default=0)
-    turns = (own[at] for at in range(deep) for own in kinds.values() if at < len(own))
-    return [one for one, _ in zip(turns, range(most), strict=False)]
+    for prompt in sorted(unique.values(), key=lambda prompt: prompt.key):
+        kinds.setdefault(prompt.kind, []).append(prompt)
+    largest = max(map(len, kinds.values()), default=0)
+    turns = (
+        of_kind[at] for at in range(largest) for of_kind in kinds.values() if at < len(of_kind)
+    )
+    return [prompt for prompt, _ in zip(turns, range(most), strict=False)]
 
 
-def _mixed(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
-    """Order them by hash, so that the first answers are of all kinds."""
-    return sorted(prompts, key=lambda one: one.key)
+def _order_by_hash(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
+    """Order prompts by hash, so that the first answers cover all kinds."""
+    return sorted(prompts, key=lambda prompt: prompt.key)
 
 
 # Reading
 
 
-def read(path: Path) -> list[DistillPrompt]:
+def read_prompts(path: Path) -> list[DistillPrompt]:
     """Read a file: a prompt a line, or JSON lines with ``prompt``, ``question`` or ``messages``.
 
-    A JSON line may name its "kind"; else it is the file's name. Raises `UnsupportedError`, which
-    names the line that is at fault.
+    A JSON line may have a "kind"; the default is the file's name. Raises `UnsupportedError`, which
+    names the faulty line.
     """
-    return [_prompting(path, line) for line in numbered_lines(path)]
+    return [_parse_prompt(path, line) for line in read_lines(path)]
 
 
-def _prompting(path: Path, line: PromptLine) -> DistillPrompt:
+def _parse_prompt(path: Path, line: PromptLine) -> DistillPrompt:
     kind = path.stem
     if isinstance(line.content, str):
         return DistillPrompt(kind, line.content)
@@ -133,11 +149,11 @@ def _prompting(path: Path, line: PromptLine) -> DistillPrompt:
 
 
 def built_in() -> list[DistillPrompt]:
-    """Return the built-in prompts: short ones, of ten kinds."""
+    """Return the built-in prompts: short ones of several kinds."""
     folder = files("pilotfish.distill") / "prompts"
-    found = []
+    prompts = []
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         kind = file.name.removesuffix(".txt")
         lines = file.read_text(encoding="utf-8").splitlines()
-        found += [DistillPrompt(kind, line) for line in lines if line]
-    return found
+        prompts += [DistillPrompt(kind, line) for line in lines if line]
+    return prompts

@@ -1,12 +1,12 @@
-"""The folder of a run: what it was begun with, and what it has so far. One process at a time.
+"""The folder of a run: its settings and intermediate results. One process at a time.
 
-run.json                  what it was begun with, drafter and target included
-shared.i64                the drafter's tokens that the target has too; empty: all
+run.json                  facts: settings, drafter, target and results so far
+shared.i64                the drafter's ids that the target has too; empty: all
 answers.jsonl             the target's answers, one a line
 checkpoint-*.safetensors  weights, optimiser and step; the newest counts
 best.safetensors          the weights that agreed most with the target on held-out prompts
-learning.jsonl            losses, and acceptance on held-out prompts
-before/                   the drafter's artifact as it was
+learning.jsonl            losses, and agreement on held-out prompts
+before/                   the drafter's artifact before training
 trained/                  the trained weights, as a Hugging Face folder
 report.md, report.json, *.png
 """
@@ -32,12 +32,12 @@ from pilotfish.device_runtime.bridge.shared import SharedTokens
 
 _LOCK = ".lock"
 _Facts = dict[str, Any]
-_FLAGS = ("settings", "training")  # what is told by flags of these names
+_FLAGS = ("settings", "training")  # sections whose names are flags
 _OTHERWISE = {"training": "delete checkpoint-* and trained there to train anew, "}
 
 
 class RunFolder:
-    """A run's folder, locked by `opened`."""
+    """A run's folder, locked by `open`. facts: the sections of run.json."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,9 +52,9 @@ class RunFolder:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[RunFolder]:
-        """Make the folder if it is not there, and hold it.
+        """Create the folder if needed, and lock it.
 
-        Raises `RunFileError` if another process has it, or it holds something that is no run.
+        Raises `RunFileError` if another process has locked it, or its content is no run.
         """
         private_folder(path)
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
@@ -69,11 +69,11 @@ class RunFolder:
             os.close(lock)
 
     def _read(self) -> dict[str, Any]:
-        with reading_file(partial(_damaged, self._facts_file)):
+        with reading_file(partial(_damage_error, self._facts_file)):
             try:
                 return msgspec.json.decode(read_content(self._facts_file), type=dict[str, _Facts])
             except FileNotFoundError:
-                others = [one.name for one in self.path.iterdir() if one.name != _LOCK]
+                others = [entry.name for entry in self.path.iterdir() if entry.name != _LOCK]
                 if others:
                     raise RunFileError(
                         f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
@@ -83,39 +83,41 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything is there that took long to make."""
+        """Whether the folder has an artifact or answers, which take long to make."""
         return self.before.exists() or self.answers.exists()
 
-    def expect(self, now: Mapping[str, Any], what: str, *, binding: bool = True) -> None:
-        """Check that the run was begun with this, or note it if nothing of the kind is known yet.
+    def expect(self, current: Mapping[str, Any], section: str, *, binding: bool = True) -> None:
+        """Check that a section of the facts is unchanged, or store it if it is new.
 
-        Raises `RunFileError` that says what differs. what: how it is called, such as "settings".
-        binding: whether anything was made by it; if not, it may be another now.
+        section: its name, such as "settings". binding: whether results depend on it; if not, the
+        new values replace the old ones. Raises `RunFileError`, which names the difference.
         """
-        told = msgspec.to_builtins(dict(now))
-        before = self.facts.get(what)
-        if before is None or not binding:
-            self.facts = {**self.facts, what: told}
+        values = msgspec.to_builtins(dict(current))
+        recorded = self.facts.get(section)
+        if recorded is None or not binding:
+            self.facts = {**self.facts, section: values}
             content = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
             write_whole(self._facts_file, content, PRIVATE)
             return
-        for name in sorted(told.keys() & before.keys()):
-            if told[name] != before[name]:
+        for name in sorted(values.keys() & recorded.keys()):
+            if values[name] != recorded[name]:
+                difference = _describe_difference(name, recorded[name], values[name], section)
                 raise RunFileError(
-                    f"{self.path} was begun with {_said(name, before[name], told[name], what)}: "
-                    f"give the same again, {_OTHERWISE.get(what, '')}or name another --run-folder."
+                    f"{self.path} was begun with {difference}: give the same again, "
+                    f"{_OTHERWISE.get(section, '')}or name another --run-folder."
                 )
 
-    def share(self, shared: SharedTokens | None) -> None:
-        """Keep the drafter's ids that the target has too; None: all of them."""
-        own = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
-        write_whole(self._shared_file, own.astype("<i8").tobytes(), PRIVATE)
+    def write_shared_ids(self, shared: SharedTokens | None) -> None:
+        """Store the drafter's ids that the target has too; None: all ids."""
+        ids = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
+        write_whole(self._shared_file, ids.astype("<i8").tobytes(), PRIVATE)
 
-    def shared(self) -> NDArray[np.int64] | None:
-        """Return these ids, ascending; None: all."""
-        with reading_file(partial(_damaged, self._shared_file)):  # ValueError: it was cut
-            own = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
-        return own if len(own) else None
+    def read_shared_ids(self) -> NDArray[np.int64] | None:
+        """Read the drafter's ids that the target has too, ascending; None: all ids."""
+        # a truncated file raises ValueError
+        with reading_file(partial(_damage_error, self._shared_file)):
+            ids = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
+        return ids if len(ids) else None
 
     def add_to_curve(self, line: Mapping[str, Any]) -> None:
         """Append a line to the learning curve."""
@@ -123,51 +125,51 @@ class RunFolder:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def curve(self, until: int) -> list[dict[str, Any]]:
-        """Read the learning curve up to this step; what is behind it, or torn, is dropped.
+        """Read the learning curve up to step ``until``; delete later and incomplete lines.
 
-        A killed run has learnt on behind its last checkpoint, and will do so again.
+        A killed run had trained beyond its last checkpoint, and will repeat those steps.
         """
         if not self.learning.exists():
             return []
-        with reading_file(partial(_damaged, self.learning)):
+        with reading_file(partial(_damage_error, self.learning)):
             data = read_content(self.learning)
-            whole = data[: data.rfind(b"\n") + 1]
-            lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(whole)
+            complete = data[: data.rfind(b"\n") + 1]
+            lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(complete)
             steps = msgspec.convert([line.get("step") for line in lines], list[int])
-        kept = [line for line, step in zip(lines, steps, strict=True) if step <= until]
-        wanted = b"".join(msgspec.json.encode(line) + b"\n" for line in kept)
-        if wanted != data:
-            write_whole(self.learning, wanted, PRIVATE)
-        return kept
+        valid = [line for line, step in zip(lines, steps, strict=True) if step <= until]
+        content = b"".join(msgspec.json.encode(line) + b"\n" for line in valid)
+        if content != data:
+            write_whole(self.learning, content, PRIVATE)
+        return valid
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """List the checkpoints, the newest first, with their steps."""
-        found = []
+        checkpoints = []
         for path in self.path.glob("checkpoint-*.safetensors"):
             number = path.stem.rpartition("-")[2]
             if number.isdecimal():
-                found.append((int(number), path))
-        return sorted(found, reverse=True)
+                checkpoints.append((int(number), path))
+        return sorted(checkpoints, reverse=True)
 
     def checkpoint(self, step: int) -> Path:
-        """Name the checkpoint of a step."""
+        """Return the path of a step's checkpoint."""
         return self.path / f"checkpoint-{step:07}.safetensors"
 
 
-def _damaged(path: Path, problem: str) -> RunFileError:
+def _damage_error(path: Path, problem: str) -> RunFileError:
     return RunFileError(
         f"{path} is not a run's, or is damaged: {problem}. Name another --run-folder."
     )
 
 
-def _said(name: str, before: Any, now: Any, what: str) -> str:
+def _describe_difference(name: str, before: Any, now: Any, what: str) -> str:
     if name == "prompts":
         return "other prompts (by --prompts, --count, --built-in, --held or --measure)"
     flag = f"--{name.replace('_', '-')}" if what in _FLAGS else f"the {name.replace('_', ' ')}"
-    return f"{flag} {_shown(before)}, not {_shown(now)}"
+    return f"{flag} {_format_value(before)}, not {_format_value(now)}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)

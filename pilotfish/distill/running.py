@@ -1,4 +1,4 @@
-"""From settings to a better drafter: ask, train, export, measure; nothing is made twice."""
+"""Run a distillation: collect answers, train, export, measure; a resumed run skips done stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill import prompt_selection as asking
+from pilotfish.distill import prompt_selection
 from pilotfish.distill.answer_collector import AnswerCollector
 from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
 from pilotfish.distill.distill_settings import DistillSettings
@@ -30,123 +30,135 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
 
-# of the places: where torch's model and the artifact must choose the same. Other weights or another
-# forward pass leave next to nothing alike; int4 leaves most
+# Share of positions at which torch's model and the artifact must agree. Other weights or another
+# forward pass agree almost nowhere; int4 agrees mostly.
 _ALIKE = 0.5
-_PROBES = 3  # answers to compare them on
+_PROBES = 3  # answers for this comparison
 
 
 def distill(settings: DistillSettings, progress: StageReport) -> Distilled:
-    """Make the drafter better; what a killed run has made is taken up."""
+    """Distil a drafter; reuse the results of a killed run."""
     _expect_possible(settings)
-    selection, digest = settings.prompting()
+    selection, digest = settings.select_prompts()
     with RunFolder.open(settings.folder) as folder:
-        folder.expect(settings.asked_by(digest), "settings", binding=folder.has_begun)
+        folder.expect(settings.answer_facts(digest), "settings", binding=folder.has_begun)
         if settings.target is not None and "pair" in folder.facts:
-            now = {"target_digest": Artifact.open(settings.target).manifest.digest}
-            folder.expect(now, "pair", binding=folder.answers.exists())
-        before = _exported(settings.draft, folder.before, settings, progress)
-        answers, left_out = _answers(settings, folder, before, selection, progress)
-        held = [one for one in answers if one.held]
-        context = max(len(one.row.ids) for one in answers)
-        shared = folder.shared()
-        read = partial(_measured, settings, context, shared, held, progress)
+            digests = {"target_digest": Artifact.open(settings.target).manifest.digest}
+            folder.expect(digests, "pair", binding=folder.answers.exists())
+        before = _export(settings.draft, folder.before, settings, progress)
+        answers, left_out = _collect_answers(settings, folder, before, selection, progress)
+        held_examples = [example for example in answers if example.held]
+        context = max(len(example.row.ids) for example in answers)
+        shared = folder.read_shared_ids()
+        measure = partial(_measure, settings, context, shared, held_examples, progress)
         if "before" not in folder.facts:
-            folder.expect(read(before.path, "acceptance before"), "before")
-        at_first = msgspec.convert(folder.facts["before"], dict[str, Agreement])
-        learnt = _trained(settings, folder, before, answers, shared, context, progress)
+            folder.expect(measure(before.path, "acceptance before"), "before")
+        agreement_before = msgspec.convert(folder.facts["before"], dict[str, Agreement])
+        training_facts = _train(settings, folder, before, answers, shared, context, progress)
         trained = _trained_folder(folder, before)
-        after = _exported(str(trained), settings.out, settings, progress, again=True)
-        found = read(after.path, "acceptance after")
+        after = _export(str(trained), settings.out, settings, progress, rebuild=True)
+        agreement_after = measure(after.path, "acceptance after")
         return Distilled(
             drafter=before.manifest.model,
             target=folder.facts["pair"]["target"],
             artifact=str(settings.out),
-            learnt=sum(not one.held for one in answers),
-            held=len(held),
-            tokens=sum(len(one.answer) for one in answers),
+            learnt=sum(not example.held for example in answers),
+            held=len(held_examples),
+            tokens=sum(len(example.answer) for example in answers),
             left_out=left_out,
-            kinds=sorted({one.kind for one in answers if not one.held}),
-            before=at_first,
-            after=found,
-            step=learnt["step"],
-            steps=learnt["steps"],
-            curve=folder.curve(learnt["steps"]),
+            kinds=sorted({example.kind for example in answers if not example.held}),
+            before=agreement_before,
+            after=agreement_after,
+            step=training_facts["step"],
+            steps=training_facts["steps"],
+            curve=folder.curve(training_facts["steps"]),
         )
 
 
-def _expect_possible(told: DistillSettings) -> None:
-    """Raise what would end the run later, while nothing is made yet."""
-    if (told.edge is None) == (told.target is None):
+def _expect_possible(settings: DistillSettings) -> None:
+    """Raise early the errors that would end the run later."""
+    if (settings.edge is None) == (settings.target is None):
         raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
-    if not told.answering.top and not told.training.hard:
+    if not settings.answering.top and not settings.training.hard:
         raise UnsupportedError("--top 0 and --hard 0 leave nothing to learn from: raise one.")
-    for flag, path in (("--target", told.target), ("--run-folder", told.folder)):
-        if path is not None and path.resolve() == told.out.resolve():
+    for flag, path in (("--target", settings.target), ("--run-folder", settings.folder)):
+        if path is not None and path.resolve() == settings.out.resolve():
             raise UnsupportedError(f"--out is the folder of {flag}: name another.")
-    expect_replaceable(told.out)
+    expect_replaceable(settings.out)
     expect_torch()
 
 
-def _exported(
-    source: str, out: Path, told: DistillSettings, progress: StageReport, *, again: bool = False
+def _export(
+    source: str,
+    out: Path,
+    settings: DistillSettings,
+    progress: StageReport,
+    *,
+    rebuild: bool = False,
 ) -> Artifact:
-    if not again and (out / MANIFEST_NAME).is_file():
+    if not rebuild and (out / MANIFEST_NAME).is_file():
         return Artifact.open(out)
 
-    def at(label: str, done: int, total: int | None) -> None:
+    def report(label: str, done: int, total: int | None) -> None:
         if total:
             progress(f"export, {label}", done, total, None)
 
-    precision: Any = told.precision
-    return export_model(source, out, precision=precision, progress=at)
+    precision: Any = settings.precision
+    return export_model(source, out, precision=precision, progress=report)
 
 
 # Answers
 
 
-def _answers(
-    told: DistillSettings,
+def _collect_answers(
+    settings: DistillSettings,
     folder: RunFolder,
     before: Artifact,
-    selection: asking.Selection,
+    selection: prompt_selection.Selection,
     progress: StageReport,
 ) -> tuple[list[TrainingExample], int]:
-    """Ask what has no answer yet; returns the answers, and how many prompts had no room."""
-    kept = TrainingExampleFile(folder.answers)
-    known = folder.facts.get("answers")
-    if known is None or any(key not in kept.answers for key in known["keys"]):
+    """Collect the missing answers; return all, and the number of prompts too long."""
+    examples = TrainingExampleFile(folder.answers)
+    record = folder.facts.get("answers")
+    if record is None or any(key not in examples.answers for key in record["keys"]):
         progress("opening the target", 0, 1, None)
-        with _device(told, before) as device:
-            folder.expect(_pair(device, before), "pair", binding=bool(kept.answers))
-            folder.share(device.pair.shared)
-            asker = AnswerCollector(device, told.answering, told.sessions)
-            at = partial(_at, progress, ANSWERS)
-            found, left_out = asker.collect(selection, kept, at)
-            known = {"keys": [one.key for one in found], "left_out": left_out}
-            folder.expect(known, "answers", binding=False)
-    return [kept.answers[key] for key in known["keys"]], known["left_out"]
+        with _device(settings, before) as device:
+            folder.expect(_pair_facts(device, before), "pair", binding=bool(examples.answers))
+            folder.write_shared_ids(device.pair.shared)
+            collector = AnswerCollector(device, settings.answering, settings.sessions)
+            report_answer = partial(_report_without_time, progress, ANSWERS)
+            collected, left_out = collector.collect(selection, examples, report_answer)
+            record = {"keys": [example.key for example in collected], "left_out": left_out}
+            folder.expect(record, "answers", binding=False)
+    return [examples.answers[key] for key in record["keys"]], record["left_out"]
 
 
-def _at(progress: StageReport, label: str, done: int, total: int) -> None:
+def _report_without_time(progress: StageReport, label: str, done: int, total: int) -> None:
     progress(label, done, total, None)
 
 
 @contextmanager
-def _device(told: DistillSettings, before: Artifact) -> Iterator[Device]:
-    """Open a device to the edge; an edge of one's own runs as long."""
-    own: dict[str, Any] = {"sessions": told.sessions, "sessions_per_client": told.sessions}
-    if told.threads is not None:
-        own["threads"] = told.threads
-    server = nullcontext() if told.target is None else EdgeServer(told.target, **own)
+def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
+    """Open a device to the edge; without --edge, serve the target meanwhile."""
+    edge_options: dict[str, Any] = {
+        "sessions": settings.sessions,
+        "sessions_per_client": settings.sessions,
+    }
+    if settings.threads is not None:
+        edge_options["threads"] = settings.threads
+    server = (
+        nullcontext() if settings.target is None else EdgeServer(settings.target, **edge_options)
+    )
     with server as started:
-        address = told.edge if started is None else started.endpoint
-        # the drafter drafts nothing here: a thread is enough
-        with Device(before.path, address, told.keys, lanes=told.sessions, threads=1) as device:
+        address = settings.edge if started is None else started.endpoint
+        # the drafter drafts nothing here: one thread is enough
+        with Device(
+            before.path, address, settings.keys, lanes=settings.sessions, threads=1
+        ) as device:
             yield device
 
 
-def _pair(device: Device, before: Artifact) -> dict[str, str]:
+def _pair_facts(device: Device, before: Artifact) -> dict[str, str]:
     target, welcome = device.pair.target, device.welcome
     assert welcome is not None  # it is open
     return {
@@ -160,8 +172,8 @@ def _pair(device: Device, before: Artifact) -> dict[str, str]:
 # Training and measuring
 
 
-def _measured(
-    told: DistillSettings,
+def _measure(
+    settings: DistillSettings,
     context: int,
     shared: Any,
     held: Sequence[TrainingExample],
@@ -169,12 +181,12 @@ def _measured(
     artifact: Path,
     label: str,
 ) -> dict[str, Any]:
-    measurer = Measurer(artifact, context, told, shared)
+    measurer = Measurer(artifact, context, settings, shared)
     return measure_agreement(measurer, held, lambda done: progress(label, done, len(held), None))
 
 
-def _trained(
-    told: DistillSettings,
+def _train(
+    settings: DistillSettings,
     folder: RunFolder,
     before: Artifact,
     answers: Sequence[TrainingExample],
@@ -183,25 +195,29 @@ def _trained(
     progress: StageReport,
 ) -> dict[str, int]:
     """Train, and write the best weights as a Hugging Face folder."""
-    known: dict[str, int] | None = folder.facts.get("learnt")
-    done = known is not None and _trained_folder(folder, before).exists()
-    folder.expect(told.trained_by(), "training", binding=done or bool(folder.checkpoints()))
-    if known is not None and done:
-        return known
+    record: dict[str, int] | None = folder.facts.get("learnt")
+    finished = record is not None and _trained_folder(folder, before).exists()
+    folder.expect(
+        settings.training_facts(), "training", binding=finished or bool(folder.checkpoints())
+    )
+    if record is not None and finished:
+        return record
     progress("opening the drafter", 0, 1, None)
     drafter = TrainableDrafter(
-        told.draft, lambda label, done, total: progress(label, done, total or 1, None)
+        settings.draft, lambda label, finished, total: progress(label, finished, total or 1, None)
     )
-    # torch takes seconds
+    # lazy imports: torch takes seconds
     from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
     progress("comparing it with its artifact", 0, 1, None)
-    # its head may have rows behind the vocabulary, which an artifact never says
-    own = np.arange(before.manifest.vocab_size) if shared is None else shared
-    objective = Objective(drafter.model, own, told.training.hard, told.threads)
-    _expect_alike(objective.choices, Measurer(before.path, context, told, shared).choices, answers)
-    trainer = Trainer(objective, folder, answers, told.training, seed=told.answering.seed)
+    # only ids of the vocabulary: the head may have more rows, which no artifact chooses
+    draft_ids = np.arange(before.manifest.vocab_size) if shared is None else shared
+    objective = Objective(drafter.model, draft_ids, settings.training.hard, settings.threads)
+    _expect_alike(
+        objective.choices, Measurer(before.path, context, settings, shared).choices, answers
+    )
+    trainer = Trainer(objective, folder, answers, settings.training, seed=settings.answering.seed)
     learnt = trainer.train(progress)
     progress("writing the weights", 0, 1, None)
     drafter.save(_trained_folder(folder, before))
@@ -212,7 +228,7 @@ def _trained(
 
 
 def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
-    """Name the folder of the trained weights, after which the artifact is called."""
+    """Return the folder of the trained weights; the exporter names the artifact after it."""
     return folder.trained / f"{Path(before.manifest.model).name}-distilled"
 
 
@@ -221,17 +237,25 @@ def _expect_alike(
     artifact: Callable[[TrainingRow], NDArray[np.int64]],
     answers: Sequence[TrainingExample],
 ) -> None:
-    """Raise `UnsupportedError` unless torch's model says what the artifact says.
+    """Raise `UnsupportedError` unless torch's model and the artifact mostly agree.
 
-    Of a resumed run, too: the drafter's files may be others by now.
+    A resumed run is checked too: the drafter's files may have changed.
     """
-    rows = [one.row for one in answers[:_PROBES]]
-    ours, theirs = np.concatenate(list(trained(rows))), np.concatenate(list(map(artifact, rows)))
-    asked = ours != NOWHERE
-    share = float(np.mean(ours[asked] == theirs[asked])) if asked.any() else 1.0
-    if share < _ALIKE:
+    rows = [answer.row for answer in answers[:_PROBES]]
+    model_choices, artifact_choices = (
+        np.concatenate(list(trained(rows))),
+        np.concatenate(list(map(artifact, rows))),
+    )
+    comparable = model_choices != NOWHERE
+    agreement = (
+        float(np.mean(model_choices[comparable] == artifact_choices[comparable]))
+        if comparable.any()
+        else 1.0
+    )
+    if agreement < _ALIKE:
         raise UnsupportedError(
             "transformers reads these weights otherwise than the artifact does (they agree at "
-            f"{share:.0%} of the places), or they are others than when the run was begun. Give the "
-            "checkpoint's Hugging Face folder, and another --run-folder if the weights are others."
+            f"{agreement:.0%} of the positions), or they have changed since the run was begun. "
+            "Give the checkpoint's Hugging Face folder, and another --run-folder if the weights "
+            "have changed."
         )

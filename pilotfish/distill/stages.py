@@ -1,10 +1,10 @@
-"""What a run tells of itself while it lasts."""
+"""Progress reports of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 StageReport = Callable[[str, int, int, "float | None"], None]
-"""Called as told(what is done, steps done, steps in all, seconds left if that is known)."""
+"""Called as report(stage, steps done, steps in all, seconds left or None)."""
 
-ANSWERS = "answers"  # the stage whose steps come back several at once
+ANSWERS = "answers"  # the stage that completes several steps at once

@@ -1,8 +1,8 @@
-"""A drafter's weights as a model that torch can train, and back to files that `export` reads.
+"""Load a drafter's weights as a model that torch can train, and save files that `export` reads.
 
-The forward pass is transformers'. A folder or a hub's model is loaded by it; a GGUF file is read by
-`export.sources`, and transformers only reads its shape. Whether both ends mean the same model is
-not taken on trust: `training` compares its first answers with the artifact's.
+transformers has the forward pass. It loads a folder or a hub's model; `export.sources` reads the
+weights of a GGUF file, and transformers only its configuration. `running` compares the model's
+choices with the artifact's, since transformers may read a model otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIED = "lm_head.weight"
 
 
 def expect_torch() -> None:
-    """Raise `EngineError` if something is not installed that training needs."""
+    """Raise `EngineError` unless torch and transformers are installed."""
     for name in ("torch", "transformers"):
         if find_spec(name) is None:
             raise EngineError(
@@ -37,7 +37,7 @@ def expect_torch() -> None:
 
 
 class TrainableDrafter:
-    """A drafter's weights: ``model`` is transformers', f32, ready to be trained."""
+    """A drafter's weights. model: transformers' model, f32, ready for training."""
 
     def __init__(self, source: str, progress: Progress) -> None:
         import torch
@@ -58,9 +58,9 @@ class TrainableDrafter:
             else:
                 self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         except (ValueError, OSError, KeyError, NotImplementedError, RuntimeError) as error:
-            told = str(error).strip().splitlines() or [type(error).__name__]
+            problem = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedError(
-                f"{source} cannot be trained, for transformers does not load it: {told[0]}"
+                f"{source} cannot be trained, since transformers does not load it: {problem[0]}"
             ) from error
 
     def _fill(self, progress: Progress) -> None:
@@ -73,17 +73,17 @@ class TrainableDrafter:
             progress("weights", number, len(names))
         if self.source.config.tied:
             state[_TIED] = state["model.embed_tokens.weight"]
-        found = self.model.load_state_dict(state, strict=False)
-        odd = [*found.missing_keys, *found.unexpected_keys]
-        if odd:
+        loaded = self.model.load_state_dict(state, strict=False)
+        mismatched = [*loaded.missing_keys, *loaded.unexpected_keys]
+        if mismatched:
             raise UnsupportedError(
                 f"{self.source.config.name} cannot be trained: transformers' model of it has "
-                f"other weights ({odd[0]}). Give its Hugging Face folder."
+                f"other weights ({mismatched[0]}). Give its Hugging Face folder."
             )
         self.model.tie_weights()
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder, whole or not at all; what a run wrote there is replaced."""
+        """Write a Hugging Face folder atomically; replace one from an earlier run."""
         with replacing(folder, _is_model, lambda path: open_source(str(path))) as partial:
             try:
                 self.model.save_pretrained(partial)
@@ -107,14 +107,14 @@ class TrainableDrafter:
 
 
 def _shape(file: Path) -> PretrainedConfig:
-    """Have transformers read the shape of a GGUF file's model."""
+    """Read the configuration of a GGUF file's model with transformers."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    # without what GGUF says besides, which no config.json has, and which may tell of this machine
-    known = type(config)().to_dict()
-    said = {name: value for name, value in config.to_dict().items() if name in known}
-    return type(config).from_dict(said)
+    # drop values that no config.json has: GGUF's extra ones may name paths of this machine
+    known_keys = type(config)().to_dict()
+    shape_values = {name: value for name, value in config.to_dict().items() if name in known_keys}
+    return type(config).from_dict(shape_values)
 
 
 def _is_model(folder: Path) -> bool:

@@ -1,9 +1,10 @@
-"""Train a drafter on a target's answers, so that it says what the target says.
+"""Train a drafter to choose the target's tokens, on the target's answers.
 
-In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most on the held-out ones.
+In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most with the held-out
+     answers.
 
-A step is settled by its number alone: which rows, at which rate. So a run that is killed goes on
-from its last checkpoint as if nothing had happened.
+The number of a step alone decides its rows and its rate. So a killed run goes on from its last
+checkpoint to the same result.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.distill.answers import TrainingExample
 from pilotfish.distill.checkpoints import restore, restore_facts, store
-from pilotfish.distill.measuring import ALL, by_kind
+from pilotfish.distill.measuring import ALL, agreement_by_kind
 from pilotfish.distill.objective import Objective
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.distill.schedule import rate_at, rows_at, steps_of_epoch
@@ -27,23 +28,23 @@ from pilotfish.distill.stages import StageReport
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.distill.training_rows import TrainingRow
 
-_TIMED = range(3, 9)  # steps by which the pace is measured; the first ones are slow
-_LAYER = re.compile(r"\.(\d+)\.")  # a weight's first number is its layer's, in every family
-_CLIP = 1.0  # norm of a gradient
+_TIMED = range(3, 9)  # steps that are timed; the first ones are slow
+_LAYER = re.compile(r"\.(\d+)\.")  # the first number in a weight's name is its layer
+_CLIP = 1.0  # largest norm of a gradient
 _BETAS = (0.9, 0.95)
-_PACE_LEFT = 0.85  # of the minutes are for steps; the rest is for looks and checkpoints
-_MOST_LOOKED = 32  # answers of a look, which takes as long as some steps
+_PACE_LEFT = 0.85  # share of the minutes for steps; evaluations and checkpoints take the rest
+_MOST_VALIDATION = 32  # answers of an evaluation, which takes as long as some steps
 
 
 class Best(NamedTuple):
-    """The step whose weights agreed most with the target on held-out prompts, and how much."""
+    """The step whose weights agreed most on held-out prompts. alpha: their α there."""
 
     step: int
     alpha: float
 
 
 class Learnt(NamedTuple):
-    """What came of it. step: the one whose weights are the best. steps: made in all."""
+    """Result of training. step: step of the best weights. steps: all steps made."""
 
     step: int
     steps: int
@@ -52,7 +53,7 @@ class Learnt(NamedTuple):
 class Trainer:
     """Trains an objective's model on answers, in a run's folder.
 
-    The best weights are chosen by the held-out prompts of the kinds that are learnt.
+    The best weights are those with the highest α on held-out prompts of the trained kinds.
     """
 
     def __init__(
@@ -66,17 +67,21 @@ class Trainer:
     ) -> None:
         self._objective, self._model = objective, objective.model
         self._folder, self._choices, self._seed = folder, choices, seed
-        self._learnt = [one for one in answers if not one.held and len(one.row.learnable)]
-        held = [one for one in answers if one.held]
-        kinds = {one.kind for one in self._learnt}
-        self._looked = ([one for one in held if one.kind in kinds] or held)[:_MOST_LOOKED]
+        self._learnt = [
+            example for example in answers if not example.held and len(example.row.learnable)
+        ]
+        held = [example for example in answers if example.held]
+        kinds = {example.kind for example in self._learnt}
+        self._validation = ([example for example in held if example.kind in kinds] or held)[
+            :_MOST_VALIDATION
+        ]
         if not self._learnt or not held:
             raise UnsupportedError("There is nothing to learn from: give more prompts.")
-        self._lessons = [one.row for one in self._learnt]
+        self._rows = [example.row for example in self._learnt]
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
         self._best = Best(0, -1.0)
-        self._behind = 0  # looks since the best one
+        self._looks_since_best = 0  # evaluations since the best one
         self._resume()
 
     # Steps
@@ -88,26 +93,26 @@ class Trainer:
         )
 
     def train(self, report: StageReport) -> Learnt:
-        """Go on to the last step, or until it gets no better; the model holds the best weights."""
+        """Train to the last step, or until α stops rising; the model ends with the best weights."""
         if self._step == 0:
-            self._look(report)
+            self._evaluate(report)
         saved_s = began_s = time.monotonic()
         first = self._step
         timed: list[float] = []
         while self._step < self._total and not self._stuck:
             at_s = time.monotonic()
             loss, hard = self._learn(
-                rows_at(self._step, self._lessons, self._choices.batch, self._seed)
+                rows_at(self._step, self._rows, self._choices.batch, self._seed)
             )
             self._step += 1
             now_s = time.monotonic()
             if self._step in _TIMED:
                 timed.append(now_s - at_s)
                 if self._step == _TIMED[-1]:
-                    self._settle(timed)
+                    self._limit_steps(timed)
             self._folder.add_to_curve({"step": self._step, "loss": loss, "hard": hard})
             if self._step % self._choices.every == 0 or self._step == self._total:
-                self._look(report)
+                self._evaluate(report)
             if now_s - saved_s >= self._choices.checkpoint_s or self._step == self._total:
                 self._save()
                 saved_s = time.monotonic()
@@ -116,31 +121,31 @@ class Trainer:
                 began_s = time.monotonic()
             left_s = self._left_s(time.monotonic() - began_s, timed_steps)
             report("training", self._step, self._total, left_s)
-        self._take_best()
+        self._load_best()
         return Learnt(self._best.step, self._step)
 
     @property
     def _stuck(self) -> bool:
-        return 0 < self._choices.patience <= self._behind
+        return 0 < self._choices.patience <= self._looks_since_best
 
     def _left_s(self, took_s: float, steps: int) -> float | None:
-        """Say how long the rest takes, if so many steps took so long; None if there is none yet."""
+        """Estimate the seconds left from ``steps`` steps in ``took_s``; None without steps."""
         if not steps:
             return None
         left_s = took_s / steps * (self._total - self._step)
         if self._choices.minutes is None or self._step >= _TIMED[-1]:
             return left_s
-        return min(left_s, 60 * self._choices.minutes)  # to which the steps are not yet settled
+        return min(left_s, 60 * self._choices.minutes)  # the limit does not yet bound the steps
 
-    def _settle(self, timed: Sequence[float]) -> None:
-        """Make so many steps as the minutes allow, by the pace of the first ones."""
+    def _limit_steps(self, timed: Sequence[float]) -> None:
+        """Limit the steps to those that fit the minutes, by the time of the first ones."""
         if self._choices.minutes is None:
             return
         limit = int(self._choices.minutes * 60 * _PACE_LEFT / (sum(timed) / len(timed)))
         self._total = max(_TIMED[-1] + 1, min(self._total, limit))
 
     def _learn(self, rows: Sequence[TrainingRow]) -> tuple[float, float]:
-        """Make one step; returns the loss, and its part on the target's tokens (nats)."""
+        """Make one step; return the loss, and its part on the target's tokens (nats)."""
         rate = self._choices.rate * rate_at(self._step, self._total, self._most_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -172,29 +177,31 @@ class Trainer:
 
     # Held-out prompts
 
-    def _look(self, told: StageReport) -> None:
-        """Measure on the held-out prompts, and keep the weights if they are the best so far."""
-        told("looking at answers kept out", 0, len(self._looked), None)
-        found = self._objective.choices([one.row for one in self._looked])
+    def _evaluate(self, report: StageReport) -> None:
+        """Measure α on the held-out prompts, and store the weights if it is the best so far."""
+        report("evaluating on held-out answers", 0, len(self._validation), None)
+        all_choices = self._objective.choices([example.row for example in self._validation])
         agreed = {}
-        for number, (one, choices) in enumerate(zip(self._looked, found, strict=True), 1):
-            agreed[one.key] = one.row.agreed(choices)
-            told("looking at answers kept out", number, len(self._looked), None)
-        kinds = by_kind(self._looked, agreed)
+        for number, (example, choices) in enumerate(
+            zip(self._validation, all_choices, strict=True), 1
+        ):
+            agreed[example.key] = example.row.compare_choices(choices)
+            report("evaluating on held-out answers", number, len(self._validation), None)
+        kinds = agreement_by_kind(self._validation, agreed)
         alpha = kinds[ALL].alpha
         self._folder.add_to_curve(
             {
                 "step": self._step,
                 "alpha": alpha,
-                "kinds": {kind: one.alpha for kind, one in kinds.items()},
+                "kinds": {kind: agreement.alpha for kind, agreement in kinds.items()},
             }
         )
-        self._behind += 1
+        self._looks_since_best += 1
         if alpha > self._best.alpha:
-            self._best, self._behind = Best(self._step, alpha), 0
+            self._best, self._looks_since_best = Best(self._step, alpha), 0
             store(self._folder.best, self._weights(), {"step": self._step, "alpha": alpha})
 
-    def _take_best(self) -> None:
+    def _load_best(self) -> None:
         tensors, facts = restore(self._folder.best)
         if facts["step"] != self._best.step:
             raise RunFileError(f"{self._folder.best} is not this run's: name another --run-folder.")
@@ -203,7 +210,9 @@ class Trainer:
     # Checkpoints
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        return {f"weight.{name}": one.detach() for name, one in self._model.named_parameters()}
+        return {
+            f"weight.{name}": weight.detach() for name, weight in self._model.named_parameters()
+        }
 
     def _set_weights(self, tensors: dict[str, torch.Tensor]) -> None:
         with torch.no_grad():
@@ -211,7 +220,7 @@ class Trainer:
                 weight.copy_(tensors[f"weight.{name}"])
 
     def _save(self) -> None:
-        """Write a checkpoint, and only then remove the one before."""
+        """Write a checkpoint, then remove the older ones."""
         older = self._folder.checkpoints()
         tensors = self._weights()
         for number, state in self._optimizer.state_dict()["state"].items():
@@ -221,7 +230,7 @@ class Trainer:
             "total": self._total,
             "best": self._best.step,
             "alpha": self._best.alpha,
-            "behind": self._behind,
+            "behind": self._looks_since_best,
         }
         path = self._folder.checkpoint(self._step)
         store(path, tensors, facts)
@@ -230,24 +239,24 @@ class Trainer:
                 old.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint."""
-        there = self._folder.checkpoints()
-        self._folder.curve(there[0][0] if there else -1)
-        if not there:
+        """Load the newest checkpoint, if any."""
+        checkpoints = self._folder.checkpoints()
+        self._folder.curve(checkpoints[0][0] if checkpoints else -1)
+        if not checkpoints:
             return
-        tensors, facts = restore(there[0][1])
+        tensors, facts = restore(checkpoints[0][1])
         try:
             self._set_weights(tensors)
             self._set_moments(tensors)
         except (KeyError, RuntimeError) as error:
             raise RunFileError(
-                f"{there[0][1]} does not fit this drafter: name another --run-folder."
+                f"{checkpoints[0][1]} does not fit this drafter: name another --run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
         self._best = Best(int(facts["best"]), float(facts["alpha"]))
-        self._behind = int(facts["behind"])
+        self._looks_since_best = int(facts["behind"])
         if restore_facts(self._folder.best)["step"] != self._best.step:
-            # killed between a better look and the checkpoint behind it: that look comes again
+            # killed between a better evaluation and the next checkpoint: it will be repeated
             self._best = self._best._replace(alpha=-1.0)
 
     def _set_moments(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -257,5 +266,5 @@ class Trainer:
             if kind == "moment":
                 number, _, what = rest.partition(".")
                 state.setdefault(int(number), {})[what] = value
-        own = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({**own, "state": state})
+        current = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({**current, "state": state})

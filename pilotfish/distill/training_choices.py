@@ -1,4 +1,4 @@
-"""How a drafter is trained: settings alone, so that `--help` needs no torch."""
+"""Options of training, in a module without torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from pilotfish.base.settings import setting
 
 
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is trained. The defaults are usual for models of some 100 million weights."""
+    """Options of training. The defaults are usual for models of some 100 million weights."""
 
     rate: Annotated[float, setting("AdamW's learning rate at its highest", gt=0.0, le=1.0)] = 2e-4
     batch: Annotated[int, setting("answers a step", ge=1, le=1024)] = 4
-    epochs: Annotated[float, setting("times that each answer is seen", gt=0.0, le=1000.0)] = 3.0
+    epochs: Annotated[float, setting("passes over all answers", gt=0.0, le=1000.0)] = 3.0
     minutes: Annotated[
         float | None,
-        setting(
-            "train so long at most; fewer epochs then (default: no limit)", gt=0.0, metavar="M"
-        ),
+        setting("longest training; it may cut epochs (default: no limit)", gt=0.0, metavar="M"),
     ] = None
     hard: Annotated[
         float,
         setting(
-            "share λ of the loss on what the target said; the rest is on what it found likely",
+            "share λ of the loss on the target's token; the rest is on its likeliest tokens",
             ge=0.0,
             le=1.0,
         ),
     ] = 0.5
-    frozen: Annotated[int, setting("first layers that are left as they are", ge=0)] = 0
+    frozen: Annotated[int, setting("first layers that are not trained", ge=0)] = 0
     decay: Annotated[float, setting("AdamW's weight decay", ge=0.0, le=1.0)] = 0.01
-    every: Annotated[int, setting("steps between two looks at held-out prompts", ge=1)] = 20
+    every: Annotated[int, setting("steps between two evaluations on held-out prompts", ge=1)] = 20
     patience: Annotated[
-        int, setting("stop after so many looks without a better one; 0: never", ge=0)
+        int, setting("stop after this many evaluations without a better one; 0: never", ge=0)
     ] = 4
     checkpoint_s: Annotated[
         float, setting("seconds between two checkpoints", ge=0.0, flag="checkpoint-every")

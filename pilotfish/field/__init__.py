@@ -1,1 +1,1 @@
-"""Measure generations and report what they cost and where the time went."""
+"""Measure generations, and report their cost and where the time goes."""

@@ -1,15 +1,15 @@
-"""Where a drafter agrees with its target: one reading of an answer, instead of rounds over a link.
+"""Where a drafter agrees with its target: found by reading the answer, without rounds over a link.
 
-In:  a drafter with its bridge, a prompt, and the target's answer. Out: whether the drafter, behind
-     the prompt and the answer's first t tokens, drafts the target's next one, for each t; and what
-     follows from that.
+In:  a drafter with its bridge, a prompt, and the target's answer. Out: for each t, whether the
+     drafter drafts the target's next token after the prompt and the answer's first t tokens; and
+     figures computed from that.
 
-Drafts are only compared behind accepted ones, and these are the target's own tokens. So where both
-choose without chance, or by the same noise (`speculation.agreement`), what every protocol and window
-accepts follows from these answers alone: exactly where both have one vocabulary, but for ties,
-since wide passes round differently from those of one token. Across a bridge later drafts of a round
-stand behind its own drafts, token for token, where here the text is tokenised anew: this differs at
-times.
+A protocol compares drafts only after accepted drafts, and accepted drafts are the target's tokens.
+So if both models are greedy, or draw with the same noise (`speculation.agreement`), the agreement
+alone decides how many drafts every protocol and window accepts. With one vocabulary this is exact
+but for ties: passes over many tokens round differently from passes over one. Across a bridge it is
+nearly exact: in a round, later drafts follow the round's earlier drafts token by token; here the
+text is tokenised anew.
 """
 
 from __future__ import annotations
@@ -32,111 +32,115 @@ Ids = NDArray[np.uint32]
 Agreed = NDArray[np.bool_]
 
 GREEDY = SamplingParams(sampling=Sampling(temperature=0.0), seed=0)
-_ROWS = 64  # of logits at a time: 64 · 152k · 4 bytes are 39 MB
+_ROWS = 64  # rows of logits in one pass: 64 · 152k · 4 bytes are 39 MB
 
 
 def agreement(
     drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, sampling: SamplingParams = GREEDY
 ) -> Agreed:
-    """Compare the drafter's choice with each token of an answer [n]; bool [n].
+    """Compare the drafter's choice with each token of an answer [n]; return bool [n].
 
-    The answer is the target's under the same law. Where a drafter knows of nothing it is wrong. It
-    takes the answer as said: later ones may repeat it. `PromptTooLongError`: the drafter has no
-    room for both.
+    The target must have written the answer under the same ``sampling``. A position at which the
+    drafter drafts nothing counts as disagreement. The drafter remembers the answer, as after a
+    generation. Raises `PromptTooLongError` if prompt and answer exceed the drafter's context.
     """
-    told = np.asarray(answer, dtype=np.uint32)
+    expected = np.asarray(answer, dtype=np.uint32)
     drafter.start(prompt)
-    text = np.concatenate([prompt.ids, told])
-    drafts = np.full(len(told), -1, dtype=np.int64)
-    since = len(prompt.ids)
+    text = np.concatenate([prompt.ids, expected])
+    drafts = np.full(len(expected), -1, dtype=np.int64)
+    start = len(prompt.ids)
     if isinstance(drafter, ModelDrafter):
-        found = _read(drafter, text, since)
+        predictions = _predict_in_wide_passes(drafter, text, start)
     else:
-        found = _asked(drafter, text, since)
-    for places, logits in found:
+        predictions = _predict_one_by_one(drafter, text, start)
+    for positions, logits in predictions:
         if sampling.sampling.greedy:
-            drafts[places] = logits.argmax(axis=1)
+            drafts[positions] = logits.argmax(axis=1)
         else:
-            for place, row in zip(places, logits, strict=True):
-                drafts[place] = draft_with_margin(row, sampling, since + int(place))[0]
+            for position, row in zip(positions, logits, strict=True):
+                drafts[position] = draft_with_margin(row, sampling, start + int(position))[0]
     drafter.end(text)
-    agreed: Agreed = drafts == told
+    agreed: Agreed = drafts == expected
     return agreed
 
 
-def _asked(drafter: Drafter, text: Ids, since: int) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield each place of the answer i64 [1] at which a drafter knows of something, and logits."""
-    none = text[:0]
-    for place in range(len(text) - since):
-        level = drafter.predict_next(text[: since + place], none)
-        if level is not None:
-            yield np.array([place]), level.logits
-
-
-def _read(
-    drafter: ModelDrafter, text: Ids, since: int
+def _predict_one_by_one(
+    drafter: Drafter, text: Ids, start: int
 ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield places of the answer i64 [m] and the logits [m, V] there, all places once.
+    """Yield each position i64 [1] of the answer at which the drafter drafts, with its logits."""
+    no_drafts = text[:0]
+    for position in range(len(text) - start):
+        level = drafter.predict_next(text[: start + position], no_drafts)
+        if level is not None:
+            yield np.array([position]), level.logits
 
-    In wide passes over the whole text; after these, one by one, the places where the text so far
-    is of other tokens than as a part of the whole.
+
+def _predict_in_wide_passes(
+    drafter: ModelDrafter, text: Ids, start: int
+) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    """Yield positions i64 [m] of the answer with their logits [m, V]; each position once.
+
+    First come wide passes over the whole text. Then come, one by one, the positions whose text so
+    far has other tokens alone than as a part of the whole.
     """
-    if since == len(text):
+    if start == len(text):
         return
-    whole = drafter.bridge.context(text[:-1]).copy()
-    if len(whole) >= drafter.context:
+    full_context = drafter.bridge.context(text[:-1]).copy()
+    if len(full_context) >= drafter.context:
         raise PromptTooLongError(
             f"{drafter.name} takes {drafter.context} tokens, and this prompt and its "
-            f"answer are {len(whole) + 1} of its own."
+            f"answer are {len(full_context) + 1} of its own."
         )
-    ends = np.empty(len(text) - since, dtype=np.int64)  # of each place's text within the whole
-    others: list[tuple[int, int, NDArray[Any]]] = []  # place, what is of the whole, the rest
-    for place in range(len(ends)):
-        own = drafter.bridge.context(text[: since + place])
-        shared = common_prefix(own, whole)
-        ends[place] = len(own) if shared == len(own) else -1
-        if shared < len(own):
-            others.append((place, shared, own[shared:].copy()))
-    first = int(ends[ends > 0].min(initial=len(whole)))
-    for begin in range(first - 1, len(whole), _ROWS):
-        end = min(begin + _ROWS, len(whole))
-        places = np.flatnonzero((begin < ends) & (ends <= end))
-        if len(places):
-            logits = drafter.rows(whole[:end], end - begin)
-            yield places, logits[ends[places] - begin - 1]
-    # the last ones first, so that what was read of the whole is used by all
-    for place, shared, rest in sorted(others, key=lambda other: -other[1]):
-        own = np.concatenate([whole[:shared], rest])
-        yield np.array([place]), drafter.rows(own, 1)
+    lengths = np.empty(
+        len(text) - start, dtype=np.int64
+    )  # tokens of the text before each position; -1: tokenised otherwise
+    retokenized: list[tuple[int, int, NDArray[Any]]] = []  # position, shared length, tail
+    for position in range(len(lengths)):
+        context = drafter.bridge.context(text[: start + position])
+        shared_length = common_prefix(context, full_context)
+        lengths[position] = len(context) if shared_length == len(context) else -1
+        if shared_length < len(context):
+            retokenized.append((position, shared_length, context[shared_length:].copy()))
+    first = int(lengths[lengths > 0].min(initial=len(full_context)))
+    for begin in range(first - 1, len(full_context), _ROWS):
+        end = min(begin + _ROWS, len(full_context))
+        positions = np.flatnonzero((begin < lengths) & (lengths <= end))
+        if len(positions):
+            logits = drafter.rows(full_context[:end], end - begin)
+            yield positions, logits[lengths[positions] - begin - 1]
+    # the longest shared prefix first: the passes after it reuse the cache
+    for position, shared_length, tail in sorted(retokenized, key=lambda other: -other[1]):
+        context = np.concatenate([full_context[:shared_length], tail])
+        yield np.array([position]), drafter.rows(context, 1)
 
 
-def accepted_by_round(agreed: Agreed, window: int) -> list[int]:
-    """Count the drafts that each round of an answer accepts, with windows of so many tokens.
+def count_accepted(agreed: Agreed, window: int) -> list[int]:
+    """Count the drafts that each round of an answer accepts with windows of ``window`` tokens.
 
-    agreed: bool [n]. The last round may commit what lies beyond the answer.
+    agreed: bool [n]. The last round may commit tokens beyond the answer.
     """
-    found, at = [], 0
-    while at < len(agreed):
-        met = agreed[at : at + window]
-        run = len(met) if met.all() else int(met.argmin())
-        found.append(run)
-        at += run + 1
-    return found
+    accepted, start = [], 0
+    while start < len(agreed):
+        drafts = agreed[start : start + window]
+        run = len(drafts) if drafts.all() else int(drafts.argmin())
+        accepted.append(run)
+        start += run + 1
+    return accepted
 
 
-def by_depth(agreed: Agreed, depths: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count how often a draft stood so deep in a run, and was right there; i64 [depths] each.
+def count_by_depth(agreed: Agreed, depths: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count the drafts at each depth of a run, and those that are right; i64 [depths] each.
 
-    agreed: bool [n]. A run begins with the answer and behind every token that was not drafted; its
-    first draft has depth 0. Deeper ones than there are count at the last depth.
+    agreed: bool [n]. A run begins with the answer and after each wrong draft; its first draft has
+    depth 0. Deeper drafts count at the last depth.
     """
     reached, right = np.zeros(depths, dtype=np.int64), np.zeros(depths, dtype=np.int64)
     wrong = np.flatnonzero(~agreed)
     begins = np.concatenate([[0], wrong + 1])
     for begin, end in zip(begins, np.append(wrong, len(agreed)), strict=True):
-        run = np.minimum(np.arange(end - begin), depths - 1)
-        np.add.at(right, run, 1)
-        np.add.at(reached, run, 1)
+        depths_of_run = np.minimum(np.arange(end - begin), depths - 1)
+        np.add.at(right, depths_of_run, 1)
+        np.add.at(reached, depths_of_run, 1)
         if end < len(agreed):
             reached[min(end - begin, depths - 1)] += 1
     return reached, right

@@ -1,11 +1,11 @@
-"""What drafters are worth beside each other, and which to ship at which RTT.
+"""Compare drafters for one target, and recommend one for each RTT.
 
-In:  of each drafter, agreement by prompt and the seconds of a draft; the target's passes. Out: each
-     one's figures (`field.drafter_figures`), and the one to take at each RTT.
+In:  each drafter's agreement by prompt and seconds a draft; seconds of the target's passes. Out:
+     each drafter's figures (`field.drafter_figures`), and a recommendation for each RTT.
 
-Intervals are percentile bootstraps over *prompts* (Efron 1979): the tokens of an answer depend on
-each other, answers to different prompts do not. All drafters are drawn with the same prompts, so
-two are compared on the same ground. With fewer than 3 prompts there are none.
+Intervals are percentile bootstraps over *prompts* (Efron 1979): the tokens of one answer depend on
+each other, answers to different prompts do not. Every resample takes the same prompts for all
+drafters, so that differences are paired. With fewer than 3 prompts there is no interval.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ from statistics import median
 from pilotfish.device_runtime.choice.pass_pace import pass_s
 from pilotfish.field.drafter_figures import (
     SPEEDS,
+    DrafterCounts,
     DrafterEntry,
     DrafterFigures,
-    DrafterTally,
     Rates,
 )
-from pilotfish.field.resampling import estimate, resampled
+from pilotfish.field.resampling import estimate, resample_weights
 from pilotfish.field.target_answers import TargetAnswer
 from pilotfish.speculation.speeds import ALIKE, GAIN, pick_drafter
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
-WINDOWS = 16  # the longest
+WINDOWS = 16  # the longest window, tokens
 Progress = Callable[[str, int, "int | None"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """What to take at an RTT; drafter None: none, `stream`. alike: others, within the error."""
+    """The recommended drafter at an RTT.
+
+    drafter: name; None: no drafter, `stream`. alike: names of drafters that the data cannot tell
+    from it.
+    """
 
     rtt_s: float
     drafter: str | None
@@ -47,7 +51,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterComparison:
-    """The whole. pass_s: of the target by its drafts, 0 and on."""
+    """All figures of a comparison. pass_s: seconds of a target's pass over 0, 1, … drafts."""
 
     prompts: int
     pass_s: list[float]
@@ -59,20 +63,24 @@ class DrafterComparison:
 def target_passes(
     welcome: Welcome, answers: Sequence[TargetAnswer], pass_ms: float | None = None
 ) -> list[float]:
-    """Seconds of the target's passes that take 0, 1, … drafts: as it told, at the pace as it was.
+    """Compute the seconds of the target's passes over 0, 1, … drafts.
 
-    A target that told none counts as one that takes as long for many tokens as for one. pass_ms: so
-    long does any take.
+    They are the times that the edge announced, scaled to the median pass of the answers. If it
+    announced none, every pass takes as long as a pass over one token. pass_ms: this time for all
+    passes instead.
     """
     if pass_ms is not None:
         return [pass_ms * 1e-3] * (WINDOWS + 1)
-    seen = [one.pass_s for one in answers if one.pass_s > 0.0]
-    told = {one.tokens: one.ns * 1e-9 for one in sorted(welcome.passes, key=lambda one: one.tokens)}
-    if not told:
-        told = {1: median(seen) if seen else 0.05}
-        return [told[1]] * (WINDOWS + 1)
-    factor = median(seen) / pass_s(told, 1) if seen else 1.0
-    return [factor * pass_s(told, 1 + drafts) for drafts in range(WINDOWS + 1)]
+    observed_s = [answer.pass_s for answer in answers if answer.pass_s > 0.0]
+    pass_s_by_tokens = {
+        timed.tokens: timed.ns * 1e-9
+        for timed in sorted(welcome.passes, key=lambda timed: timed.tokens)
+    }
+    if not pass_s_by_tokens:
+        pass_s_by_tokens = {1: median(observed_s) if observed_s else 0.05}
+        return [pass_s_by_tokens[1]] * (WINDOWS + 1)
+    factor = median(observed_s) / pass_s(pass_s_by_tokens, 1) if observed_s else 1.0
+    return [factor * pass_s(pass_s_by_tokens, 1 + drafts) for drafts in range(WINDOWS + 1)]
 
 
 def compare(
@@ -85,38 +93,44 @@ def compare(
     in_rounds: str = "greedy",
     progress: Progress = lambda label, done, total: None,
 ) -> DrafterComparison:
-    """Compare drafters over so many prompts, numbered from 0.
+    """Compare drafters over ``prompts`` prompts, numbered from 0.
 
-    target_s: seconds of passes that take 0 to ``longest`` drafts, or more; longest: of windows.
-    in_rounds: the protocol that goes round by round.
+    target_s: seconds of passes over 0 to ``longest`` drafts, or more. longest: the longest window,
+    tokens. in_rounds: name of the protocol that works round by round.
     """
-    weights = resampled(prompts)
-    ordered = sorted(entries, key=lambda one: one.size_bytes)
-    tallies = [
-        DrafterTally(one, prompts, min(longest, len(target_s) - 1), in_rounds) for one in ordered
+    weights = resample_weights(prompts)
+    ordered = sorted(entries, key=lambda entry: entry.size_bytes)
+    drafter_counts = [
+        DrafterCounts(entry, prompts, min(longest, len(target_s) - 1), in_rounds)
+        for entry in ordered
     ]
-    rates: list[dict[str, Rates]] = []  # [RTTs], of all drafters by name
+    rates: list[dict[str, Rates]] = []  # [RTTs], drafters' rates by name
     for rtt_s in rtts_s:
-        progress("expecting speeds", len(rates), len(rtts_s))
+        progress("computing speeds", len(rates), len(rtts_s))
         rates.append(
-            {one.entry.name: one.rates(weights[: 1 + SPEEDS], rtt_s, target_s) for one in tallies}
+            {
+                counts.entry.name: counts.rates(weights[: 1 + SPEEDS], rtt_s, target_s)
+                for counts in drafter_counts
+            }
         )
     return DrafterComparison(
         prompts=prompts,
         pass_s=list(target_s),
         streamed_per_s=1.0 / target_s[0],
         drafters=[
-            one.figures(weights, [found[one.entry.name] for found in rates], target_s)
-            for one in tallies
+            counts.figures(
+                weights, [rates_at_rtt[counts.entry.name] for rates_at_rtt in rates], target_s
+            )
+            for counts in drafter_counts
         ],
-        ship=[_shipped(found, target_s) for found in rates],
+        ship=[_recommend(rates_at_rtt, target_s) for rates_at_rtt in rates],
     )
 
 
-def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommendation:
-    """Choose at an RTT, of those that gain enough; rates: of drafters, the smallest first."""
-    fast = {name: float(one.best[0]) for name, one in rates.items()}
-    worth = {name: rate for name, rate in fast.items() if rate * target_s[0] >= GAIN}
+def _recommend(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommendation:
+    """Recommend a drafter that gains enough at an RTT. rates: by name, the smallest first."""
+    tokens_per_s = {name: float(rate.best[0]) for name, rate in rates.items()}
+    worth = {name: rate for name, rate in tokens_per_s.items() if rate * target_s[0] >= GAIN}
     if not worth:
         return Recommendation(
             rtt_s=next(iter(rates.values())).rtt_s,
@@ -128,21 +142,25 @@ def _shipped(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommend
             alike=[],
         )
     name = pick_drafter(worth)
-    won = rates[name]
+    best = rates[name]
     return Recommendation(
-        rtt_s=won.rtt_s,
+        rtt_s=best.rtt_s,
         drafter=name,
-        protocol=won.protocol,
-        window=won.window,
+        protocol=best.protocol,
+        window=best.window,
         tokens_per_s=worth[name],
         gain=worth[name] * target_s[0],
-        alike=[other for other, one in rates.items() if other != name and _alike(one, won)],
+        alike=[
+            other
+            for other, rate in rates.items()
+            if other != name and _indistinguishable(rate, best)
+        ],
     )
 
 
-def _alike(one: Rates, won: Rates) -> bool:
-    """Whether a drafter cannot be told from the one that is taken: by times, or by prompts."""
-    ratio = estimate(one.best / won.best)
+def _indistinguishable(rates: Rates, best: Rates) -> bool:
+    """Whether the data cannot tell a drafter from the best: as fast, or within its interval."""
+    ratio = estimate(rates.best / best.best)
     assert ratio.value is not None
     if ratio.value >= ALIKE:
         return True

@@ -1,4 +1,4 @@
-"""A comparison of drafters as one picture: α by depth, survival, and tokens/s by RTT."""
+"""Draw a comparison of drafters as one picture: α by depth, survival, and tokens/s by RTT."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,67 +7,91 @@ from typing import Any
 from pilotfish.field.comparison import DrafterComparison
 from pilotfish.field.drafter_figures import DrafterFigures
 from pilotfish.field.drawing import Axes, panels
-from pilotfish.field.report.canvas import PlotStyle, legend_below, plain
+from pilotfish.field.report.canvas import PlotStyle, escape_math, legend_below
 from pilotfish.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
 _LETTERS = 34
 _XLABELS = ("drafts right before it", "drafts in a row", "RTT (ms)")
 _YLABELS = ("α, right there", "all of them right", "expected tokens/s")
-_APART = 0.06  # of the drafters' marks, so that none hides another
+_APART = 0.06  # distance of the drafters' marks, so that none hides another
 
 
-def draw(path: Path, found: DrafterComparison) -> None:
+def draw(path: Path, comparison: DrafterComparison) -> None:
     """Draw a comparison, as a PNG."""
-    title = f"Drafters for one target (n = {found.prompts} prompts, bars: 95 %)"
+    title = f"Drafters for one target (n = {comparison.prompts} prompts, bars: 95 %)"
     with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
-        looks = PlotStyle(one.name for one in found.drafters)
-        for at, one in enumerate(found.drafters):
-            look = {"color": looks.colour_of(one.name), "marker": looks.marker_of(one.name)}
-            _draw(depths, runs, speeds, one, look, at)
-        _label(depths, [_group(one.first, one.end) for one in found.drafters[0].by_depth])
-        _label(runs, [str(length) for length in found.drafters[0].survival])
+        styles = PlotStyle(figures.name for figures in comparison.drafters)
+        for index, figures in enumerate(comparison.drafters):
+            style = {
+                "color": styles.colour_of(figures.name),
+                "marker": styles.marker_of(figures.name),
+            }
+            _draw(depths, runs, speeds, figures, style, index)
+        _label(
+            depths,
+            [
+                _depth_range(figures.first, figures.end)
+                for figures in comparison.drafters[0].by_depth
+            ],
+        )
+        _label(runs, [str(length) for length in comparison.drafters[0].survival])
         for axes in (depths, runs):
             axes.set_ylim(0.0, 1.0)
-        speeds.axhline(found.streamed_per_s, color="#888888", linestyle="--", label="stream alone")
+        speeds.axhline(
+            comparison.streamed_per_s, color="#888888", linestyle="--", label="stream alone"
+        )
         speeds.set_ylim(bottom=0.0)
         legend_below(speeds, columns=2)
 
 
 def _draw(
-    depths: Axes, runs: Axes, speeds: Axes, one: DrafterFigures, look: dict[str, Any], at: int
+    depths: Axes,
+    runs: Axes,
+    speeds: Axes,
+    figures: DrafterFigures,
+    style: dict[str, Any],
+    index: int,
 ) -> None:
-    """Draw one drafter into all three."""
+    """Draw one drafter into all three panels."""
     for axes, estimates in (
-        (depths, [depth.seen for depth in one.by_depth]),
-        (runs, list(one.survival.values())),
+        (depths, [depth.reliable_acceptance for depth in figures.by_depth]),
+        (runs, list(figures.survival.values())),
     ):
-        _points(axes, [place + _APART * at for place in range(len(estimates))], estimates, look)
-    rates = [expected.tokens_per_s if one.prompts else Estimate(None) for expected in one.expected]
-    rtts_ms = [expected.rtt_s * 1e3 for expected in one.expected]
-    _points(speeds, rtts_ms, rates, look | {"label": plain(_last(one.name))})
+        _points(
+            axes,
+            [position + _APART * index for position in range(len(estimates))],
+            estimates,
+            style,
+        )
+    rates = [
+        expected.tokens_per_s if figures.prompts else Estimate(None)
+        for expected in figures.expected
+    ]
+    rtts_ms = [expected.rtt_s * 1e3 for expected in figures.expected]
+    _points(speeds, rtts_ms, rates, style | {"label": escape_math(_last_letters(figures.name))})
 
 
 def _points(
-    axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], look: dict[str, Any]
+    axes: Axes, positions: Sequence[float], estimates: Sequence[Estimate], style: dict[str, Any]
 ) -> None:
-    """Draw those that are known, each with its interval."""
+    """Draw the known estimates, each with its interval."""
     x, y, below, above = [], [], [], []
-    for place, (value, low, high) in zip(places, estimates, strict=True):
+    for position, (value, low, high) in zip(positions, estimates, strict=True):
         if value is not None:
-            x.append(place)
+            x.append(position)
             y.append(value)
             below.append(0.0 if low is None else max(0.0, value - low))
             above.append(0.0 if high is None else max(0.0, high - value))
-    axes.errorbar(x, y, yerr=[below, above], capsize=2, linewidth=1.2, **look)
+    axes.errorbar(x, y, yerr=[below, above], capsize=2, linewidth=1.2, **style)
 
 
-def _last(name: str) -> str:
-    """Shorten a name to its last letters, by which paths differ."""
+def _last_letters(name: str) -> str:
+    """Shorten a name to its last letters: paths differ at the end."""
     return name if len(name) <= _LETTERS else "…" + name[1 - _LETTERS :]
 
 
-def _group(first: int, end: int) -> str:
+def _depth_range(first: int, end: int) -> str:
     return str(first) if end == first + 1 else f"{first}–{end - 1}"
 
 

@@ -1,11 +1,11 @@
-"""A drafter's figures, by where it agrees with the target's answers, and by its pace.
+"""Compute a drafter's figures from its agreement with the target's answers and its speed.
 
-In:  its agreement by prompt, the seconds of a draft, and the target's passes. Out: figures with
+In:  agreement by prompt, seconds a draft, and seconds of the target's passes. Out: figures with
      95 % intervals (`field.resampling`).
 
-Expected tokens/s are of one session in its steady state, without the reading of the prompt: of
-rounds as they would have gone along these very answers, with the best window; of `ahead` by its
-model (`speculation.ahead`), from α by depth. A drafter's pace is that of this machine at rest.
+Expected tokens/s are those of one session after the prompt is read. For rounds they follow from
+the rounds that these answers would have taken, with the best window; for `ahead` from its model
+(`speculation.ahead`) and α by depth. Seconds a draft are measured on this machine at rest.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.acceptance import smooth
-from pilotfish.field.agreement import Agreed, accepted_by_round, by_depth
+from pilotfish.field.agreement import Agreed, count_accepted, count_by_depth
 from pilotfish.field.resampling import Estimate, estimate
 from pilotfish.speculation.ahead import survival
 from pilotfish.speculation.speeds import best_window, hinted_token_s
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS
 
 AHEAD = "ahead"
-DEPTHS = 64  # that are told apart
-GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # of depths, for people
+DEPTHS = 64  # depths with counts of their own; deeper drafts count at the last
+GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # ranges of depths, for tables
 RUNS = (1, 2, 4, 8, 16)
-SPEEDS = 100  # resamples of a speed; each is a run of the model of `ahead`
-FEW = 10  # drafts; a share of fewer says too little to be shown
-_HOPE = 0.0  # α without evidence: of what was never seen nothing is expected
+SPEEDS = 100  # resamples of a speed; each runs the model of `ahead`
+FEW = 10  # drafts; a share of fewer is not shown
+_HOPE = 0.0  # α at depths without evidence
 Floats = NDArray[np.float64]
 
 
 class DepthFigures(NamedTuple):
-    """α at depths from ``first`` to below ``end`` of a run, and how many drafts stood there."""
+    """α at depths ``first`` to ``end`` - 1 of a run. reached: drafts at these depths."""
 
     first: int
     end: int
@@ -43,13 +43,16 @@ class DepthFigures(NamedTuple):
     acceptance: Estimate
 
     @property
-    def seen(self) -> Estimate:
-        """α, where enough was seen of it to be shown."""
+    def reliable_acceptance(self) -> Estimate:
+        """α if enough drafts reached these depths, else an empty estimate."""
         return self.acceptance if self.reached >= FEW else Estimate(None)
 
 
 class ExpectedSpeed(NamedTuple):
-    """Tokens a second at an RTT, and over those of `stream`; window: of rounds, 0 under `ahead`."""
+    """Expected tokens/s at an RTT.
+
+    window: tokens a round; 0 under `ahead`. gain: ratio to the tokens/s of `stream`.
+    """
 
     rtt_s: float
     protocol: str
@@ -62,7 +65,7 @@ class ExpectedSpeed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry:
-    """What there is to compare of a drafter. agreed: by prompt; draft_s: of a draft."""
+    """A drafter to compare. agreed: agreement by prompt. draft_s: seconds a draft."""
 
     name: str
     size_bytes: int
@@ -72,7 +75,7 @@ class DrafterEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFigures:
-    """A drafter's figures. survival: by length, that so many drafts in a row are right."""
+    """A drafter's figures. survival: S(k), the share of runs of k right drafts, by k."""
 
     name: str
     size_bytes: int
@@ -87,7 +90,11 @@ class DrafterFigures:
 
 
 class Rates(NamedTuple):
-    """Of a drafter at an RTT: tokens/s of every resample, f64 [1 + resamples], and the best way."""
+    """A drafter's rates at an RTT, under its fastest protocol and window.
+
+    best: tokens/s of every resample, f64 [1 + resamples]. ahead_per_s, rounds_per_s: tokens/s of
+    `ahead` and of rounds, over all prompts.
+    """
 
     rtt_s: float
     protocol: str
@@ -97,7 +104,7 @@ class Rates(NamedTuple):
     rounds_per_s: float
 
 
-class DrafterTally:
+class DrafterCounts:
     """A drafter's counts by prompt."""
 
     def __init__(self, entry: DrafterEntry, prompts: int, longest: int, in_rounds: str) -> None:
@@ -108,27 +115,27 @@ class DrafterTally:
         self._tokens = np.zeros(prompts)
         self._rounds = np.zeros((prompts, longest))
         for prompt, agreed in entry.agreed.items():
-            self._reached[prompt], self._right[prompt] = by_depth(agreed, DEPTHS)
+            self._reached[prompt], self._right[prompt] = count_by_depth(agreed, DEPTHS)
             self._tokens[prompt] = len(agreed)
-            self._rounds[prompt] = [len(accepted_by_round(agreed, 1 + at)) for at in range(longest)]
+            self._rounds[prompt] = [len(count_accepted(agreed, 1 + at)) for at in range(longest)]
 
     def rates(self, weights: Floats, rtt_s: float, target_s: Sequence[float]) -> Rates:
-        """Compute tokens/s at an RTT, in each resample of the way that is best in all prompts."""
+        """Compute tokens/s at an RTT for each resample, with the protocol that is best overall."""
         draft_s = self.entry.draft_s
         reached, right = weights @ self._reached, weights @ self._right
         ahead = np.array(
             [
                 1.0
                 / hinted_token_s(
-                    smooth(seen, true, _HOPE),
+                    smooth(count, right_count, _HOPE),
                     rtt_s=rtt_s,
                     draft_s=draft_s,
                     pass_s=target_s[: MOST_DRAFTS + 1],
                 )
-                for seen, true in zip(reached, right, strict=True)
+                for count, right_count in zip(reached, right, strict=True)
             ]
         )
-        # a prompt's answer may be drawn never: then nothing is known, and none is drafted
+        # a resample may contain no answer of this drafter: then it accepts no draft
         tokens = (weights @ self._tokens)[:, None] / np.maximum(weights @ self._rounds, 1.0)
         window, round_s = best_window(
             np.maximum(tokens[0], 1.0).tolist(), rtt_s=rtt_s, draft_s=draft_s, pass_s=target_s
@@ -147,19 +154,19 @@ class DrafterTally:
         )
 
     def figures(
-        self, weights: Floats, found: Sequence[Rates], target_s: Sequence[float]
+        self, weights: Floats, rates_by_rtt: Sequence[Rates], target_s: Sequence[float]
     ) -> DrafterFigures:
         """Compute all figures."""
         entry = self.entry
         reached, right = weights @ self._reached, weights @ self._right
         with np.errstate(invalid="ignore", divide="ignore"):
             hazards = right / reached  # [resamples, depths], NaN where nothing was seen
-            whole = right.sum(axis=1) / reached.sum(axis=1)
+            overall = right.sum(axis=1) / reached.sum(axis=1)
             grouped = [
                 right[:, first:end].sum(axis=1) / reached[:, first:end].sum(axis=1)
                 for first, end in GROUPS
             ]
-        # none goes on behind a depth at which all ended, though nothing was seen there
+        # no run passes a depth at which all runs ended, though deeper α are unknown (NaN)
         hazards[np.logical_or.accumulate(hazards == 0.0, axis=1)] = 0.0
         runs = np.array([survival(row) for row in hazards])
         return DrafterFigures(
@@ -169,7 +176,7 @@ class DrafterTally:
             prompts=len(entry.agreed),
             left_out=len(self._tokens) - len(entry.agreed),
             tokens=int(self._tokens.sum()),
-            acceptance=estimate(whole),
+            acceptance=estimate(overall),
             by_depth=[
                 DepthFigures(first, end, int(self._reached[:, first:end].sum()), estimate(values))
                 for (first, end), values in zip(GROUPS, grouped, strict=True)
@@ -177,14 +184,14 @@ class DrafterTally:
             survival={length: estimate(runs[:, length]) for length in RUNS},
             expected=[
                 ExpectedSpeed(
-                    one.rtt_s,
-                    one.protocol,
-                    one.window,
-                    estimate(one.best),
-                    float(one.best[0]) * target_s[0],
-                    one.ahead_per_s,
-                    one.rounds_per_s,
+                    rates.rtt_s,
+                    rates.protocol,
+                    rates.window,
+                    estimate(rates.best),
+                    float(rates.best[0]) * target_s[0],
+                    rates.ahead_per_s,
+                    rates.rounds_per_s,
                 )
-                for one in found
+                for rates in rates_by_rtt
             ],
         )

@@ -1,6 +1,6 @@
 """Draw plots in one style: one palette, no global state; legible at phone width.
 
-Modules that draw import what they need of matplotlib from here, so that its absence is one error.
+Modules that draw import matplotlib's names from here, so that its absence is one error.
 """
 
 import warnings
@@ -59,10 +59,10 @@ _STYLE = {
 def plot(
     path: Path, title: str, xlabel: str, ylabel: str, inches: tuple[float, float] = INCHES
 ) -> Iterator[Axes]:
-    """Yield axes in Pilotfish's style; afterwards the plot is at ``path``, as a PNG.
+    """Yield axes in Pilotfish's style; write the plot to ``path`` as a PNG afterwards.
 
-    xlabel and ylabel name what is shown and its unit. The number of samples (n) goes into the
-    title, or into the labels of the lines where it differs between them.
+    xlabel, ylabel: quantity and unit. The number of samples (n) goes into the title, or into the
+    labels of the lines if it differs between them.
     """
     with panels(path, title, xlabel, [ylabel], inches) as (axes,):
         yield axes
@@ -76,9 +76,9 @@ def panels(
     ylabels: Sequence[str],
     inches: tuple[float, float] = INCHES,
 ) -> Iterator[list[Axes]]:
-    """Like `plot`, with one axes for each of ``ylabels``, stacked on a common x.
+    """Like `plot`, with one axes for each of ``ylabels``, stacked.
 
-    Where there is an xlabel for each, each has an x of its own.
+    xlabel: one label for a common x axis, or a label for each axes, which then has its own x axis.
     """
     with style.context(_STYLE):
         figure = Figure(figsize=inches, dpi=DPI)

@@ -1,11 +1,11 @@
-"""Facts of this machine that latency depends on.
+"""Collect the facts of this machine that latency depends on.
 
-In: /proc, /sys, /etc and /var as they are below ``root``. Out: names and JSON values; what this
-machine does not have, or does not tell without privileges, is absent.
+In: /proc, /sys, /etc and /var below ``root``. Out: names and JSON values. A fact that this machine
+does not have, or shows only to privileged users, is absent.
 
 A Jetson's power mode is in ``/var/lib/nvpmodel/status`` ("pmode:0002"), its name in
-``/etc/nvpmodel.conf`` ("< POWER_MODEL ID=2 NAME=MODE_30W >"); ``nvpmodel -q`` says the same, but
-may need root.
+``/etc/nvpmodel.conf`` ("< POWER_MODEL ID=2 NAME=MODE_30W >"); ``nvpmodel -q`` prints the same,
+but may need root.
 """
 
 import os
@@ -30,7 +30,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
     groups grant), memory_bytes, power_mode, governor, gpu, python, pilotfish, and packages: names
     and versions.
     """
-    found = {
+    values = {
         "board": _board(root),
         "l4t": _first_line(root / "etc/nv_tegra_release"),
         "kernel": platform.release(),
@@ -46,7 +46,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
         "pilotfish": SOFTWARE.removeprefix("pilotfish "),
         "packages": _packages(),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _text(path: Path) -> str | None:
@@ -82,8 +82,8 @@ def _cpu(root: Path) -> str | None:
 
 
 def _memory_bytes(root: Path) -> int | None:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 def _power_mode(root: Path) -> str | None:
@@ -104,11 +104,11 @@ def _governor(root: Path) -> str | None:
 
 
 def _gpu(root: Path) -> str | None:
-    """Return what NVIDIA's kernel driver says of the first GPU."""
+    """Return the model of the first GPU, as NVIDIA's kernel driver names it."""
     for card in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
-        if found:
-            return found[1].strip()
+        match = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
+        if match:
+            return match[1].strip()
     return None
 
 

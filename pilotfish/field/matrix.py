@@ -1,9 +1,9 @@
-"""The cells that a run measures, and their order.
+"""List the cells that a run measures, in their order.
 
 In: the settings of a run. Out: its configurations, and the cells of its matrix in blocks. A block
-is one prompt and one repeat: every configuration answers it once, in an order of the block's own.
-So drift during a run (a link that fades, a board that gets hot) affects all configurations alike,
-and so does what an answer leaves behind for the next.
+is one prompt and one repeat: every configuration answers it once, in the block's own random order.
+So drift during a run (a link that fades, a board that gets hot) and effects of one answer on the
+next fall on all configurations alike.
 """
 
 import random
@@ -16,17 +16,17 @@ from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL, STREAM
 
-_WINDOWLESS = (STREAM, LOCAL, AUTO)  # the last picks its window itself
+_WINDOWLESS = (STREAM, LOCAL, AUTO)  # `auto` chooses its window itself
 
 
 def configurations(settings: MatrixSettings) -> list[Configuration]:
-    """List protocols × windows; protocols without a window, or that choose it, once."""
-    found = [
+    """List protocols × windows; a protocol without a window, or that chooses it, stands once."""
+    listed = [
         Configuration(protocol, window)
         for protocol in settings.protocols
         for window in ((None,) if protocol in _WINDOWLESS else settings.windows)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(listed))
 
 
 def cells(settings: MatrixSettings) -> Iterator[Cell]:
@@ -40,7 +40,7 @@ def cells(settings: MatrixSettings) -> Iterator[Cell]:
 
 
 def warm_up(settings: MatrixSettings) -> Iterator[Cell]:
-    """List the warm-up cells: every configuration, a prompt each."""
+    """List the warm-up cells: every configuration answers one prompt a repeat."""
     for repeat in range(settings.warm_up):
         prompt = repeat % len(settings.prompts)
         for configuration in configurations(settings):
@@ -48,12 +48,12 @@ def warm_up(settings: MatrixSettings) -> Iterator[Cell]:
 
 
 def remaining(settings: MatrixSettings, done: Collection[Cell]) -> list[Cell]:
-    """List the cells that are still to be measured."""
+    """List the cells that are not measured yet."""
     return [cell for cell in cells(settings) if cell not in done]
 
 
 def needs_edge(settings: MatrixSettings) -> bool:
-    """Whether anything but the drafter alone is measured."""
+    """Whether any protocol but `local` is measured."""
     return any(protocol != LOCAL for protocol in settings.protocols)
 
 
@@ -77,7 +77,7 @@ def check(settings: MatrixSettings) -> None:
 
 
 def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
-    """Raise a typed error for what this edge does not offer, or takes less of."""
+    """Raise `UnsupportedError` or `TooLargeError` for a cell that this edge does not serve."""
     for protocol, window in configurations(settings):
         if protocol not in (*edge.protocols, LOCAL, AUTO):
             raise UnsupportedError(
@@ -85,8 +85,8 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
             )
         if window is None or window == AUTO:
             continue
-        asked = plan(protocol=protocol, window=window, temperature=settings.temperature)
-        nodes = nodes_at_most(asked.expansion)
+        request = plan(protocol=protocol, window=window, temperature=settings.temperature)
+        nodes = nodes_at_most(request.expansion)
         if nodes > edge.limits.window:
             raise TooLargeError(
                 f"A window {window} of {protocol} has {nodes} draft tokens, and this edge takes "
@@ -95,20 +95,20 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
 
 
 def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: int) -> None:
-    """Raise `PromptTooLongError` for the first prompt that leaves no room, by its number.
+    """Raise `PromptTooLongError`, with its number, for the first prompt that leaves no room.
 
-    count: a prompt's tokens; it may raise the same error for far too many.
+    count: function that counts a prompt's tokens; it may raise the same error.
     """
     for number, prompt in enumerate(prompts, 1):
         try:
             tokens = count(prompt)
         except PromptTooLongError:
-            found = f"more than {context - 1}"
+            size = f"more than {context - 1}"
         else:
             if tokens < context:
                 continue
-            found = str(tokens)
+            size = str(tokens)
         raise PromptTooLongError(
-            f"Prompt {number} has {found} tokens, and drafter and target together take at "
+            f"Prompt {number} has {size} tokens, and drafter and target together take at "
             f"most {context - 1}: shorten it."
         )

@@ -1,11 +1,10 @@
 """The measuring loop: answer every cell of the matrix once, and record each round.
 
-In: a device, a recorder, the settings of a run. Out: the answers, as they are finished.
+In: a device, a recorder, the settings of a run. Out: the answers, each when it is finished.
 
-Every answer starts cold: before it, both ends drop the last one, which often shared its prompt. The
-time spent on the run file is measured and subtracted from first_token_s, total_s and at_s; no stage
-contains it. Under `stream` nothing is subtracted, since its tokens arrive while the file is
-written.
+Every answer starts cold: before it, both ends drop the cache of the last answer, which often shared
+its prompt. Time spent writing the run file is subtracted from first_token_s, total_s and at_s; no
+stage contains it. Under `stream` nothing is subtracted: tokens arrive while the file is written.
 """
 
 import time
@@ -45,15 +44,13 @@ _PASSING = (
 
 
 class MeasureSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish field measure`` is told beside the matrix (`field.run.MatrixSettings`)."""
+    """Options of ``pilotfish field measure`` besides the matrix (`field.run.MatrixSettings`)."""
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
-    resume: Annotated[bool, setting("go on with the run file, if it has been begun")] = False
+    resume: Annotated[bool, setting("go on with the run file, if it exists")] = False
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
     edge: (
-        Annotated[
-            str, setting("tcp://HOST:PORT; protocol local alone needs none", metavar="ADDRESS")
-        ]
+        Annotated[str, setting("tcp://HOST:PORT; not needed for protocol local", metavar="ADDRESS")]
         | None
     ) = None
     keys: (
@@ -72,25 +69,25 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
             Path,
             setting(
                 "a prompt a line, or JSON lines with 'prompt' or 'question' "
-                f"(default: {len(BUILT_IN)} that come with Pilotfish)",
+                f"(default: {len(BUILT_IN)} built-in prompts)",
                 metavar="FILE",
             ),
         ]
         | None
     ) = None
     note: (
-        Annotated[str, setting("kept in the file, shown in the report", metavar="TEXT")] | None
+        Annotated[str, setting("a remark on the run; the report shows it", metavar="TEXT")] | None
     ) = None
     patience_s: Annotated[
         float,
-        setting("how long an edge that went away is waited for", gt=0, metavar="SECONDS"),
+        setting("how long to wait for a lost edge", gt=0, metavar="SECONDS"),
     ] = 60.0
 
 
 class RoundLog:
     """Writes a device's rounds to the run file; pass it to `Device` as ``on_round``.
 
-    recording_s: the part of the answer's time spent on recording so far. first_token_s and total_s:
+    recording_s: seconds of the current answer spent on recording. first_token_s, total_s: seconds
     since the answer began, without recording.
     """
 
@@ -129,10 +126,7 @@ class RoundLog:
 
 
 class Measurement:
-    """Measures one device into one file.
-
-    ``tell`` is called with a sentence for each wait or fault.
-    """
+    """Measures one device into one file. notify: callback for a sentence on each wait or fault."""
 
     def __init__(
         self,
@@ -143,7 +137,7 @@ class Measurement:
         *,
         rails: Sequence[Rail] = (),
         patience_s: float = 60.0,
-        tell: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._device = device
         self._log = log
@@ -151,19 +145,19 @@ class Measurement:
         self._settings = settings
         self._rails = rails
         self._patience_s = patience_s
-        self._tell = tell
+        self._notify = notify
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
     def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
-        """Answer these cells; yield each answer when it is in the file, without its rounds.
+        """Answer these cells; yield each answer, without its rounds, when it is in the file.
 
-        An edge that is gone is tried again after growing pauses, for patience_s; then its error is
-        raised. The interrupted answer stays in the file, unfinished.
+        If the edge is lost, retry with growing pauses for patience_s, then raise the error. The
+        interrupted answer stays in the file, unfinished.
         """
         for cell in cells:
-            yield self._patiently(cell, warm_up)
+            yield self._answer_with_retries(cell, warm_up)
 
-    def _patiently(self, cell: Cell, warm_up: bool) -> Answer:
+    def _answer_with_retries(self, cell: Cell, warm_up: bool) -> Answer:
         give_up_s: float | None = None
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -175,15 +169,15 @@ class Measurement:
                 left_s = give_up_s - now_s
                 if left_s <= 0.0:
                     raise
-                self._tell(f"{error} Trying again in {min(pause_s, left_s):.3g} s.")
+                self._notify(f"{error} Trying again in {min(pause_s, left_s):.3g} s.")
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _answer(self, cell: Cell, warm_up: bool) -> Answer:
         (protocol, window), prompt, repeat = cell
         settings, recorder, log = self._settings, self._recorder, self._log
-        asked = self._prompts[prompt]
-        self._forget(asked)
+        question = self._prompts[prompt]
+        self._clear_caches(question)
         answer = Answer(
             id=0,
             protocol=protocol,
@@ -196,20 +190,20 @@ class Measurement:
             started_unix_s=time.time(),
             finished=False,
         )
-        number = recorder.begin(answer)
+        answer_id = recorder.begin(answer)
         try:
-            with Meter(self._rails) as meter, log.assign(recorder, number):
-                generation = self._device.generate(asked, **_options(settings, answer))
+            with Meter(self._rails) as meter, log.assign(recorder, answer_id):
+                generation = self._device.generate(question, **_options(settings, answer))
         except BaseException as error:
             with suppress(OSError):  # the disk may be what failed
-                recorder.end(number, error=str(error) or type(error).__name__)
+                recorder.end(answer_id, error=str(error) or type(error).__name__)
             raise
         columns = _columns(generation, log) | {"energy_j": meter.joules}
-        recorder.end(number, finished=True, **columns)
-        return Answer(**{**vars(answer), **columns, "id": number, "finished": True})
+        recorder.end(answer_id, finished=True, **columns)
+        return Answer(**{**vars(answer), **columns, "id": answer_id, "finished": True})
 
-    def _forget(self, prompt: Prompt) -> None:
-        """Make both ends drop earlier answers, by one token after another prompt."""
+    def _clear_caches(self, prompt: Prompt) -> None:
+        """Clear the caches of both ends: generate one token after another prompt."""
         other = (int(prompt.ids[0]) + 1) % self._device.tokenizer.vocab_size
         protocol = LOCAL if self._device.welcome is None else STREAM
         self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
@@ -228,11 +222,11 @@ def _options(settings: MatrixSettings, answer: Answer) -> Options:
 
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
-    """Return what the generation and the log say about the answer, as fields of it."""
-    used = [round_.window for round_ in generation.rounds]
+    """Return the fields of `Answer` that generation and log determine."""
+    windows = [round_.window for round_ in generation.rounds]
     return {
         "protocol_used": generation.protocol,
-        "window_used": max(used, default=0) or None,
+        "window_used": max(windows, default=0) or None,
         "prompt_tokens": generation.prompt_tokens,
         "tokens": len(generation.tokens),
         "finish_reason": generation.finish_reason,

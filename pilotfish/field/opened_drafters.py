@@ -1,7 +1,7 @@
-"""Drafters that are compared: opened for one target, read along its answers, and timed.
+"""Open the drafters of a comparison, read the target's answers with them, and time them.
 
-In:  names of drafters, the target's vocabulary, its answers. Out: where each drafter agrees with
-     them, and how long it takes for a draft.
+In:  names of drafters, the target's vocabulary, its answers. Out: each drafter's agreement with the
+     answers, and its seconds a draft.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Progress = Callable[[str, int, "int | None"], None]
 
-_RUN = 8  # drafts that are timed one behind the other, at most
+_RUN = 8  # consecutive drafts that are timed, at most
 
 
 @dataclass(kw_only=True)
 class Contender:
-    """A drafter and its pair; agreed: by prompt, of those that it had room for.
+    """A drafter and its pair.
 
-    name: the last parts of its path, as many as tell it from the others.
+    agreed: agreement by prompt; a prompt too long for the drafter is missing. name: the last parts
+    of its path, as many as make it unique.
     """
 
     name: str
@@ -45,31 +46,29 @@ class Contender:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on a disk."""
+        """Bytes of the artifact's files; 0 without an artifact."""
         artifact = self.source.artifact
         if artifact is None:
             return 0
         return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
 
-    def prompt(self, asking: AnswerRequest, prompt: int) -> Prompt:
-        """Make a prompt in this pair's tokens."""
-        return self.pair.prompt(asking.prompts[prompt])
+    def prompt(self, request: AnswerRequest, prompt: int) -> Prompt:
+        """Tokenise a prompt with this pair."""
+        return self.pair.prompt(request.prompts[prompt])
 
 
 def open_contenders(
     names: Sequence[str], target: Vocabulary, engine: EngineSettings
 ) -> list[Contender]:
-    """Open drafters, the smallest first; all are in memory at once, so that they can take turns."""
-    found = [
-        _opened(name, source, target, engine)
-        for name, source in zip(_short(names), sources(names), strict=True)
+    """Open drafters, sorted by size; all are in memory at once, so that timing can alternate."""
+    contenders = [
+        _open(name, source, target, engine)
+        for name, source in zip(_shorten_names(names), open_sources(names), strict=True)
     ]
-    return sorted(found, key=lambda one: one.size_bytes)
+    return sorted(contenders, key=lambda contender: contender.size_bytes)
 
 
-def _opened(
-    name: str, source: DraftSource, target: Vocabulary, engine: EngineSettings
-) -> Contender:
+def _open(name: str, source: DraftSource, target: Vocabulary, engine: EngineSettings) -> Contender:
     """Open one drafter for this target."""
     pair = Pair(source.vocabulary or target, target, source.vocabulary_subset)
     drafter = source.load(provider=engine.provider, threads=engine.threads, context=None, lanes=1)
@@ -77,95 +76,101 @@ def _opened(
     return Contender(name=name, source=source, pair=pair, drafter=drafter)
 
 
-def sources(names: Sequence[str]) -> list[DraftSource]:
-    """Open what drafters are made of, which takes no model."""
+def open_sources(names: Sequence[str]) -> list[DraftSource]:
+    """Open the drafters' sources without loading a model."""
     return [DraftSource.open(name, text=False, text_location=None) for name in names]
 
 
 def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
     """Raise `PairMismatchError` for a drafter that shares no token with the target."""
-    for source in sources(names):
+    for source in open_sources(names):
         Pair(source.vocabulary or target, target, source.vocabulary_subset)
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    """Shorten paths that differ, each to its last parts."""
+def _shorten_names(names: Sequence[str]) -> list[str]:
+    """Shorten different paths to their last parts."""
     parts = [Path(name).resolve().parts for name in names]
-    for kept in range(1, max(map(len, parts))):
-        short = ["/".join(one[-kept:]) for one in parts]
+    for count in range(1, max(map(len, parts))):
+        short = ["/".join(part[-count:]) for part in parts]
         if len({*short}) == len(short):
             return short
     return list(names)
 
 
 def read_answers(
-    contenders: Sequence[Contender], asking: AnswerRequest, answers: Sequence[TargetAnswer]
+    contenders: Sequence[Contender], request: AnswerRequest, answers: Sequence[TargetAnswer]
 ) -> Iterator[None]:
-    """Read each answer with each drafter, and yield after each; fills in ``agreed``.
+    """Read each answer with each drafter; set its ``agreed``, and yield after each reading.
 
-    A drafter without room for prompt and answer is left out of that prompt.
+    A prompt and answer that exceed a drafter's context get no entry in its ``agreed``.
     """
     for answer in answers:
-        for one in contenders:
-            prompt = one.prompt(asking, answer.prompt)
+        for contender in contenders:
+            prompt = contender.prompt(request, answer.prompt)
             try:
-                found = agreement(
-                    one.drafter, prompt, answer.tokens, asking.sampling(answer.prompt)
+                agreed = agreement(
+                    contender.drafter, prompt, answer.tokens, request.sampling(answer.prompt)
                 )
             except PromptTooLongError:
                 pass
             else:
-                one.agreed[answer.prompt] = found
+                contender.agreed[answer.prompt] = agreed
             yield
-    if not any(one.agreed for one in contenders):
+    if not any(contender.agreed for contender in contenders):
         raise UnsupportedError(
-            "No drafter has room for any prompt and its answer: ask for less by --max-tokens."
+            "No drafter has room for any prompt and its answer: lower --max-tokens."
         )
 
 
-def drafting_s(
+def measure_draft_s(
     contenders: Sequence[Contender],
-    asking: AnswerRequest,
+    request: AnswerRequest,
     answers: Sequence[TargetAnswer],
     progress: Progress = lambda label, done, total: None,
 ) -> list[float]:
-    """Time a draft of each, all behind the same answer, in turns; seconds.
+    """Measure each drafter's seconds a draft, in turns, all after the same answer.
 
-    The answer is the one of median length among those that all have room for, or each one's own;
-    one that has room for none is timed behind a token.
+    The answer is that of median length among those that fit all drafters. If none fits all, each
+    drafter takes its own; a drafter that fits no answer drafts after one token.
     """
-    told = {one.prompt: one.tokens for one in answers}
-    common = set.intersection(*(set(one.agreed) for one in contenders))
+    tokens_by_prompt = {answer.prompt: answer.tokens for answer in answers}
+    common = set.intersection(*(set(contender.agreed) for contender in contenders))
     timers = []
-    for one in contenders:
-        within = sorted(common or one.agreed, key=lambda prompt: len(told[prompt]))
-        if within:
-            middle = within[len(within) // 2]
-            timers.append(_timer(one.drafter, one.prompt(asking, middle), told[middle]))
+    for contender in contenders:
+        readable = sorted(
+            common or contender.agreed, key=lambda prompt: len(tokens_by_prompt[prompt])
+        )
+        if readable:
+            middle = readable[len(readable) // 2]
+            timers.append(
+                _timer(
+                    contender.drafter, contender.prompt(request, middle), tokens_by_prompt[middle]
+                )
+            )
         else:
-            first = one.prompt(asking, answers[0].prompt).ids[:1]
-            timers.append(_timer(one.drafter, one.pair.prompt(first.tolist()), []))
+            first = contender.prompt(request, answers[0].prompt).ids[:1]
+            timers.append(_timer(contender.drafter, contender.pair.prompt(first.tolist()), []))
     return time_interleaved(timers, progress)
 
 
 def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
-    """Make a timer of one draft after the other; what they are does not matter.
+    """Return a function that makes one more draft and returns its seconds.
 
-    They take the place of the answer's last tokens, for which there is room.
+    The drafts replace the answer's last tokens, so that they fit the context.
     """
     drafter.start(prompt)
-    run = min(_RUN, max(1, len(answer)))
-    most = len(prompt.ids) + max(0, len(answer) - run)
-    committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:most]
+    count = min(_RUN, max(1, len(answer)))
+    length = len(prompt.ids) + max(0, len(answer) - count)
+    committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:length]
     drafter.prefill(committed)
     drafts: list[int] = []
 
-    def timed() -> float:
-        if len(drafts) == run:
+    def make_draft() -> float:
+        if len(drafts) == count:
             drafts.clear()
-        known: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
+        draft_ids: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
         begun_s = time.perf_counter()
-        level = drafter.predict_next(committed, known)
+        level = drafter.predict_next(committed, draft_ids)
         token = (
             0 if level is None else draft_with_margin(level.logits[0], GREEDY, len(committed))[0]
         )
@@ -173,4 +178,4 @@ def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[
         drafts.append(token)
         return taken_s
 
-    return timed
+    return make_draft

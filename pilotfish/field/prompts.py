@@ -1,4 +1,4 @@
-"""The prompts of a run: a file's, or the built-in ones."""
+"""Read the prompts of a run: from a file, or the built-in ones."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import reading_file
 
-# short and long answers, prose and code: what a drafter predicts well, and what it does not
+# short and long answers, prose and code: some are easy to draft, others are not
 BUILT_IN = (
     "Why is the sky blue?",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -22,7 +22,7 @@ Question: TypeAlias = "str | list[dict[str, Any]]"  # a text, or messages up to 
 
 
 class PromptLine(NamedTuple):
-    """A line of a file of prompts: its number, and the text or the JSON object that it is."""
+    """A line of a file of prompts. content: its text, or its JSON object."""
 
     number: int
     content: str | dict[str, Any]
@@ -31,47 +31,49 @@ class PromptLine(NamedTuple):
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Read the prompts of a file: one a line, or JSON lines with ``prompt`` or ``question``.
 
-    UnsupportedError says what is wrong with the file, and in which line.
+    Raises `UnsupportedError`, which names the fault and its line.
     """
     return tuple(
         line.content if isinstance(line.content, str) else text_of(path, line)
-        for line in numbered_lines(path)
+        for line in read_lines(path)
     )
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read the prompts of a file as `read_prompts` does; JSON lines may also have ``messages``.
 
-    Of these, what stands behind the last user's message is left out.
+    Messages after the last user's message are dropped.
     """
-    return tuple(question_of(path, line) for line in numbered_lines(path))
+    return tuple(question_of(path, line) for line in read_lines(path))
 
 
-def numbered_lines(path: Path) -> list[PromptLine]:
-    """Read the lines that are not empty: JSON objects if the first one begins as such, else texts.
+def read_lines(path: Path) -> list[PromptLine]:
+    """Read the non-empty lines: as JSON objects if the first begins with ``{``, else as texts.
 
-    UnsupportedError says what is wrong with the file, and in which line.
+    Raises `UnsupportedError`, which names the fault and its line.
     """
     with reading_file(
         lambda problem: UnsupportedError(f"The prompts in {path} cannot be read: {problem}.")
     ):
         try:
-            # by line feeds alone: JSON strings may hold what else ends a line in Unicode
+            # split at line feeds alone: JSON strings may contain Unicode's other line ends
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     if "\0" in text:
-        raise UnsupportedError(f"{path} is no text: it holds bytes of value 0.")
+        raise UnsupportedError(f"{path} is no text: it has bytes of value 0.")
     lines = enumerate(text.split("\n"), 1)
     numbered = [PromptLine(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
-        raise UnsupportedError(f"{path} holds no prompt: give it one a line.")
+        raise UnsupportedError(f"{path} has no prompt: write one a line.")
     if str(numbered[0].content).startswith("{"):
-        return [PromptLine(number, _object(path, number, str(line))) for number, line in numbered]
+        return [
+            PromptLine(number, _parse_object(path, number, str(line))) for number, line in numbered
+        ]
     return numbered
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
     with reading_file(
         lambda problem: UnsupportedError(f"{path}, line {number} is not JSON: {problem}.")
     ):
@@ -81,15 +83,15 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     return entry
 
 
-def text_of(path: Path, line: PromptLine, named: Sequence[str] = _KEYS) -> str:
-    """Return the text of a JSON line. named: the keys that the error tells of."""
+def text_of(path: Path, line: PromptLine, expected_keys: Sequence[str] = _KEYS) -> str:
+    """Return the text of a JSON line. expected_keys: keys that the error message names."""
     assert isinstance(line.content, dict)
-    found = next((line.content[key] for key in _KEYS if key in line.content), None)
-    if not isinstance(found, str) or not found.strip():
-        told = " or ".join(map(repr, named))
-        raise UnsupportedError(f"{path}, line {line.number} has no text under {told}.")
-    _expect_encodable(path, line.number, found)
-    return found
+    text = next((line.content[key] for key in _KEYS if key in line.content), None)
+    if not isinstance(text, str) or not text.strip():
+        keys = " or ".join(map(repr, expected_keys))
+        raise UnsupportedError(f"{path}, line {line.number} has no text under {keys}.")
+    _expect_encodable(path, line.number, text)
+    return text
 
 
 def question_of(path: Path, line: PromptLine) -> Question:
@@ -100,21 +102,25 @@ def question_of(path: Path, line: PromptLine) -> Question:
         return text_of(path, line, (*_KEYS, _MESSAGES))
     messages = line.content[_MESSAGES]
     texts = [
-        isinstance(one, dict)
-        and isinstance(one.get("role"), str)
-        and isinstance(one.get("content"), str)
-        for one in (messages if isinstance(messages, list) else [False])
+        isinstance(message, dict)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+        for message in (messages if isinstance(messages, list) else [False])
     ]
-    asked = [at for at, one in enumerate(messages) if one["role"] == "user"] if all(texts) else []
-    if not asked:
+    user_turns = (
+        [index for index, message in enumerate(messages) if message["role"] == "user"]
+        if all(texts)
+        else []
+    )
+    if not user_turns:
         raise UnsupportedError(
             f"{path}, line {line.number} has no messages, each with a role and a text as its "
             "content, of which one is a user's."
         )
-    talk = [{"role": one["role"], "content": one["content"]} for one in messages]
-    for one in talk:
-        _expect_encodable(path, line.number, one["role"] + one["content"])
-    return talk[: asked[-1] + 1]
+    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
+    for message in chat:
+        _expect_encodable(path, line.number, message["role"] + message["content"])
+    return chat[: user_turns[-1] + 1]
 
 
 def _expect_encodable(path: Path, number: int, text: str) -> None:

@@ -3,13 +3,13 @@
 In: the facts of a run, the begin and end of each answer, its rounds as they happen. Out: the SQLite
 database that `field.run` reads.
 
-One transaction a round, in WAL mode with ``synchronous=FULL``, so that a kill or a power cut loses
-the running round and no other. The exception is `stream`: its tokens arrive faster than some disks
-sync, and waiting for the disk would slow down what is measured. They are handed to the operating
-system one by one, where a kill cannot reach them, and synced with the end of their answer. After
-each answer the log is folded into the file; a closed run is one file.
+Each round is one transaction in WAL mode with ``synchronous=FULL``, so that a kill or a power cut
+loses only the running round. `stream` is the exception: its tokens arrive faster than some disks
+sync, and waiting for the disk would slow the measurement. Its rounds go to the operating system one
+by one, where a kill cannot reach them, and to the disk at the end of the answer. After each answer
+the log is folded into the file; a closed run is one file.
 
-One writer at a time: an advisory lock on the file, which ends with the process that holds it.
+An advisory lock admits one writer at a time; it ends with the writer's process.
 """
 
 import fcntl
@@ -31,13 +31,13 @@ from pilotfish.field.run_file import (
     FORMAT,
     INQUIRED,
     NOTES,
-    creation,
-    defend,
+    creation_sql,
     format_of,
+    harden,
     later_columns,
     open_read_only,
     reporting_damage,
-    upgrade,
+    upgrade_sql,
 )
 from pilotfish.wire.protocols import STREAM, counters
 
@@ -45,7 +45,7 @@ from pilotfish.wire.protocols import STREAM, counters
 class Recorder:
     """A run file, opened for writing by `create` or `resume`. Not thread-safe.
 
-    A failed write is an OSError that names the file.
+    A failed write raises an `OSError` that names the file.
     """
 
     def __init__(self, path: Path, lock: int, database: sqlite3.Connection) -> None:
@@ -55,17 +55,17 @@ class Recorder:
 
     @classmethod
     def create(cls, path: Path, facts: Facts) -> "Recorder":
-        """Create a file with these facts; `RunFileError` if a run has begun there already."""
-        expect_nothing(path)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)  # as are its logs, by SQLite
+        """Create a file with these facts; raise `RunFileError` if the file has a run already."""
+        expect_unused(path)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)  # SQLite gives its logs the same mode
         try:
             _lock(path, lock)
             database = _open(path)
-            # tables and facts appear together, before the log begins: killed in between, the file
-            # is empty again, and `begun` says so
-            database.executescript(f"BEGIN; {creation()}")
+            # Tables and facts appear together, before the log begins: after a kill in between, the
+            # file is empty again, as `has_begun` finds.
+            database.executescript(f"BEGIN; {creation_sql()}")
             with database:
-                database.executemany("INSERT INTO facts VALUES (?, ?)", _encoded(facts).items())
+                database.executemany("INSERT INTO facts VALUES (?, ?)", _encode(facts).items())
             database.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             os.close(lock)
@@ -77,8 +77,8 @@ class Recorder:
 
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
-        """Open an existing file; `RunFileError` if it is no run, or is being written."""
-        has_begun(path)  # before it is checked: a journal may restore another schema
+        """Open an existing file; raise `RunFileError` if it is no run, or has a writer."""
+        has_begun(path)  # it rolls a journal back, which may restore another schema
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)
         try:
@@ -87,7 +87,7 @@ class Recorder:
                 database = _open(path)
                 database.execute("PRAGMA journal_mode = WAL")
                 for version in range(format_of(database), FORMAT):
-                    database.executescript(f"BEGIN; {upgrade(version)} COMMIT;")
+                    database.executescript(f"BEGIN; {upgrade_sql(version)} COMMIT;")
         except BaseException:
             os.close(lock)
             raise
@@ -100,7 +100,7 @@ class Recorder:
             database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
 
     def finished_cells(self) -> set[Cell]:
-        """Return the cells of the matrix that have been measured."""
+        """Return the cells of the matrix that are measured."""
         with reporting_damage(self.path):
             rows = self._database.execute(
                 "SELECT protocol, window, prompt, repeat FROM answers "
@@ -136,25 +136,25 @@ class Recorder:
             round_.uplink_bytes,
             round_.downlink_bytes,
             *(getattr(round_.timings, stage) for stage in STAGES),
-            *_noted(round_),
+            *_later_values(round_),
         )
         insert = f"INSERT INTO rounds VALUES ({', '.join('?' * len(values))})"
         with self._writing(sync=round_.protocol != STREAM) as database:
             database.execute(insert, values)
 
     def end(self, answer: int, **columns: Any) -> None:
-        """Record that the answer is complete, or its ``error``; columns: `field.run.Answer`."""
+        """Record that the answer is complete, or its ``error``; columns: fields of `Answer`."""
         values = [_column(value) for value in columns.values()]
         with self._writing() as database:
             database.execute(
                 f"UPDATE answers SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
                 (*values, answer),
             )
-        with self._told():  # from here on the file alone holds the answer
+        with self._naming_file():  # folds the log into the file
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Close the file; without readers its log is folded in, so that it is one file."""
+        """Close the file; if it has no readers, fold its log into it."""
         try:
             with suppress(sqlite3.OperationalError):
                 self._database.execute("PRAGMA journal_mode = DELETE")
@@ -175,14 +175,14 @@ class Recorder:
 
     @contextmanager
     def _writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run a transaction; at its end it is on the disk, or at least safe from a kill."""
-        with self._told():
+        """Run a transaction. sync: write it to the disk, not only to the operating system."""
+        with self._naming_file():
             self._database.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             with self._database:
                 yield self._database
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _naming_file(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -190,7 +190,7 @@ class Recorder:
 
 
 def has_begun(path: Path) -> bool:
-    """Whether anything was ever written there; a file that was cut off before that is empty."""
+    """Whether the file has a run; a file whose creation was cut off is empty."""
     if not path.exists():
         return False
     if path.is_dir():
@@ -201,15 +201,15 @@ def has_begun(path: Path) -> bool:
     return path.stat().st_size > 0
 
 
-def expect_nothing(path: Path) -> None:
-    """Raise `RunFileError` if a run has begun there already."""
+def expect_unused(path: Path) -> None:
+    """Raise `RunFileError` if the file has a run already."""
     if has_begun(path):
         raise RunFileError(f"{path} exists: go on with it by --resume, or name another file.")
 
 
 def _open(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(path.resolve(), timeout=1.0)
-    defend(database)
+    harden(database)
     database.execute("SELECT 1 FROM sqlite_master").fetchone()
     database.execute("PRAGMA synchronous = FULL")
     return database
@@ -225,21 +225,21 @@ def _lock(path: Path, file: int) -> None:
         ) from None
 
 
-def _noted(round_: Round) -> Iterator[Any]:
-    """The values of the columns that formats after the first have, in their order."""
-    known = counters()
-    others = {
+def _later_values(round_: Round) -> Iterator[Any]:
+    """Yield the values of the columns that formats after the first added, in their order."""
+    known_counters = counters()
+    other_notes = {
         name: value
         for name, value in round_.notes.items()
-        if name not in known or known[name].column_since is None
+        if name not in known_counters or known_counters[name].column_since is None
     }
-    values = {INQUIRED: round_.inquired, NOTES: _json(others)}
+    later_values = {INQUIRED: round_.inquired, NOTES: _json(other_notes)}
     for since in range(2, FORMAT + 1):
         for column in later_columns(since):
-            yield values[column] if column in values else round_.notes.get(column, 0)
+            yield later_values[column] if column in later_values else round_.notes.get(column, 0)
 
 
-def _encoded(facts: Facts) -> dict[str, str]:
+def _encode(facts: Facts) -> dict[str, str]:
     """Encode every fact as name and JSON value."""
     return {name: _json(getattr(facts, name)) for name in facts.__dataclass_fields__}
 

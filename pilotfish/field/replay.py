@@ -1,12 +1,12 @@
 """Replay recorded rounds over another link, or on other machines, by the cost model.
 
-In: rounds of answers as measured, a link, and compute times where they shall differ. Out: seconds;
-a model's, not a measurement.
+In: measured rounds, a link, and compute times that replace the recorded ones. Out: modelled, not
+measured, seconds.
 
-Each round keeps what it drafted, accepted and sent. Its time is that of `speculation.latency`: T =
-draft + encode + T_comm + queue + verify + settle, where T_comm comes from the round's own bytes and
-exchanges and the other link instead of from the clock. Bytes are frames as handed to ZeroMQ: what
-encryption and TCP add is not in them.
+Each round keeps its drafts, accepted tokens and bytes. Its time is that of `speculation.latency`:
+T = draft + encode + T_comm + queue + verify + settle, where T_comm follows from the round's bytes
+and exchanges over the other link. Bytes are frames as handed to ZeroMQ, without the overhead of
+encryption and TCP.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,13 +16,13 @@ from statistics import median
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.device_runtime.plan import AUTO
 from pilotfish.device_runtime.record import Round
-from pilotfish.field.report.figures import order, steady, steady_token_ms
+from pilotfish.field.report.figures import order, steady_rounds, steady_token_ms
 from pilotfish.field.run import Answer, Configuration
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, lossless, streams
 
 
-def replayed(
+def replay_token_s(
     rounds: Sequence[Round],
     link: Link,
     draft_s: float | None = None,
@@ -30,9 +30,9 @@ def replayed(
 ) -> float:
     """Compute seconds per committed token of one answer's rounds over ``link``.
 
-    draft_s: seconds of a drafter's pass, which makes a token of a chain or a level of a tree.
-    verify_s: seconds of a target's pass. None: as recorded. A pass of `stream` is verify_s or the
-    recorded mean, with what the device does meanwhile; its one RTT is spread over these tokens.
+    draft_s: seconds of a drafter's pass: one token of a chain, or one level of a tree. verify_s:
+    seconds of a target's pass. None: as recorded. Under `stream` a token takes verify_s, or the
+    recorded mean without the link; its one RTT is spread over the tokens.
     """
     tokens = sum(len(round_.tokens) for round_ in rounds)
     if tokens == 0:
@@ -40,7 +40,7 @@ def replayed(
     if all(round_.protocol == STREAM for round_ in rounds):
         down_bytes = sum(round_.downlink_bytes for round_ in rounds)
         if verify_s is None:
-            verify_s = sum(r.timings.total - _on_link(r) for r in rounds) / tokens
+            verify_s = sum(r.timings.total - _link_s(r) for r in rounds) / tokens
         return streamed_token_s(verify_s, down_bytes / tokens, link, tokens)
     return sum(round_s(round_, link, draft_s, verify_s) for round_ in rounds) / tokens
 
@@ -60,9 +60,9 @@ def round_s(
 
 
 def _passes(round_: Round) -> int:
-    """Count the drafter's passes in a round: one a level, or one for a token of `local`.
+    """Count the drafter's passes in a round: one a level; one for a token of `local`.
 
-    And one for the last token where its state goes with the window (`wisv-full`).
+    A protocol that sends the last token's state with the window (`wisv-full`) takes one more.
     """
     if round_.protocol == LOCAL:
         return 1
@@ -71,7 +71,7 @@ def _passes(round_: Round) -> int:
     return round_.window + last
 
 
-def _on_link(round_: Round) -> float:
+def _link_s(round_: Round) -> float:
     return round_.timings.uplink + round_.timings.downlink
 
 
@@ -79,7 +79,7 @@ def _on_link(round_: Round) -> float:
 class Replay:
     """Seconds per committed token of one (protocol, window), medians over n answers.
 
-    modelled_s: [links], in the order of the links.
+    modelled_s: [links].
     """
 
     configuration: Configuration
@@ -94,51 +94,56 @@ def replay(
     draft_s: float | None = None,
     verify_s: float | None = None,
 ) -> list[Replay]:
-    """Replay every (protocol, window) of a run over each of the links, by steady rounds.
+    """Replay the steady rounds of every (protocol, window) of a run over each link.
 
-    Answers under ``auto`` count to what was chosen, since over another link it would choose anew.
-    Those under `ahead` are left out (`replayable`). Answers that ended with their first round have
-    no steady ones; `RunFileError` if none has.
+    An answer under ``auto`` counts for the configuration that it chose: over another link ``auto``
+    would choose anew. Answers under `ahead` are left out (`replayable`), and so are answers of one
+    round. Raises `RunFileError` if no answer is left.
     """
     groups: dict[Configuration, list[Answer]] = {}
     for answer in filter(replayable, answers):
         if steady_token_ms(answer) is not None:
-            groups.setdefault(_carried_out(answer), []).append(answer)
+            groups.setdefault(_configuration_used(answer), []).append(answer)
     if not groups:
         raise RunFileError(
-            "The run has no finished answer with more rounds than the first, which reads the "
-            "prompt, but for those under ahead, if any: there is nothing to replay."
+            "The run has nothing to replay: it needs a finished answer, not under ahead, with "
+            "rounds after the first, which reads the prompt."
         )
     return [
         Replay(
-            configuration=each,
-            n=len(groups[each]),
-            measured_s=median((steady_token_ms(a) or 0.0) * 1e-3 for a in groups[each]),
+            configuration=configuration,
+            n=len(groups[configuration]),
+            measured_s=median((steady_token_ms(a) or 0.0) * 1e-3 for a in groups[configuration]),
             modelled_s=[
-                median(replayed(steady(a), link, draft_s, verify_s) for a in groups[each])
+                median(
+                    replay_token_s(steady_rounds(a), link, draft_s, verify_s)
+                    for a in groups[configuration]
+                )
                 for link in links
             ],
         )
-        for each in sorted(groups, key=order)
+        for configuration in sorted(groups, key=order)
     ]
 
 
 def replayable(answer: Answer) -> bool:
-    """Whether the link decided only on the time of an answer's rounds, not on what was in them.
+    """Whether the link changes only the time of an answer's rounds, not their content.
 
-    Under `ahead` it decides which drafts arrive in time for a pass: measure it over that link.
+    Under `ahead` the link decides which drafts arrive in time for a pass: measure it instead.
     """
-    protocol = _carried_out(answer).protocol
+    protocol = _configuration_used(answer).protocol
     return protocol == STREAM or not streams(protocol)
 
 
-def best(replays: Sequence[Replay], link: int) -> Replay:
-    """Return the fastest over the link of this index; a lossy one only if all are lossy."""
-    own = [found for found in replays if lossless(found.configuration.protocol)]
-    return min(own or replays, key=lambda found: found.modelled_s[link])
+def fastest(replays: Sequence[Replay], link: int) -> Replay:
+    """Return the fastest replay over this link; a lossy one only if all are lossy."""
+    lossless_replays = [
+        candidate for candidate in replays if lossless(candidate.configuration.protocol)
+    ]
+    return min(lossless_replays or replays, key=lambda candidate: candidate.modelled_s[link])
 
 
-def _carried_out(answer: Answer) -> Configuration:
+def _configuration_used(answer: Answer) -> Configuration:
     if answer.protocol != AUTO or answer.choice is None:
         return answer.configuration
     return Configuration(answer.choice.protocol, answer.choice.window or None)

@@ -1,10 +1,10 @@
-"""Intervals of figures over prompts, by drawing the prompts again.
+"""Compute intervals over prompts by a percentile bootstrap (Efron 1979).
 
-In:  a number of prompts; figures of every draw. Out: how often each prompt counts in a draw; the
-     figure with its 95 % interval, a percentile bootstrap (Efron 1979).
+In:  a number of prompts; a figure for every resample. Out: the weight of each prompt in each
+     resample; the figure with its 95 % interval.
 
-The tokens of one answer depend on each other, answers to different prompts do not: so whole prompts
-are drawn, and what is compared is drawn with the same ones.
+The tokens of one answer depend on each other, answers to different prompts do not. So a resample
+draws whole prompts, the same ones for all drafters that are compared.
 """
 
 from typing import NamedTuple
@@ -17,20 +17,20 @@ from pilotfish.field.report.statistics import LEVEL
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
-FEWEST = 3  # prompts; fewer say nothing of others
+FEWEST = 3  # prompts; fewer give no interval
 _SEED = 0  # the same answers give the same figures
 
 
 class Estimate(NamedTuple):
-    """A figure and its interval, None without one; value None: nothing was seen of it."""
+    """A figure and its interval. low, high: None without an interval. value: None without data."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
 
 
-def resampled(prompts: int) -> Floats:
-    """How often each prompt counts, f64 [1 + resamples, prompts]; the first row: each once."""
+def resample_weights(prompts: int) -> Floats:
+    """Return the prompts' weights, f64 [1 + resamples, prompts]; the first row is all ones."""
     every = np.ones((1, prompts))
     if prompts < FEWEST:
         return every
@@ -40,7 +40,10 @@ def resampled(prompts: int) -> Floats:
 
 
 def estimate(values: Floats) -> Estimate:
-    """Of a figure, f64 [1 + resamples], the first of all prompts; NaN where nothing was seen."""
+    """Estimate a figure from its values f64 [1 + resamples]; the first is over all prompts.
+
+    NaN: the resample had no data.
+    """
     first = float(values[0])
     if np.isnan(first):
         return Estimate(None)

@@ -1,7 +1,7 @@
 """Check that a run is resumed with the settings and the pair that it began with.
 
-In: a run's facts, and what is requested or found now. Out: nothing, or a `RunFileError` that says
-what differs. Drafter and keys may have moved; the drafter itself must be the same.
+In: a run's facts, and the present request, drafter and target. Out: nothing, or a `RunFileError`
+that names the difference. Drafter and keys may have moved; the drafter must be the same.
 """
 
 from collections.abc import Mapping
@@ -15,52 +15,60 @@ from pilotfish.field.run import Facts
 
 
 def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any]) -> None:
-    """asked: what was asked for, by name: settings, protocols' options, ``edge`` and ``note``."""
+    """Raise `RunFileError` for a requested setting that differs from the run's.
+
+    requested: values by name: settings, protocols' options, ``edge`` and ``note``.
+    """
     settings = facts.settings
-    began = {**structs.asdict(settings), **settings.options, "edge": facts.edge, "note": facts.note}
+    original = {
+        **structs.asdict(settings),
+        **settings.options,
+        "edge": facts.edge,
+        "note": facts.note,
+    }
     for name, value in requested.items():
-        if value == began.get(name):
+        if value == original.get(name):
             continue
         option = "--" + name.replace("_", "-")
-        told = (
+        difference = (
             "other prompts"
             if name == "prompts"
-            else f"{_said(began.get(name))}, not {_said(value)}"
+            else f"{_format_value(original.get(name))}, not {_format_value(value)}"
         )
         raise RunFileError(
-            f"{path} was begun with {option} {told}: resume it without that option, or name "
+            f"{path} was begun with {option} {difference}: resume it without that option, or name "
             "another file."
         )
 
 
 def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
     """Check that drafter and target are those that the run began with."""
-    for what, was, found in (
+    for role, original, model in (
         ("drafter", before.drafter, now.drafter),
         ("target", before.target, now.target),
     ):
-        if was != found:
-            said = [
-                "none" if model is None else " ".join(filter(None, vars(model).values()))
-                for model in (was, found)
+        if original != model:
+            descriptions = [
+                "none" if each_model is None else " ".join(filter(None, vars(each_model).values()))
+                for each_model in (original, model)
             ]
             raise RunFileError(
-                f"{path} was begun with the {what} {said[0]}, and this is {said[1]}: name another "
-                "file."
+                f"{path} was begun with the {role} {descriptions[0]}, and this is "
+                f"{descriptions[1]}: name another file."
             )
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe what has changed about the host since the run began, or None."""
-    found = [
-        f"{name} {_said(before.get(name))} → {_said(now.get(name))}"
+    """Describe how the host has changed since the run began; None if it has not."""
+    changed = [
+        f"{name} {_format_value(before.get(name))} → {_format_value(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
-    return ", ".join(found) or None
+    return ", ".join(changed) or None
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or value == "":
         return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

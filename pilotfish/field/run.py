@@ -2,9 +2,9 @@
 
 In: a path. Out: the run's facts and its answers, each with its rounds.
 
-`docs/field.md` lists the tables. `field/recording.py` writes them; a file may have been cut off at
-any moment (an answer is ``finished`` or it does not count) and may come from anywhere, so every
-value is checked, and every fault of a file is one `RunFileError`.
+`docs/field.md` lists the tables; `field/recording.py` writes them. A file may have been cut off at
+any moment (only ``finished`` answers count) and may come from anywhere, so every value is checked.
+Every fault of a file raises `RunFileError`.
 """
 
 import sqlite3
@@ -46,7 +46,7 @@ class Configuration(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A place in the matrix of a run: prompt is an index into the prompts, repeat counts from 0."""
+    """A cell of a run's matrix. prompt: index into the prompts. repeat: number from 0."""
 
     configuration: Configuration
     prompt: int
@@ -54,31 +54,32 @@ class Cell(NamedTuple):
 
 
 class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
-    """What is measured, and how often: the matrix protocols × windows × prompts × repeats.
+    """The matrix of a run: protocols × windows × prompts × repeats.
 
-    seed: the order of the configurations comes from it too. options: the protocols' own, as far as
-    they are not the default. provider and threads: how the drafter is run.
+    seed: also decides the order of the configurations. options: the protocols' own options that
+    differ from their defaults. provider, threads: how the drafter is run.
     """
 
     prompts: tuple[str, ...]
     protocols: Annotated[
-        tuple[str, ...], setting("auto lets each answer choose", metavar="P,P,…")
+        tuple[str, ...],
+        setting("protocols to compare; auto chooses one for each answer", metavar="P,P,…"),
     ] = ("greedy", "coupled", "stream")
     windows: Annotated[
         tuple[WindowSetting, ...], setting("draft tokens a round, or auto", metavar="N,N,…")
     ] = (2, 4, 8)
-    repeat: Annotated[int, setting("answers of a cell", ge=1, le=_MOST_REPEATS)] = 3
+    repeat: Annotated[int, setting("answers a cell", ge=1, le=_MOST_REPEATS)] = 3
     warm_up: Annotated[
         int,
         setting(
-            "answers of each configuration that do not count, at every start",
+            "uncounted answers of each configuration, at every start",
             ge=0,
             le=_MOST_REPEATS,
         ),
     ] = 1
-    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 64
+    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 64
     temperature: Annotated[float, setting("0 is greedy (default)", metavar="T")] = 0.0
-    seed: Annotated[int, setting("repeat r draws by N + r", ge=0)] = 0
+    seed: Annotated[int, setting("seed; repeat r draws with N + r", ge=0)] = 0
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -92,9 +93,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Model:
-    """A model as described by its manifest, or for a target by its edge.
+    """A model as its manifest describes it, or for a target its edge.
 
-    digest: of the artifact's files, the first 16 hex digits.
+    digest: hash of the artifact's files, its first 16 hex digits.
     """
 
     name: str
@@ -104,7 +105,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts of a whole run. energy: the sensor's rails; None without a sensor."""
+    """Facts of a whole run. energy: rails of the power sensor; None without a sensor."""
 
     software: str  # "pilotfish 0.2.0"
     settings: MatrixSettings
@@ -126,12 +127,12 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer of the matrix. Times do not contain what recording them took.
+    """One answer of the matrix. Times exclude the time spent on recording.
 
-    protocol and window are what was asked for; protocol_used and window_used tell what became of
-    them (under ``auto``). link and choice are as of the answer's begin. at_s[i] is when round i was
-    committed, in seconds since the answer began; the first holds the reading of the prompt, for
-    every answer starts with cold caches. recording_s: spent on the run file between rounds.
+    protocol, window: as requested. protocol_used, window_used: as carried out (under ``auto``).
+    link, choice: as of the answer's begin. at_s[i]: when round i was committed, seconds since the
+    answer began; the first round includes reading the prompt, since every answer starts with cold
+    caches. recording_s: seconds spent on the run file between rounds.
     """
 
     id: int
@@ -169,7 +170,7 @@ class Answer:
 
     @property
     def cell(self) -> Cell:
-        """Its place in the matrix."""
+        """The answer's cell of the matrix."""
         return Cell(self.configuration, self.prompt, self.repeat)
 
     @property
@@ -179,7 +180,7 @@ class Answer:
 
     @property
     def token_s(self) -> float:
-        """Seconds per committed token, reading the prompt included; 0 without tokens."""
+        """Seconds per committed token, including reading the prompt; 0 without tokens."""
         return self.total_s / self.tokens if self.tokens else 0.0
 
 
@@ -204,7 +205,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open and check a file; `RunFileError` says what is wrong with it."""
+        """Open and check a file; raise `RunFileError`, which names the fault."""
         path = Path(path)
         database = open_read_only(path)
         try:
@@ -214,14 +215,14 @@ class Run:
             raise
 
     def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
-        """Yield the answers in the order in which they were begun, each with its rounds.
+        """Yield the answers in the order of their begin, each with its rounds.
 
-        Warm-up answers and unfinished ones are left out unless they are asked for.
+        warm_up: include warm-up answers. finished: leave unfinished answers out.
         """
-        wanted = "(finished OR ?) AND (NOT warm_up OR ?)"
+        condition = "(finished OR ?) AND (NOT warm_up OR ?)"
         with reporting_damage(self.path):
             rows = self._database.execute(
-                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {wanted} ORDER BY id",
+                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {condition} ORDER BY id",
                 (not finished, warm_up),
             ).fetchall()
         for row in rows:
@@ -270,28 +271,28 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
         facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
         if isinstance(settings := facts.get("settings"), dict):
             _gather_options(settings)
-        found = msgspec.convert(facts, Facts)
-        if not found.starts:
+        parsed = msgspec.convert(facts, Facts)
+        if not parsed.starts:
             raise msgspec.ValidationError("it was never started")
-        return found
+        return parsed
 
 
 def _gather_options(settings: dict[str, Any]) -> None:
-    """Before format 4 the protocols' own options stood among the other settings."""
-    own = [name for kind in option_types() for name in kind.__struct_fields__]
-    before = {name: settings.pop(name) for name in own if name in settings}
-    given = {name: value for name, value in before.items() if value is not None}
-    settings.setdefault("options", given)
+    """Move the protocols' own options, which formats before 4 kept among the other settings."""
+    option_names = [name for kind in option_types() for name in kind.__struct_fields__]
+    old_options = {name: settings.pop(name) for name in option_names if name in settings}
+    set_options = {name: value for name, value in old_options.items() if value is not None}
+    settings.setdefault("options", set_options)
 
 
 def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
-    """at_s and the record, from `_ROUND_COLUMNS` and the columns of later formats."""
+    """Read at_s and the round from `_ROUND_COLUMNS` and the columns of later formats."""
     at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
-    stages, noted = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
-    inquired = noted.pop(INQUIRED, 0)
-    others = msgspec.json.decode(noted.pop(NOTES, "{}"), type=dict[str, int | float])
-    own = {counter.name for counter in counters_of(protocol)}
-    notes = {name: value for name, value in noted.items() if value or name in own}
+    stages, counts = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
+    inquired = counts.pop(INQUIRED, 0)
+    other_notes = msgspec.json.decode(counts.pop(NOTES, "{}"), type=dict[str, int | float])
+    counter_names = {counter.name for counter in counters_of(protocol)}
+    notes = {name: value for name, value in counts.items() if value or name in counter_names}
     record = {
         "protocol": protocol,
         "start": start,
@@ -302,7 +303,7 @@ def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
         "uplink_bytes": up,
         "downlink_bytes": down,
         "timings": dict(zip(STAGES, stages, strict=True)),
-        "notes": {**notes, **others},
+        "notes": {**notes, **other_notes},
         "inquired": inquired,
     }
     return msgspec.convert(at_s, float), msgspec.convert(record, Round)

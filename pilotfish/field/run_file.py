@@ -1,8 +1,8 @@
 """Open a run file for reading, or raise one clear error.
 
 A run file may come from anywhere, and SQLite's schema is code: views, triggers, generated columns,
-checks and defaults are computed when a table is read or written, possibly without end. So the
-schema must equal, except for spaces, the one that `creation` and `upgrade` make, before anything
+checks and defaults run when a table is read or written, possibly without end. So the schema must
+equal, except for spaces, the one that `creation` and `upgrade` make, before anything
 else is read.
 """
 
@@ -21,53 +21,54 @@ from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.wire.protocols import RoundCounter, counters
 
-APPLICATION_ID = 0x504C4652  # "PLFR", what tells our files from other SQLite databases
-FORMAT = 4  # PRAGMA user_version; each format has columns of rounds that those before lack
-_OPENING_S = 120.0  # to check a whole file, on a slow card too
-_CELL_BYTES = 1 << 26  # of one value; a run of a thousand prompts has a fact of some megabytes
-_TOLD = 200  # characters of what SQLite says, which may quote the file
-_STEPS = 10_000  # of SQLite's machine, between two looks at the clock
+APPLICATION_ID = 0x504C4652  # "PLFR"; marks a run file among SQLite databases
+FORMAT = 4  # PRAGMA user_version; each format adds columns of rounds
+_OPENING_S = 120.0  # longest check of a whole file, on a slow card too
+_CELL_BYTES = 1 << 26  # limit of one value; a thousand prompts make a fact of some megabytes
+_MESSAGE_LETTERS = 200  # limit of SQLite's message, which may quote the file
+_STEPS = 10_000  # steps of SQLite's machine between two readings of the clock
 INQUIRED, NOTES = "inquired", "notes"
 
 
 def counter_columns(since: int) -> list[RoundCounter]:
-    """The counters that have a column from this format on."""
-    return [one for one in counters().values() if one.column_since == since]
+    """Return the counters that have a column from this format on."""
+    return [counter for counter in counters().values() if counter.column_since == since]
 
 
 def later_columns(since: int) -> dict[str, str]:
-    """The columns of rounds that this format has and those before it have not: name and SQL.
+    """Return the columns of rounds that this format added: name and SQL type.
 
-    Counters without a column of their own stand in ``notes``, a JSON object.
+    Counters without a column are in ``notes``, a JSON object.
     """
     kinds = {True: "INTEGER", False: "REAL"}
-    found = {
-        one.name: f"{kinds[one.counts_tokens]} NOT NULL DEFAULT 0" for one in counter_columns(since)
+    columns = {
+        counter.name: f"{kinds[counter.counts_tokens]} NOT NULL DEFAULT 0"
+        for counter in counter_columns(since)
     }
     if since == 2:
-        found[INQUIRED] = "INTEGER NOT NULL DEFAULT 0"
+        columns[INQUIRED] = "INTEGER NOT NULL DEFAULT 0"
     if since == 4:
-        found[NOTES] = "TEXT NOT NULL DEFAULT '{}'"
-    return found
+        columns[NOTES] = "TEXT NOT NULL DEFAULT '{}'"
+    return columns
 
 
-def creation() -> str:
-    """Return SQL that makes the tables of an empty database, and marks it as a run file."""
+def creation_sql() -> str:
+    """Return SQL that creates the tables of an empty database, and marks it as a run file."""
     statements = "; ".join(_schema(FORMAT).values())
     return (
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; {statements};"
     )
 
 
-def upgrade(version: int) -> str:
-    """SQL that makes a file of this format one of the next."""
+def upgrade_sql(version: int) -> str:
+    """Return SQL that converts a file of this format to the next."""
     later = later_columns(version + 1).items()
     added = (f"ALTER TABLE rounds ADD COLUMN {name} {kind};" for name, kind in later)
     return f"{' '.join(added)} PRAGMA user_version = {version + 1};"
 
 
 def _schema(version: int) -> dict[str, str]:
-    """Tables and indexes of a format, by name."""
+    """Return the SQL of a format's tables and indexes, by name."""
     later = (later_columns(since).items() for since in range(2, version + 1))
     measures = ", ".join(
         [
@@ -100,11 +101,11 @@ def _schema(version: int) -> dict[str, str]:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a run file that is whole and of a supported format."""
+    """Open a run file; raise `RunFileError` unless it is whole and of a supported format."""
     if not path.is_file():
         raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
     if path.stat().st_size == 0:
-        raise RunFileError(f"{path} is empty: nothing was ever measured into it.")
+        raise RunFileError(f"{path} is empty: no run was ever recorded in it.")
     with reporting_damage(path):
         database = _connect(path)
         try:
@@ -112,10 +113,9 @@ def open_read_only(path: Path) -> sqlite3.Connection:
             _check_schema(path, database)
             problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":
-                raise RunFileError(
-                    f"{path} is damaged ({one_line(problem, _TOLD)}): restore a copy of it."
-                )
-            database.set_progress_handler(None, 0)  # from here on it is read as far as it is long
+                fault = one_line(problem, _MESSAGE_LETTERS)
+                raise RunFileError(f"{path} is damaged ({fault}): restore a copy of it.")
+            database.set_progress_handler(None, 0)  # the checked file may take as long as it needs
         except BaseException:
             database.close()
             raise
@@ -138,26 +138,26 @@ def _check_schema(path: Path, database: sqlite3.Connection) -> None:
     """Raise `RunFileError` unless the schema is exactly `field measure`'s."""
     version = format_of(database)
     rows = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 100")
-    found = {(str(kind), str(name)): _spaceless(sql) for kind, name, sql in rows}
-    wanted = {
-        ("index" if "INDEX" in sql else "table", name): _spaceless(sql)
+    actual = {(str(kind), str(name)): _without_spaces(sql) for kind, name, sql in rows}
+    expected = {
+        ("index" if "INDEX" in sql else "table", name): _without_spaces(sql)
         for name, sql in _schema(version).items()
     }
-    for kind, name in sorted(found.keys() | wanted.keys()):
-        one = (kind, name)
-        if found.get(one) == wanted.get(one):
+    for kind, name in sorted(actual.keys() | expected.keys()):
+        key = (kind, name)
+        if actual.get(key) == expected.get(key):
             continue
         fault = f"its {kind} {name[:40]!r} is not that of a run file of format {version}"
-        if one not in found:
+        if key not in actual:
             fault = f"it lacks the {kind} {name}"
-        elif one not in wanted:
+        elif key not in expected:
             fault = f"it has a {kind[:10]!r} {name[:40]!r}, which no run file has"
         raise RunFileError(
             f"{path} cannot be read: {fault}. Restore a copy of it, or measure again."
         )
 
 
-def _spaceless(sql: object) -> str:
+def _without_spaces(sql: object) -> str:
     """Normalize a statement for comparison: SQLite changes its spaces."""
     return "".join(str(sql).split())
 
@@ -168,8 +168,8 @@ def format_of(database: sqlite3.Connection) -> int:
     return version
 
 
-def defend(database: sqlite3.Connection) -> None:
-    """Make SQLite distrust the schema; call it before any other statement."""
+def harden(database: sqlite3.Connection) -> None:
+    """Make SQLite distrust the schema; call this before any other statement."""
     database.execute("PRAGMA trusted_schema = OFF")
     database.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 11):
@@ -184,7 +184,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=10.0)
         database.row_factory = sqlite3.Row
         try:
-            defend(database)
+            harden(database)
             database.execute("PRAGMA query_only = ON")
             database.set_progress_handler(lambda: time.monotonic() > until_s, _STEPS)
             database.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -193,8 +193,8 @@ def _connect(path: Path) -> sqlite3.Connection:
             database.close()
             if journal.exists():  # a journal may restore another schema
                 raise RunFileError(
-                    f"{path} was cut off while it was written, as the journal {journal.name} "
-                    "beside it says: go on with it by `pilotfish field measure --resume`."
+                    f"{path} was cut off while it was written (its journal {journal.name} is "
+                    "left): go on with it by `pilotfish field measure --resume`."
                 ) from error
             if wal.exists() or "immutable" in mode:
                 raise
@@ -203,11 +203,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def reporting_damage(path: Path) -> Iterator[None]:
-    """Turn every error of reading a file into one `RunFileError`."""
+    """Turn every error of reading a file into a `RunFileError`."""
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise RunFileError(f"{path} cannot be read: {one_line(str(error), _TOLD)}.") from error
+        raise RunFileError(
+            f"{path} cannot be read: {one_line(str(error), _MESSAGE_LETTERS)}."
+        ) from error
     except (
         sqlite3.DatabaseError,
         msgspec.DecodeError,
@@ -216,5 +218,5 @@ def reporting_damage(path: Path) -> Iterator[None]:
         TypeError,  # a value of a wrong type where JSON is expected
     ) as error:
         raise RunFileError(
-            f"{path} is not a run file, or is damaged: {one_line(str(error), _TOLD)}."
+            f"{path} is not a run file, or is damaged: {one_line(str(error), _MESSAGE_LETTERS)}."
         ) from error

@@ -11,10 +11,10 @@ from pilotfish.device_runtime.record import STAGES, Generation
 from pilotfish.wire.protocols import RoundCounter, counters, streams
 from pilotfish.wire.protocols.ahead import SOURCES
 
-Figures = dict[str, Any]
+GenerationFigures = dict[str, Any]
 
 
-def summary(generation: Generation) -> Figures:
+def summary(generation: Generation) -> GenerationFigures:
     """Compute the figures of one generation. Bytes are frames as sent; timings p50 in ms."""
     rounds = generation.rounds
     count = max(1, len(rounds))
@@ -52,13 +52,13 @@ def summary(generation: Generation) -> Figures:
     }
 
 
-# Rows of the report: heading, and how a generation's figures fill it; "" where they say nothing.
-_ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+# Rows of the report: heading, and a function that formats a figure; "" if there is none.
+_ROWS: tuple[tuple[str, Callable[[GenerationFigures], str]], ...] = (
     ("window γ", lambda f: "" if streams(f["protocol"]) else f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
-    ("of these forced", lambda f: f"{f['forced'] or ''}"),
+    ("forced tokens", lambda f: f"{f['forced'] or ''}"),
     ("rounds", lambda f: f"{f['rounds']}"),
-    ("asked back in", lambda f: f"{f['inquiries'] or ''}"),
+    ("rounds with a states request", lambda f: f"{f['inquiries'] or ''}"),
     ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),
     ("tokens a round", lambda f: f"{f['tokens_per_round']:.2f}"),
     ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
@@ -69,28 +69,32 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 )
 
 
-def _hinted(source: str) -> tuple[str, Callable[[Figures], str]]:
-    """The row of a source of hints; "" where there were none of it."""
+def _hints_row(source: str) -> tuple[str, Callable[[GenerationFigures], str]]:
+    """Make the row of a source of hints; its cell is "" without hints."""
 
-    def cell(figures: Figures) -> str:
-        told = figures["hints"].get(source)
-        return f"{told['accepted']} of {told['drafted']}" if told else ""
+    def cell(figures: GenerationFigures) -> str:
+        counts = figures["hints"].get(source)
+        return f"{counts['accepted']} of {counts['drafted']}" if counts else ""
 
-    return f"hints of {source} that came true", cell
+    return f"accepted hints of {source}", cell
 
 
-def _noted(counter: RoundCounter) -> tuple[str, Callable[[Figures], str]]:
-    """The row of a counter; "" where there is nothing of it."""
+def _counter_row(counter: RoundCounter) -> tuple[str, Callable[[GenerationFigures], str]]:
+    """Make the row of a counter; its cell is "" if the counter is 0."""
     form = "d" if counter.counts_tokens else ".4f"
     return counter.heading, lambda f: format(value, form) if (value := f[counter.name]) else ""
 
 
-def report(figures: Sequence[Figures]) -> Table:
-    """Format a table of generations, a column each."""
+def report(figures: Sequence[GenerationFigures]) -> Table:
+    """Make a table with a column for each generation."""
     table = Table("", caption="bytes are frames as sent; times are medians of a round")
     for column in figures:
         table.add_column(column["protocol"], justify="right")
-    for heading, cell in (*_ROWS, *map(_hinted, SOURCES), *map(_noted, counters().values())):
+    for heading, cell in (
+        *_ROWS,
+        *map(_hints_row, SOURCES),
+        *map(_counter_row, counters().values()),
+    ):
         cells = [cell(column) for column in figures]
         if any(cells):
             table.add_row(heading, *cells)

@@ -1,10 +1,10 @@
-"""The target's own answers to prompts, over the wire, each once; kept in a file if one is named.
+"""Ask the target for its answer to each prompt, over the wire, and store the answers in a file.
 
-In:  a device, and what is asked. Out: the answers, as they are finished.
+In:  a device, and a request. Out: the answers, each when it is finished.
 
-The file is of JSON lines: first what is asked of which target, then an answer a line, made durable
-before the next begins. A kill or a power cut loses the running answer and no other; a line that was
-broken off is dropped when the file is resumed.
+The file has JSON lines: first the request and its target, then an answer a line, on the disk before
+the next begins. A kill or a power cut loses only the running answer; resuming drops a line that was
+cut off.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MOST_BYTES = 1 << 30
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of which target; it decides the answers.
+    """Prompts and target of a file of answers; together they determine the answers.
 
-    digest: of the target's artifact; "" from an edge that does not tell it. prompts: texts, or
+    digest: hash of the target's artifact; "" if the edge does not send one. prompts: texts, or
     messages.
     """
 
@@ -47,14 +47,14 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
     def sampling(self, prompt: int) -> SamplingParams:
-        """What the answer to this prompt is chosen by; each has draws of its own."""
+        """Return the sampling parameters of this prompt's answer; each prompt has its own seed."""
         return SamplingParams(
             sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt
         )
 
 
 class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. pass_s: the median of the target's passes; left_out: why there is no answer."""
+    """One answer. pass_s: median of the target's passes, s. left_out: why there is no answer."""
 
     prompt: Annotated[int, msgspec.Meta(ge=0)]
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]] = []
@@ -63,55 +63,59 @@ class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_all(
-    device: Device, asking: AnswerRequest, done: dict[int, TargetAnswer]
+    device: Device, request: AnswerRequest, done: dict[int, TargetAnswer]
 ) -> Iterator[TargetAnswer]:
-    """Yield the answers that are not done yet; raises what `Device.generate` does."""
-    for prompt, asked in enumerate(asking.prompts):
+    """Yield the answers that are not in ``done``; raises what `Device.generate` raises."""
+    for prompt, question in enumerate(request.prompts):
         if prompt not in done:
-            yield _answer(device, asking, prompt, asked)
+            yield _answer(device, request, prompt, question)
 
 
-def _answer(device: Device, asking: AnswerRequest, prompt: int, asked: Any) -> TargetAnswer:
-    law = asking.sampling(prompt)
+def _answer(device: Device, request: AnswerRequest, prompt: int, question: Any) -> TargetAnswer:
+    params = request.sampling(prompt)
     try:
         generation = device.generate(
-            asked,
+            question,
             protocol=STREAM,
-            max_tokens=asking.max_tokens,
-            temperature=law.sampling.temperature,
-            seed=law.seed,
+            max_tokens=request.max_tokens,
+            temperature=params.sampling.temperature,
+            seed=params.seed,
         )
     except PromptTooLongError as error:
         return TargetAnswer(prompt=prompt, left_out=str(error))
-    later = [one.pass_s for one in generation.rounds[1:] if one.pass_s > 0.0]  # not the prompt's
+    later = [
+        round_.pass_s for round_ in generation.rounds[1:] if round_.pass_s > 0.0
+    ]  # not the prompt's
     return TargetAnswer(
         prompt=prompt, tokens=generation.tokens, pass_s=median(later) if later else 0.0
     )
 
 
 class AnswerFile:
-    """Answers on the disk; one writer at a time. ``answers``: those that it holds, by prompt.
+    """A file of answers; one writer at a time. answers: by prompt.
 
-    vocab_size: of the target, whose tokens they are.
+    vocab_size: the target's; larger token ids are refused.
 
-    Raises `RunFileError` for a file that is there, unless it is resumed; for one that is none, or
-    was begun with something else; and while another process writes it.
+    Raises `RunFileError` if the file exists and ``resume`` is false, is no file of answers, was
+    begun with another request, or has another writer.
     """
 
-    def __init__(self, path: Path, asking: AnswerRequest, vocab_size: int, *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, request: AnswerRequest, vocab_size: int, *, resume: bool
+    ) -> None:
         if path.exists() and not resume:
-            raise RunFileError(
-                f"{path} is there: go on with it by --resume, or name another place."
-            )
+            raise RunFileError(f"{path} exists: go on with it by --resume, or name another place.")
         self.answers: dict[int, TargetAnswer] = {}
         if path.is_dir():
             raise RunFileError(f"{path} is a folder: name another place.")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # a full disk is heard of at once
+        self._file = os.fdopen(
+            descriptor, "r+b", buffering=0
+        )  # unbuffered: a full disk shows at once
         try:
             self._lock(path)
-            if self._read(path, asking, vocab_size):
-                self._write(asking)
+            if self._read(path, request, vocab_size):
+                self._write(request)
                 sync(path.parent)
         except BaseException:
             self._file.close()
@@ -123,26 +127,28 @@ class AnswerFile:
         except BlockingIOError:
             raise RunFileError(f"Another process writes {path}: wait for it.") from None
 
-    def _read(self, path: Path, asking: AnswerRequest, vocab_size: int) -> bool:
-        """Read what is there, and cut off a line that was broken off; returns whether it is new."""
+    def _read(self, path: Path, request: AnswerRequest, vocab_size: int) -> bool:
+        """Read the file, and truncate an incomplete last line; return whether the file is new."""
         if path.stat().st_size > _MOST_BYTES:
             raise RunFileError(f"{path} is larger than a file of answers can be.")
-        whole, _, _ = self._file.read().rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
-        self._file.truncate(len(whole) + 1 if lines else 0)
-        what = f"{path} is no file of answers, or is damaged"
-        with reading_file(lambda problem: RunFileError(f"{what}: {problem}.")):
-            begun = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
-            found = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
-        for before in begun:
-            _expect_same(path, before, asking)
-        if any(token >= vocab_size for one in found for token in one.tokens):
-            raise RunFileError(f"{path} is damaged: it has tokens that {asking.target} lacks.")
-        self.answers = {one.prompt: one for one in found if one.prompt < len(asking.prompts)}
+        complete, _, _ = self._file.read().rpartition(b"\n")
+        lines = complete.split(b"\n") if complete else []
+        self._file.truncate(len(complete) + 1 if lines else 0)
+        fault = f"{path} is no file of answers, or is damaged"
+        with reading_file(lambda problem: RunFileError(f"{fault}: {problem}.")):
+            headers = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
+            answers = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
+        for header in headers:
+            _expect_same(path, header, request)
+        if any(token >= vocab_size for answer in answers for token in answer.tokens):
+            raise RunFileError(f"{path} is damaged: it has tokens that {request.target} lacks.")
+        self.answers = {
+            answer.prompt: answer for answer in answers if answer.prompt < len(request.prompts)
+        }
         return not lines
 
     def add(self, answer: TargetAnswer) -> None:
-        """Keep an answer, durably."""
+        """Write an answer to the disk."""
         self._write(answer)
         self.answers[answer.prompt] = answer
 
@@ -164,16 +170,16 @@ class AnswerFile:
         self._file.close()
 
 
-def _expect_same(path: Path, before: AnswerRequest, now: AnswerRequest) -> None:
+def _expect_same(path: Path, header: AnswerRequest, request: AnswerRequest) -> None:
     for name in AnswerRequest.__struct_fields__:
-        was, told = getattr(before, name), getattr(now, name)
-        if was != told:
-            said, instead = "other prompts", ""
+        original, value = getattr(header, name), getattr(request, name)
+        if original != value:
+            difference, current = "other prompts", ""
             if name != "prompts":
-                said = f"{name.replace('_', ' ')} {_said(was)}"
-                instead = f", and this is {_said(told)}"
-            raise RunFileError(f"{path} was begun with {said}{instead}: name another place.")
+                difference = f"{name.replace('_', ' ')} {_format_value(original)}"
+                current = f", and this is {_format_value(value)}"
+            raise RunFileError(f"{path} was begun with {difference}{current}: name another place.")
 
 
-def _said(value: str | float) -> str:
+def _format_value(value: str | float) -> str:
     return "unknown" if value == "" else str(value)

@@ -1,1 +1,1 @@
-"""Makes decision heads for `wisv`: traces, labels, training, and what a threshold costs."""
+"""Make decision heads for `wisv`: mine mismatches, label them, train, and measure thresholds."""

@@ -1,16 +1,16 @@
-"""Chooses what makes a token key, for a pair (decentralized-dsd §2.3: λ₁, λ₂, λ₃ are calibrated).
+"""Calibrate a pair's relaxation, λ₁, λ₂, λ₃, which decides the key tokens (decentralized-dsd §2.3).
 
-In:  prompts, τ, and a budget: the mean deviation a position that is accepted. Out: what target and
-     drafter say at each position of answers that the target samples; and, of that, the relaxation.
+In:  prompts, τ, and a budget: the allowed mean deviation a position. Out: the distributions of
+     target and drafter at each position of answers sampled from the target, and the relaxation
+     chosen from them.
 
-Method. The text of an answer under `adaptive` is the target's but for the deviation, so positions
-are taken from answers of the target alone, each with p and the q̂ that a device would draft from
-there. As acceptance rises by exactly the deviation (`speculation.adaptive`), any λ that use up the
-budget accept equally much of a position; they differ in where. So what is maximised is the expected
-number of tokens of a round of γ drafts, 1 + Σₖ Π αᵢ over the positions that follow each other (tslt
-(8) with an α a position). λ₁ runs over quantiles of the entropy ratios, λ₃ over tenths, and for
-each pair of them λ₂ is the largest gap with which the mean deviation stays within the budget. Some
-prompts are kept out: what the choice does there is what it may be trusted with.
+Method. An answer under `adaptive` differs from the target's only by the deviation. So the positions
+come from answers of the target alone, each with p and the q̂ that a device would draft from there.
+Acceptance rises by exactly the deviation (`speculation.adaptive`), so all λ that use up the budget
+raise mean acceptance equally, but at different positions. The choice maximises the expected tokens
+of a round of γ drafts, 1 + Σₖ Π αᵢ over consecutive positions (tslt (8) with an α for each
+position). λ₁ runs over quantiles of the entropy ratios, λ₃ over tenths; for each pair, λ₂ is the
+largest gap whose mean deviation stays within the budget. Held-out prompts measure the choice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Values = NDArray[np.float64]
 
 
 class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
-    """What ``pilotfish judge calibrate`` is told."""
+    """Options of ``pilotfish judge calibrate``."""
 
     prompts: Annotated[
         Path,
@@ -54,39 +54,39 @@ class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
             metavar="FILE",
         ),
     ]
-    out: Annotated[Path, setting("for edge serve --relaxation", metavar="NAME.json")]
+    out: Annotated[Path, setting("the file for edge serve --relaxation", metavar="NAME.json")]
     task: (
         Annotated[
             str,
             setting(
-                "ask as this task does, see judge mine; FILE is then its questions",
+                "word the prompts as this task of judge mine does; FILE has its questions",
                 choices=tuple(name for name, task in TASKS.items() if task.instruction),
             ),
         ]
         | None
     ) = None
-    tau: Annotated[float, setting("how far to soften", ge=0, le=1, metavar="τ")] = 0.2
+    tau: Annotated[float, setting("strength of the relaxation", ge=0, le=1, metavar="τ")] = 0.2
     deviation: Annotated[
         float,
         setting("the budget: mean total variation a position", ge=0, le=1, metavar="D"),
     ] = 0.02
-    temperature: Annotated[float, setting("of both", gt=0, metavar="T")] = 1.0
+    temperature: Annotated[float, setting("temperature of both models", gt=0, metavar="T")] = 1.0
     draft_top_k: Annotated[
-        int, setting("as the drafter will be truncated; 0: not at all", ge=0, metavar="K")
+        int, setting("top K of the drafter's truncation; 0: none", ge=0, metavar="K")
     ] = Adaptive.default_top_k
     window: Annotated[
-        int, setting("draft tokens of the rounds that are to become long", ge=1, le=MAX_WINDOW)
+        int, setting("draft tokens a round, for the expected tokens", ge=1, le=MAX_WINDOW)
     ] = 4
-    max_tokens: Annotated[int, setting("an answer's", ge=1)] = 64
-    seed: Annotated[int, setting("of all draws", ge=0)] = 0
+    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 64
+    seed: Annotated[int, setting("seed of all draws", ge=0)] = 0
     count: Annotated[int, setting("the first N prompts (default: all)", ge=2)] | None = None
 
 
 class Position(NamedTuple):
-    """What the rule goes by at one position, over the tokens [K] of q̂.
+    """Inputs of the rule at one position, over the K tokens of q̂.
 
-    drawn: q̂. gap: |p − q̂|. gain: what τ adds to each token's acceptance where it is not key. All
-    f64 [K]. strict: the position's acceptance without that.
+    drawn: q̂. gap: |p − q̂|. gain: rise of each token's acceptance by τ if it is not key. All
+    f64 [K]. strict: the position's acceptance without the rise.
     """
 
     entropy_ratio: float
@@ -97,25 +97,25 @@ class Position(NamedTuple):
     gain: Values
 
     @classmethod
-    def from_comparison(cls, seen: DistributionComparison, tau: float) -> Position:
-        """Keep of a comparison what the rule goes by."""
-        strict = seen.strict_mass()
+    def from_comparison(cls, comparison: DistributionComparison, tau: float) -> Position:
+        """Extract the rule's inputs from a comparison."""
+        strict = comparison.strict_mass()
         return cls(
-            seen.entropy_ratio,
-            seen.norm_match,
+            comparison.entropy_ratio,
+            comparison.norm_match,
             float(strict.sum()),
-            seen.drafter,
-            seen.gap,
-            seen.softened_mass(tau) - strict,
+            comparison.drafter,
+            comparison.gap,
+            comparison.softened_mass(tau) - strict,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedPositions:
-    """The positions of some answers, one behind the other.
+    """The positions of several answers, concatenated.
 
-    answer: i64 [n], to which answer each belongs. entropy_ratio, norm_match, strict: f64 [n]. at:
-    i64 [m], to which position each of the tokens belongs; drawn, gap, gain: f64 [m].
+    answer: i64 [n], index of each position's answer. entropy_ratio, norm_match, strict: f64 [n].
+    at: i64 [m], index of each token's position. drawn, gap, gain: f64 [m].
     """
 
     answer: NDArray[np.int64]
@@ -129,15 +129,15 @@ class ObservedPositions:
 
     @classmethod
     def from_answers(cls, answers: Sequence[Sequence[Position]]) -> ObservedPositions:
-        """Join the positions of answers, of at least one position together."""
-        every = [position for answer in answers for position in answer]
-        ratios, matches, strict, drawn, gaps, gains = zip(*every, strict=True)
+        """Concatenate the positions of answers; there must be at least one."""
+        positions = [position for answer in answers for position in answer]
+        ratios, matches, strict, drawn, gaps, gains = zip(*positions, strict=True)
         return cls(
             answer=np.repeat(np.arange(len(answers)), [len(answer) for answer in answers]),
             entropy_ratio=np.array(ratios),
             norm_match=np.array(matches),
             strict=np.array(strict),
-            at=np.repeat(np.arange(len(every)), [len(one) for one in gaps]),
+            at=np.repeat(np.arange(len(positions)), [len(values) for values in gaps]),
             drawn=np.concatenate(drawn),
             gap=np.concatenate(gaps),
             gain=np.concatenate(gains),
@@ -146,26 +146,28 @@ class ObservedPositions:
     def __len__(self) -> int:
         return len(self.answer)
 
-    def key(self, relaxation: Relaxation) -> NDArray[np.bool_]:
-        """Say which of the tokens are key, bool [m]."""
-        everywhere = ~self.loose(relaxation.lambda1, relaxation.lambda3)
-        found: NDArray[np.bool_] = everywhere[self.at] | (self.gap > relaxation.lambda2)
-        return found
+    def key_tokens(self, relaxation: Relaxation) -> NDArray[np.bool_]:
+        """Return which tokens are key, bool [m]."""
+        all_key = ~self.relaxable(relaxation.lambda1, relaxation.lambda3)
+        key_tokens: NDArray[np.bool_] = all_key[self.at] | (self.gap > relaxation.lambda2)
+        return key_tokens
 
-    def loose(self, lambda1: float, lambda3: float) -> NDArray[np.bool_]:
-        """Say at which positions λ₁ and λ₃ leave a token that is not key, bool [n]."""
-        found: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (self.norm_match >= lambda3)
-        return found
+    def relaxable(self, lambda1: float, lambda3: float) -> NDArray[np.bool_]:
+        """Return the positions at which λ₁ and λ₃ allow tokens that are not key, bool [n]."""
+        loose_positions: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (
+            self.norm_match >= lambda3
+        )
+        return loose_positions
 
     def deviation(self, relaxation: Relaxation) -> Values:
         """Compute the deviation of each position, f64 [n]."""
-        spared = np.where(self.key(relaxation), 0.0, self.gain)
+        spared = np.where(self.key_tokens(relaxation), 0.0, self.gain)
         return np.bincount(self.at, spared, len(self)).astype(np.float64)
 
     def tokens(self, alpha: Values, window: int) -> float:
-        """Compute the expected tokens of a round of γ = ``window`` drafts, over where it begins.
+        """Compute the expected tokens of a round of γ = ``window`` drafts, mean over its start.
 
-        alpha: the acceptance of each, f64 [n]. A round ends with its answer.
+        alpha: acceptance of each position, f64 [n]. A round ends with its answer.
         """
         reached, total = np.ones(len(self)), np.ones(len(self))
         for ahead in range(min(window, len(self))):
@@ -177,10 +179,10 @@ class ObservedPositions:
         return float(total.mean())
 
     def outcome(self, relaxation: Relaxation, window: int) -> Outcome:
-        """Say what a relaxation does at these positions; its τ is the one observed with."""
+        """Compute a relaxation's outcome at these positions; its τ must be that of the gains."""
         deviation = self.deviation(relaxation)
         relaxed = np.minimum(1.0, self.strict + deviation)
-        key = np.bincount(self.at, self.drawn * self.key(relaxation), len(self))
+        key = np.bincount(self.at, self.drawn * self.key_tokens(relaxation), len(self))
         return Outcome(
             prompts=len(np.unique(self.answer)),
             positions=len(self),
@@ -196,9 +198,9 @@ class ObservedPositions:
 def choose_relaxation(
     observed: ObservedPositions, tau: float, budget: float, window: int
 ) -> Relaxation:
-    """Choose the relaxation with the most expected tokens of a round, of those within the budget.
+    """Choose the relaxation with the most expected tokens of a round within the budget.
 
-    Where nothing fits it, not even a single token, every one is key.
+    If no relaxation fits the budget, every token is key.
     """
     best = Relaxation(tau=tau, lambda1=0.0, lambda2=0.0, lambda3=1.0)
     most = observed.tokens(observed.strict, window)
@@ -207,16 +209,18 @@ def choose_relaxation(
     ratios = np.unique(np.quantile(observed.entropy_ratio, np.linspace(0.0, 1.0, QUANTILES + 1)))
     for lambda1 in np.minimum(ratios, HIGHEST_RATIO).tolist():
         for lambda3 in np.linspace(1.0, 0.0, TENTHS + 1).tolist():
-            spared = order[observed.loose(lambda1, lambda3)[observed.at[order]]]
-            lambda2 = _widest(observed.gap[spared], observed.gain[spared], budget * len(observed))
-            found = Relaxation(tau=tau, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3)
-            tokens = observed.tokens(observed.strict + observed.deviation(found), window)
+            spared = order[observed.relaxable(lambda1, lambda3)[observed.at[order]]]
+            lambda2 = _largest_gap(
+                observed.gap[spared], observed.gain[spared], budget * len(observed)
+            )
+            candidate = Relaxation(tau=tau, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3)
+            tokens = observed.tokens(observed.strict + observed.deviation(candidate), window)
             if tokens > most:
-                best, most = found, tokens
+                best, most = candidate, tokens
     return best
 
 
-def _widest(gaps: Values, gains: Values, most: float) -> float:
+def _largest_gap(gaps: Values, gains: Values, most: float) -> float:
     """Find the largest gap up to which the gains, in ascending order of gaps, sum to ``most``."""
     ends = np.flatnonzero(np.diff(gaps, append=np.inf) > 0.0)  # the last of equal gaps
     fitting = ends[np.cumsum(gains)[ends] <= most]
@@ -230,9 +234,9 @@ def observe(
     settings: CalibrateSettings,
     on_position: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[Position]]]:
-    """Yield the positions of each question's answer by its key, in the order in which they end.
+    """Yield each question's key and the positions of its answer, when the answer ends.
 
-    on_position is called after each position.
+    on_position: callback after each position.
     """
     try:
         target = Sampling(temperature=settings.temperature)
@@ -244,21 +248,23 @@ def observe(
 
     def begin(number: int, question: Question) -> Procedure[list[Position]]:
         """Sample the target's answer, and compare both ends at each of its tokens."""
-        speaker = QuestionReader(question, pair, settings.max_tokens)
+        reader = QuestionReader(question, pair, settings.max_tokens)
         answer: list[int] = []
-        found: list[Position] = []
-        drafts, start = speaker.window(answer), 0
-        while len(answer) < settings.max_tokens and not speaker.ended(answer):
-            seen = yield drafts.read(answer[start:])
-            row = truncate(drafts.logits(seen)[0], drafter, ROW_TOKENS).row(0)
-            logits = yield from speaker.logits(answer)
+        positions: list[Position] = []
+        drafts, start = reader.window(answer), 0
+        while len(answer) < settings.max_tokens and not reader.has_ended(answer):
+            reading = yield drafts.read(answer[start:])
+            row = truncate(drafts.logits(reading)[0], drafter, ROW_TOKENS).row(0)
+            logits = yield from reader.logits(answer)
             p = probabilities(logits[None], target)[0]
-            found.append(Position.from_comparison(DistributionComparison(p, row), settings.tau))
+            positions.append(Position.from_comparison(DistributionComparison(p, row), settings.tau))
             words = noise(len(p), settings.seed + number, Purpose.TARGET, len(answer))
             answer.append(sample(p, words))
-            if len(answer) - start == settings.window or not speaker.can_draft(answer[-1]):
-                drafts, start = speaker.window(answer), len(answer)
+            if len(answer) - start == settings.window or not reader.can_draft(answer[-1]):
+                drafts, start = reader.window(answer), len(answer)
             on_position()
-        return found
+        return positions
 
-    return readers.run([(one.key, partial(begin, n, one)) for n, one in enumerate(questions)])
+    return readers.run(
+        [(question.key, partial(begin, n, question)) for n, question in enumerate(questions)]
+    )

@@ -1,12 +1,12 @@
-"""What walked rounds would take over a link: `speculation.latency`'s model (wisv (5)–(10), (18)).
+"""Model the cost of a sweep's rounds over a link, by `speculation.latency` (wisv (5)–(10), (18)).
 
-In:  tallies, how fast drafter and target are, a link. Out: bytes and seconds; modelled, where
-     tokens and rounds are the real models'.
+In:  counts of real rounds, pass times of drafter and target, a link. Out: modelled bytes and
+     seconds.
 
-A round takes T = γ·T_draft + T_verify(γ+1) + T_comm, with the bytes of headers and frames as they
-are handed to ZeroMQ. `wisv-full` needs the drafter's state at the last draft too, which costs a
-pass; `wisv-selective` makes that one while the window is with the edge. Neither the reading of the
-prompt is in it nor the head, which costs a hundredth of a pass.
+A round takes T = γ·T_draft + T_verify(γ+1) + T_comm, with the bytes of headers and frames as handed
+to ZeroMQ. `wisv-full` needs the drafter's state at the last draft too, which costs a pass;
+`wisv-selective` makes this pass while the edge has the window. The model leaves out reading the
+prompt, and the head, which costs a hundredth of a pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pass_times import pass_times
-from pilotfish.judge.sweep_file import QuestionTally
+from pilotfish.judge.sweep_file import QuestionCounts
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
@@ -42,22 +42,24 @@ _SWEEPS = 3
 
 @dataclass(frozen=True)
 class ModelPace:
-    """Seconds of a drafter's pass over one token, and of a target's by the tokens in it."""
+    """Pass times. draft_s: drafter, one token. verify_s: target, by the tokens of the pass."""
 
     draft_s: float
     verify_s: dict[int, float]
 
-    def verified_s(self, width: int) -> float:
-        """Interpolate a pass over so many tokens between the widths that were measured."""
+    def verify_pass_s(self, width: int) -> float:
+        """Interpolate the target's pass over ``width`` tokens between the measured widths."""
         widths = sorted(self.verify_s)
-        return float(np.interp(width, widths, [self.verify_s[one] for one in widths]))
+        return float(
+            np.interp(width, widths, [self.verify_s[measured_width] for measured_width in widths])
+        )
 
 
 def measure_pace(
     draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings
 ) -> ModelPace:
-    """Measure how fast the two are on this machine, with an empty context."""
-    widths = sorted({1, *(width for one in windows for width in (one // 2 + 1, one + 1))})
+    """Measure the pass times of both models on this machine, with an empty context."""
+    widths = sorted({1, *(width for window in windows for width in (window // 2 + 1, window + 1))})
     drafted = _pass_times(draft, [1], engine, drafts=True)[1]
     return ModelPace(drafted, _pass_times(target, widths, engine))
 
@@ -73,11 +75,11 @@ def _pass_times(
         drafts=drafts,
     )
     sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
-    return {width: min(one[width] for one in sweeps) for width in widths}
+    return {width: min(times[width] for times in sweeps) for width in widths}
 
 
 class Cost(NamedTuple):
-    """Of some answers together: seconds, bytes up and down, round trips."""
+    """Cost of several answers together. up, down: bytes. exchanges: round trips."""
 
     seconds: float
     up: float
@@ -85,57 +87,61 @@ class Cost(NamedTuple):
     exchanges: float
 
 
-def missed_share(tallies: Iterable[QuestionTally]) -> float:
-    """Compute the share of drafted tokens behind a rejection that mismatch too.
+def mismatch_share(questions: Iterable[QuestionCounts]) -> float:
+    """Compute the share of mismatches among drafted tokens after a rejection.
 
-    As far as windows were read to their ends; where none was, as often as before the rejections.
+    It is measured on windows that were read to their ends; without such windows it is the share of
+    mismatches up to the rejections.
     """
-    looked = missed = decided = verified = 0
-    for one in tallies:
-        looked += one.looked
-        missed += one.missed
-        decided += one.decided
-        verified += one.accepted + one.decided - one.forgiven
-    return missed / looked if looked else decided / max(verified, 1)
+    read_positions = missed = decided = verified = 0
+    for counts in questions:
+        read_positions += counts.checked_after_rejection
+        missed += counts.mismatched_after_rejection
+        decided += counts.decided
+        verified += counts.accepted + counts.decided - counts.forgiven
+    return missed / read_positions if read_positions else decided / max(verified, 1)
 
 
 def cost(
-    tallies: Sequence[QuestionTally],
+    questions: Sequence[QuestionCounts],
     protocol: str,
     link: Link,
     pace: ModelPace,
     sizes: PairSizes,
     *,
     form: str,
-    missed: float,
+    mismatch_share: float,
 ) -> Cost:
-    """Compute what these answers take in all.
+    """Compute the total cost of these questions' answers.
 
-    form: of hidden states. missed: `missed_share`, which tells how many states are asked for.
+    form: format of hidden states. mismatch_share: share of mismatches after rejections, from which
+    the number of requested states follows.
     """
     # the first exchange of `wisv-selective` is that of `greedy`
     exchange: SpeculationProtocol[Any] = PROTOCOL_REGISTRY[DSD if protocol == DSD else GREEDY]
     if protocol == FULL:
         exchange = WisvFull(WisvFull.Options.from_mapping({"hidden": form}))
     seconds = up = down = exchanges = 0.0
-    for drafted, count in _windows(tallies).items():
+    for drafted, count in _windows(questions).items():
         sent = exchange.estimate_bytes((1,) * drafted, Sampling(), 0.0, sizes)
         passes = drafted + (exchange.reads_last_token and drafted > 0)
-        computing_s = passes * pace.draft_s + pace.verified_s(drafted + 1)
+        computing_s = passes * pace.draft_s + pace.verify_pass_s(drafted + 1)
         seconds += count * (computing_s + communication_s(sent.up, sent.down, link))
         up, down, exchanges = up + count * sent.up, down + count * sent.down, exchanges + count
     if protocol == SELECTIVE:
-        asked = sum(one.asked for one in tallies)
-        states = sum(one.decided + missed * one.behind for one in tallies)
-        again_up = asked * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
-        again_down = asked * STATES_REQUEST_BYTES + states
-        seconds += communication_s(again_up, again_down, link, asked)
-        up, down, exchanges = up + again_up, down + again_down, exchanges + asked
+        requests = sum(counts.state_requests for counts in questions)
+        states = sum(
+            counts.decided + mismatch_share * counts.after_rejection for counts in questions
+        )
+        again_up = requests * WINDOW_BYTES + states * hidden_bytes(sizes.hidden, form)
+        again_down = requests * STATES_REQUEST_BYTES + states
+        seconds += communication_s(again_up, again_down, link, requests)
+        up, down, exchanges = up + again_up, down + again_down, exchanges + requests
     return Cost(seconds, up, down, exchanges)
 
 
-def _windows(tallies: Iterable[QuestionTally]) -> Mapping[int, int]:
-    found = Counter[int]()
-    for one in tallies:
-        found.update(one.drafted)
-    return found
+def _windows(questions: Iterable[QuestionCounts]) -> Mapping[int, int]:
+    counts = Counter[int]()
+    for question_counts in questions:
+        counts.update(question_counts.drafted)
+    return counts

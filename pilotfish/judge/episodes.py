@@ -1,6 +1,6 @@
-"""What mining found, on disk: a folder with a file a question, and one that says how it was mined.
+"""Store mined episodes: a folder with a file for each question, and a record of the settings.
 
-A file is there whole or not at all, so mining that was interrupted goes on where it was.
+A file is complete or absent, so interrupted mining goes on with the next question.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _META = "episode"
 
 
 class LabelledMismatch(NamedTuple):
-    """A mismatch, and what forgiving it would do."""
+    """A mismatch and its labels: what forgiving it would do."""
 
     mismatch: Mismatch
     critical: bool
@@ -41,9 +41,9 @@ class Episode:
 
     at: i64 [n], positions in the answer. tokens: i64 [n, 2], the drafter's and the target's.
     drafter, target: f32 [n, d] each, the states at the drafted token. critical: bool [n], the
-    labels y. stalling: bool [n], those that gain nothing and are not known to be critical, see
-    `judge.mining`. answer: the target's own. outcome, right: what that came to, and whether
-    rightly.
+    labels y. stalling: bool [n], mismatches that gain nothing and are not known to be critical
+    (`judge.mining`). answer: the target's answer. outcome: its outcome. right: whether that is
+    correct.
     """
 
     key: str
@@ -71,53 +71,55 @@ class Episode:
         right: bool,
     ) -> Episode:
         """Stack single mismatches."""
-        mismatches = [one.mismatch for one in labelled]
+        mismatches = [entry.mismatch for entry in labelled]
         return cls(
             key=key,
-            at=np.array([one.at for one in mismatches], dtype=np.int64),
+            at=np.array([entry.at for entry in mismatches], dtype=np.int64),
             tokens=np.array([(m.drafted, m.wanted) for m in mismatches], np.int64).reshape(-1, 2),
-            drafter=_stacked([one.drafter for one in mismatches]),
-            target=_stacked([one.target for one in mismatches]),
-            critical=np.array([one.critical for one in labelled], dtype=np.bool_),
-            stalling=np.array([one.stalling for one in labelled], dtype=np.bool_),
+            drafter=_stack([entry.drafter for entry in mismatches]),
+            target=_stack([entry.target for entry in mismatches]),
+            critical=np.array([entry.critical for entry in labelled], dtype=np.bool_),
+            stalling=np.array([entry.stalling for entry in labelled], dtype=np.bool_),
             answer=answer,
             outcome=outcome,
             right=right,
         )
 
     def write(self, folder: Path) -> None:
-        """Write its file, which is there whole when this returns."""
+        """Write the episode's file atomically."""
         from safetensors.numpy import save
 
-        arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
-        told = {name: one for name, one in vars(self).items() if name not in arrays}
-        data = save(arrays, {_META: json.dumps(told)})
+        arrays = {
+            name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
+        metadata = {name: value for name, value in vars(self).items() if name not in arrays}
+        data = save(arrays, {_META: json.dumps(metadata)})
         replace_file(folder / f"{self.key}{_SUFFIX}", data, mode=PRIVATE)
 
     @classmethod
     def read(cls, path: Path) -> Episode:
-        """Read one file; `UnsupportedError` if it does not hold episodes."""
+        """Read one file; raise `UnsupportedError` if it is no episode."""
         from safetensors import SafetensorError, safe_open
 
-        def none(problem: object) -> UnsupportedError:
+        def unreadable(problem: object) -> UnsupportedError:
             return UnsupportedError(f"{path} is no episode: {problem}. Remove it.")
 
-        with reading_file(none):
+        with reading_file(unreadable):
             try:
                 with safe_open(path, framework="numpy") as file:
-                    told: dict[str, Any] = json.loads(file.metadata()[_META])
+                    metadata: dict[str, Any] = json.loads(file.metadata()[_META])
                     arrays = {name: file.get_tensor(name) for name in list(file.keys())}
-                    return cls(**told, **arrays)
+                    return cls(**metadata, **arrays)
             except (SafetensorError, KeyError, TypeError) as error:
-                raise none(error) from error
+                raise unreadable(error) from error
 
 
 @dataclass(frozen=True)
 class MiningRecord:
-    """How the episodes of a folder were made; those of one folder were made alike.
+    """The settings with which all episodes of a folder were mined.
 
-    most, slack, right_only: see `judge.mining.mine`. Of both ends: model, origin
-    (`Manifest.origin`), precision and the width of the states.
+    most, slack, right_only: see `judge.mining.mine`. drafter, target: model, origin
+    (`Manifest.origin`), precision and width of the states.
     """
 
     task: str
@@ -129,7 +131,7 @@ class MiningRecord:
     target: dict[str, Any]
 
     def begin(self, folder: Path) -> None:
-        """Write it there; `UnsupportedError` if what is there was made otherwise."""
+        """Write the record; raise `UnsupportedError` if the folder has a different one."""
         path = folder / SETTINGS
         if path.exists():
             if MiningRecord.read(folder) != self:
@@ -143,27 +145,27 @@ class MiningRecord:
 
     @classmethod
     def read(cls, folder: Path) -> MiningRecord:
-        """Read how this folder was mined; `UnsupportedError` if it was not."""
+        """Read a folder's record; raise `UnsupportedError` if it has none."""
 
-        def none(problem: str) -> UnsupportedError:
+        def unreadable(problem: str) -> UnsupportedError:
             return UnsupportedError(
-                f"{folder} holds no mined episodes ({problem}): pilotfish judge mine makes them."
+                f"{folder} has no mined episodes ({problem}): make them with pilotfish judge mine."
             )
 
-        with reading_file(none):
+        with reading_file(unreadable):
             return msgspec.json.decode(read_content(folder / SETTINGS), type=cls)
 
 
 def finished_questions(folder: Path) -> set[str]:
-    """Find the questions whose episodes are there."""
+    """List the keys of the questions whose episodes are in the folder."""
     return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
 
 
 def episodes(folder: Path) -> Iterator[Episode]:
-    """Yield all of a folder, by the names of their questions."""
+    """Yield a folder's episodes, ordered by their questions' keys."""
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         yield Episode.read(path)
 
 
-def _stacked(states: Sequence[Floats]) -> Floats:
+def _stack(states: Sequence[Floats]) -> Floats:
     return np.stack(states) if states else np.empty((0, 0), dtype=np.float32)

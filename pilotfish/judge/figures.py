@@ -1,7 +1,7 @@
-"""What a sweep shows: accuracy and rounds of each setting, held against `greedy`.
+"""Compute the figures of a sweep: accuracy and rounds of each setting, compared with `greedy`.
 
-In:  the tallies of n questions. Out: figures with intervals: of differences to `greedy` on the same
-     questions, by a bootstrap over questions, seeded.
+In:  the counts of n questions. Out: figures; differences to `greedy` on the same questions have
+     intervals, by a seeded bootstrap over questions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, missed_share
-from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
+from pilotfish.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, mismatch_share
+from pilotfish.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.protocol import PairSizes
 
 RESAMPLES = 2000
-_TAIL = 2.5  # per cent at either end of a 95 % interval
+_TAIL = 2.5  # per cent outside of a 95 % interval at either end
 _SEED = 0
 
 Doubles = NDArray[np.float64]
@@ -27,12 +27,12 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One setting over n questions.
+    """Figures of one setting over n questions.
 
-    accuracy: the share answered rightly. gained: that minus `greedy`'s. aal: committed tokens a
-    round, the correction included (wisv's AAL). aal_gained, rounds_saved: shares of `greedy`'s at
-    the same window. forgiven: of the mismatches that were decided on. rounds and tokens: means of
-    an answer. Each difference has its 95 % interval.
+    right: correct answers. gained: accuracy minus that of `greedy`. aal: committed tokens a round,
+    the correction included (wisv's AAL). aal_gained, rounds_saved: relative to `greedy` at the same
+    window. forgiven: share of the decided mismatches. rounds, tokens: means per answer. …_within:
+    95 % interval of a difference.
     """
 
     setting: SweepSetting
@@ -51,91 +51,102 @@ class Figure:
 
     @property
     def accuracy(self) -> float:
-        """The share answered rightly."""
+        """The share of correct answers."""
         return self.right / self.n
 
 
-def figures(plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]]) -> list[Figure]:
-    """Compute them of all settings, in their order.
+def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]]) -> list[Figure]:
+    """Compute the figures of all settings, in their order.
 
-    tallies: of each question those of all settings.
+    question_counts: [questions][settings].
     """
     # [questions, settings] each
     right, tokens, rounds, forgiven, decided = (
-        np.array([[getattr(one, name) for one in line] for line in tallies], dtype=np.float64)
+        np.array(
+            [[getattr(counts, name) for counts in row] for row in question_counts], dtype=np.float64
+        )
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
     # [resamples, questions]: how often each question was drawn
-    drawn = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
-    base = {one.window: at for at, one in enumerate(plan.settings) if one.head is None}
-    against = [base[one.window] for one in plan.settings]
+    samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+    greedy = {s.window: column for column, s in enumerate(plan.settings) if s.head is None}
+    baselines = [greedy[setting.window] for setting in plan.settings]
 
     def differences(weights: Doubles) -> Doubles:
         """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings]."""
-        rightly, said, went = weights @ right / n, weights @ tokens, weights @ rounds
-        aal = said / went
-        gained = rightly - rightly[:, against]
-        return np.stack([gained, aal / aal[:, against] - 1.0, 1.0 - went / went[:, against]])
+        accuracy, token_sums, round_sums = weights @ right / n, weights @ tokens, weights @ rounds
+        aal = token_sums / round_sums
+        gained = accuracy - accuracy[:, baselines]
+        return np.stack(
+            [gained, aal / aal[:, baselines] - 1.0, 1.0 - round_sums / round_sums[:, baselines]]
+        )
 
     # [3, settings] and [3, settings, 2]
-    found = differences(np.ones((1, n)))[:, 0].tolist()
-    within = np.percentile(differences(drawn), [_TAIL, 100.0 - _TAIL], axis=1)
+    observed = differences(np.ones((1, n)))[:, 0].tolist()
+    within = np.percentile(differences(samples), [_TAIL, 100.0 - _TAIL], axis=1)
     bounds = np.moveaxis(within, 0, -1).tolist()
     return [
         Figure(
             setting=setting,
             n=n,
-            right=int(right[:, at].sum()),
-            gained=found[0][at],
-            gained_within=tuple(bounds[0][at]),
-            aal=float(tokens[:, at].sum() / rounds[:, at].sum()),
-            aal_gained=found[1][at],
-            aal_within=tuple(bounds[1][at]),
-            rounds=float(rounds[:, at].mean()),
-            rounds_saved=found[2][at],
-            saved_within=tuple(bounds[2][at]),
-            tokens=float(tokens[:, at].mean()),
-            forgiven=float(forgiven[:, at].sum() / max(decided[:, at].sum(), 1.0)),
+            right=int(right[:, column].sum()),
+            gained=observed[0][column],
+            gained_within=tuple(bounds[0][column]),
+            aal=float(tokens[:, column].sum() / rounds[:, column].sum()),
+            aal_gained=observed[1][column],
+            aal_within=tuple(bounds[1][column]),
+            rounds=float(rounds[:, column].mean()),
+            rounds_saved=observed[2][column],
+            saved_within=tuple(bounds[2][column]),
+            tokens=float(tokens[:, column].mean()),
+            forgiven=float(forgiven[:, column].sum() / max(decided[:, column].sum(), 1.0)),
         )
-        for at, setting in enumerate(plan.settings)
+        for column, setting in enumerate(plan.settings)
     ]
 
 
 def costs(
-    plan: SweepHeader, tallies: Sequence[Sequence[QuestionTally]], pace: ModelPace
+    plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]], pace: ModelPace
 ) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
-    """Compute what an answer takes, by setting (its number), link and protocol.
+    """Compute the mean cost of an answer, by setting number, link and protocol.
 
-    The rounds of `greedy` are also `dsd`'s, whose acceptance at temperature 0 is the same.
+    `dsd` has the rounds of `greedy`: at temperature 0 its acceptance is the same.
     """
     sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
-    missed = missed_share(one for line in tallies for one in line)
-    found = {}
-    for at, setting in enumerate(plan.settings):
-        own = [line[at] for line in tallies]
+    missed = mismatch_share(counts for row in question_counts for counts in row)
+    results = {}
+    for index, setting in enumerate(plan.settings):
+        setting_counts = [row[index] for row in question_counts]
         form = plan.heads[setting.head]["form"] if setting.head else "int8"
-        spent = partial(cost, own, pace=pace, sizes=sizes, form=form, missed=missed)
+        answer_cost = partial(
+            cost, setting_counts, pace=pace, sizes=sizes, form=form, mismatch_share=missed
+        )
         for profile in [setting.profile] if setting.profile else plan.profiles:
-            found[at, profile] = {
-                name: Cost(*(total / len(own) for total in spent(protocol=name, link=profile.link)))
+            results[index, profile] = {
+                name: Cost(
+                    *(
+                        total / len(setting_counts)
+                        for total in answer_cost(protocol=name, link=profile.link)
+                    )
+                )
                 for name in (JUDGED if setting.head else (GREEDY, DSD))
             }
-    return found
+    return results
 
 
 def curve(
-    plan: SweepHeader, found: Sequence[Figure], head: str, window: int
+    plan: SweepHeader, figures: Sequence[Figure], head: str, window: int
 ) -> Mapping[float, Figure]:
-    """Find by threshold what the head does at this window over the worst link of the sweep.
+    """Select a head's figures at this window over the sweep's worst link, by threshold.
 
-    The worst is that of the least quality, where heads forgive most.
+    The worst link has the least quality; heads forgive most there.
     """
-    poorest = min(plan.profiles, key=lambda one: one.channel.quality())
+    poorest = min(plan.profiles, key=lambda figure: figure.channel.quality())
     return {
-        one.setting.threshold: one
-        for one in found
-        if one.setting.threshold is not None
-        and (one.setting.head, one.setting.window) == (head, window)
-        and one.setting.profile == poorest
+        figure.setting.threshold: figure
+        for figure in figures
+        if figure.setting.threshold is not None
+        and (figure.setting.head, figure.setting.window) == (head, window)
+        and figure.setting.profile == poorest
     }

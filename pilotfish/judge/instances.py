@@ -1,10 +1,10 @@
-"""Training instances (wisv §V-B, "Training instances"): mismatches under sampled channels.
+"""Make training instances (wisv §V-B, "Training instances"): mismatches under sampled channels.
 
-In:  mined episodes. Out: `Instances`: the mismatches' states as the edge will see them, K channels
-     a question, and for each mismatch under each channel whether to reject it: its label, relaxed
-     where the channel is poor.
+In:  mined episodes. Out: `Instances`: the mismatches' states as the edge will decode them, K
+     channels a question, and a label for each mismatch under each channel: reject it or not. A poor
+     channel relaxes labels.
 
-What is drawn for a question depends on its name and the seed, not on the questions beside it.
+Draws for a question depend on its key and the seed alone, not on other questions.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pilotfish.speculation.relabelling import (
 )
 from pilotfish.wire.codecs.hidden import HiddenFormat, decode_hidden, encode_hidden
 
-# what is sampled: log-uniform, but for the loss, which is uniform
+# ranges of the sampled channels: log-uniform, the loss uniform
 BPS = (2e6, 1e9)
 RTT_S = (2e-3, 200e-3)
 LOSS = (0.0, 0.1)
 
-# of quality 1, where every label stays, and of quality 0
+# channels of quality 1, under which every label stays, and of quality 0
 GOOD = Channel(rtt_s=GOOD_RTT_S, up_bps=GOOD_BPS, down_bps=GOOD_BPS, loss=0.0)
 POOR = Channel(rtt_s=POOR_RTT_S, up_bps=POOR_BPS, down_bps=POOR_BPS, loss=0.0)
 
@@ -52,17 +52,24 @@ class Relabelling(Struct, frozen=True, array_like=True):
     kappa: Annotated[
         float,
         setting(
-            "how far a critical mismatch makes its neighbours important", gt=0, metavar="TOKENS"
+            "distance over which a critical mismatch adds importance to others",
+            gt=0,
+            metavar="TOKENS",
         ),
     ] = KAPPA
     floor: Annotated[
         float,
-        setting("of critical labels kept under the poorest channel", ge=0, le=1, metavar="SHARE"),
+        setting(
+            "share of critical labels that stay under the poorest channel",
+            ge=0,
+            le=1,
+            metavar="SHARE",
+        ),
     ] = FLOOR
     temperature: Annotated[
         float,
         setting(
-            "low: the least important ones are relaxed; high: any",
+            "low: relax the least important labels; high: relax at random",
             gt=0,
             flag="relax-temperature",
             metavar="T",
@@ -71,25 +78,27 @@ class Relabelling(Struct, frozen=True, array_like=True):
 
 
 class InstanceOptions(Struct, frozen=True):
-    """How instances are made. relabelling: None keeps the labels as mined, whatever the channel."""
+    """Options of instances. relabelling: None keeps the mined labels under every channel."""
 
-    channels: Annotated[int, setting("sampled for each question", ge=1, le=1000, metavar="K")] = 8
-    seed: Annotated[int, setting("of all draws", ge=0)] = 0
+    channels: Annotated[
+        int, setting("channels sampled for each question", ge=1, le=1000, metavar="K")
+    ] = 8
+    seed: Annotated[int, setting("seed of all draws", ge=0)] = 0
     form: Annotated[
-        HiddenFormat, setting("how the drafter's states will be sent", flag="hidden")
+        HiddenFormat, setting("format in which the drafter's states will be sent", flag="hidden")
     ] = "int8"
     relabelling: Relabelling | None = Relabelling()
 
 
 class MinedSettings(Struct, frozen=True, kw_only=True):
-    """What was mined, and what is made of it: for ``pilotfish judge relabel`` and ``train``."""
+    """Options that ``pilotfish judge relabel`` and ``train`` share."""
 
     mined: Annotated[Path, setting("folder of judge mine", metavar="MINED", positional=True)]
     options: InstanceOptions = InstanceOptions()
     no_relabel: Annotated[bool, setting("ablation: labels as mined under any channel")] = False
 
     def read(self) -> tuple[MiningRecord, InstanceOptions, Instances]:
-        """Make the instances of what was mined; errors as `instances` raises them."""
+        """Read the mined episodes and make instances; raises what `instances` raises."""
         options = self.options
         if self.no_relabel:
             options = structs.replace(options, relabelling=None)
@@ -101,11 +110,11 @@ class MinedSettings(Struct, frozen=True, kw_only=True):
 class Instances:
     """n mismatches of q questions, each under the K channels of its question.
 
-    drafter [n, d_D], target [n, d_T]: f32, the states at the drafted token, the drafter's as they
-    arrive. tokens: i64 [n, 2], drafted and wanted. at: i64 [n], positions. critical: bool [n], the
-    labels y. stalling: bool [n], see `Episode`. question: i64 [n], indices of ``keys`` [q].
-    channels: [q][K]. rejected: bool [n, K], the labels under each channel. An instance is one
-    (mismatch, channel): states are held once.
+    drafter [n, d_D], target [n, d_T]: f32, the states at the drafted token, the drafter's after
+    encoding and decoding. tokens: i64 [n, 2], the drafter's and the target's. at: i64 [n],
+    positions. critical: bool [n], the labels y. stalling: bool [n], see `Episode`. question: i64
+    [n], indices of ``keys`` [q]. channels: [q][K]. rejected: bool [n, K], the labels under each
+    channel. An instance is one (mismatch, channel); all instances of a mismatch share its states.
     """
 
     keys: Sequence[str]
@@ -120,33 +129,39 @@ class Instances:
     rejected: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """How many mismatches there are; K times as many instances."""
+        """Return the number of mismatches; there are K times as many instances."""
         return len(self.question)
 
     @property
     def harmful(self) -> NDArray[np.bool_]:
-        """What should be rejected under a good channel, bool [n]."""
+        """The mismatches to reject under a good channel, bool [n]."""
         return self.critical | self.stalling
 
     @property
     def links(self) -> NDArray[np.float64]:
-        """The features of the channels, f64 [q, K, 4]."""
-        return np.array([[one.features() for one in some] for some in self.channels])
+        """Features of the channels, f64 [q, K, 4]."""
+        return np.array(
+            [[channel.features() for channel in channels] for channels in self.channels]
+        )
 
     @property
     def qualities(self) -> NDArray[np.float64]:
-        """The quality of the channels, f64 [q, K]."""
-        return np.array([[one.quality() for one in some] for some in self.channels])
+        """Quality of the channels, f64 [q, K]."""
+        return np.array([[channel.quality() for channel in channels] for channels in self.channels])
 
     def subset(self, keys: Collection[str]) -> Instances:
-        """Take those of these questions alone."""
-        chosen = [index for index, key in enumerate(self.keys) if key in keys]
-        kept = np.isin(self.question, chosen)
-        rows = {name: one[kept] for name, one in vars(self).items() if isinstance(one, np.ndarray)}
-        rows["question"] = np.searchsorted(np.array(chosen, np.int64), rows["question"])
+        """Select the instances of these questions."""
+        indices = [index for index, key in enumerate(self.keys) if key in keys]
+        selected = np.isin(self.question, indices)
+        rows = {
+            name: array[selected]
+            for name, array in vars(self).items()
+            if isinstance(array, np.ndarray)
+        }
+        rows["question"] = np.searchsorted(np.array(indices, np.int64), rows["question"])
         return Instances(
-            keys=[self.keys[index] for index in chosen],
-            channels=[self.channels[index] for index in chosen],
+            keys=[self.keys[index] for index in indices],
+            channels=[self.channels[index] for index in indices],
             **rows,
         )
 
@@ -154,47 +169,51 @@ class Instances:
 def instances(
     mined: MiningRecord, episodes: Iterable[Episode], sampling: InstanceOptions
 ) -> Instances:
-    """Make the instances of all mismatches of these episodes; leave out those that have none.
+    """Make the instances of all mismatches of these episodes; skip episodes without mismatches.
 
-    Raises `UnsupportedError` if there is no mismatch at all, or for states of another width than
-    ``mined`` tells.
+    Raises `UnsupportedError` if there is no mismatch at all, or if the width of the states differs
+    from that of ``mined``.
     """
-    found = [one for one in episodes if len(one)]
-    if not found:
+    usable = [episode for episode in episodes if len(episode)]
+    if not usable:
         raise UnsupportedError("There is no mismatch to learn from: mine more questions.")
     widths = mined.drafter["hidden"], mined.target["hidden"]
-    for one in found:
-        if (one.drafter.shape[1], one.target.shape[1]) != widths:
+    for episode in usable:
+        if (episode.drafter.shape[1], episode.target.shape[1]) != widths:
             raise UnsupportedError(
-                f"The states of {one.key} are {one.drafter.shape[1]} and {one.target.shape[1]} "
-                f"wide, not {widths[0]} and {widths[1]}: it is of another pair. Remove it."
+                f"The states of {episode.key} have widths {episode.drafter.shape[1]} and "
+                f"{episode.target.shape[1]}, not {widths[0]} and {widths[1]}: they are of another "
+                "pair. Remove it."
             )
-    channels = [sample_channels(sampling.channels, sampling.seed, one.key) for one in found]
-    relabelled = map(partial(_relabelled, sampling), found, channels)
+    channels = [
+        sample_channels(sampling.channels, sampling.seed, episode.key) for episode in usable
+    ]
+    relabelled = map(partial(_relabel, sampling), usable, channels)
     rows = {
-        name: np.concatenate([getattr(one, name) for one in found])
+        name: np.concatenate([getattr(episode, name) for episode in usable])
         for name in ("drafter", "target", "tokens", "at", "critical", "stalling")
     }
     return Instances(
-        keys=[one.key for one in found],
-        question=np.repeat(np.arange(len(found)), [len(one) for one in found]),
+        keys=[episode.key for episode in usable],
+        question=np.repeat(np.arange(len(usable)), [len(episode) for episode in usable]),
         channels=channels,
-        # no channel makes it worth while to gain nothing
+        # a stalling mismatch gains nothing under any channel
         rejected=rows["stalling"][:, None] | np.concatenate([*relabelled]),
         **(rows | {"drafter": as_decoded(rows["drafter"], sampling.form)}),
     )
 
 
 def as_decoded(states: Floats, form: HiddenFormat) -> Floats:
-    """Return states [n, d] as the edge decodes them."""
+    """Encode and decode states [n, d], as device and edge will."""
     count, width = states.shape
     return decode_hidden(encode_hidden(states, form), count, width, form)
 
 
 def sample_channels(count: int, seed: int, key: str) -> list[Channel]:
-    """Draw the channels of the question ``key``, spread evenly: each feature once in each K-th.
+    """Draw the channels of the question ``key``, each feature once from each K-th of its range.
 
-    So that no question has the better channels, and no head learns by them which question it is.
+    So every question has channels of all qualities, and a head cannot recognise a question by its
+    channels.
     """
     # [K, 4] each, in [0, 1)
     order, within = _uniforms(8 * count, seed, "channel", key).reshape(2, count, 4)
@@ -211,23 +230,24 @@ def sample_channels(count: int, seed: int, key: str) -> list[Channel]:
 
 
 def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[str], list[str]]:
-    """Divide questions into those to train with, and about this share that is kept out.
+    """Split questions into training and validation; ``share`` is about that of validation.
 
-    Raises `UnsupportedError` for less than two questions; there is one at least on each side.
+    Each side has at least one question. Raises `UnsupportedError` for fewer than two questions.
     """
     if len(keys) < 2:
         raise UnsupportedError(
-            "Some questions are kept out of training, so it takes two with mismatches at least."
+            "Training needs at least two questions with mismatches: one is kept for validation."
         )
     order = sorted(keys, key=lambda key: float(_uniforms(1, seed, "split", key)[0]))
     count = min(max(round(share * len(order)), 1), len(order) - 1)
     return sorted(order[count:]), sorted(order[:count])
 
 
-class KeptLabels(NamedTuple):
-    """How many labels y = 1 stay 1 under channels whose quality lies within low and high.
+class LabelCounts(NamedTuple):
+    """Labels y = 1 under channels of quality low to high.
 
-    channels: how many were sampled there. critical: their labels of 1. kept: how many stay.
+    channels: sampled channels in this range. critical: labels of 1 before relabelling. kept: labels
+    of 1 after it.
     """
 
     low: float
@@ -237,19 +257,19 @@ class KeptLabels(NamedTuple):
     kept: int
 
 
-def kept_by_quality(instances: Instances, parts: int = 5) -> list[KeptLabels]:
-    """Count what relabelling did, for ``parts`` equal ranges of quality from poor to good."""
+def labels_by_quality(instances: Instances, parts: int = 5) -> list[LabelCounts]:
+    """Count the labels before and after relabelling, in ``parts`` equal ranges of quality."""
     # [q, K] and [n, K]
     part = np.minimum((instances.qualities * parts).astype(np.int64), parts - 1)
-    of_mismatch = part[instances.question]
-    critical = np.broadcast_to(instances.critical[:, None], of_mismatch.shape)
+    part_of_mismatch = part[instances.question]
+    critical = np.broadcast_to(instances.critical[:, None], part_of_mismatch.shape)
     return [
-        KeptLabels(
+        LabelCounts(
             low=index / parts,
             high=(index + 1) / parts,
             channels=int((part == index).sum()),
-            critical=int((critical & (of_mismatch == index)).sum()),
-            kept=int((critical & instances.rejected & (of_mismatch == index)).sum()),
+            critical=int((critical & (part_of_mismatch == index)).sum()),
+            kept=int((critical & instances.rejected & (part_of_mismatch == index)).sum()),
         )
         for index in range(parts)
     ]
@@ -258,42 +278,42 @@ def kept_by_quality(instances: Instances, parts: int = 5) -> list[KeptLabels]:
 def expected_share(
     instances: Instances, channel: Channel, relabelling: Relabelling | None
 ) -> float:
-    """Compute the share of labels of 1 that stay under this channel: Σπ / Σy, all questions."""
+    """Compute the expected share of labels of 1 that stay under this channel: Σπ / Σy."""
     if relabelling is None or not instances.critical.any():
         return 1.0
     parameters = structs.asdict(relabelling)
     total = sum(
         repair_probabilities(
-            instances.critical[own], instances.at[own], channel.quality(), **parameters
+            instances.critical[rows], instances.at[rows], channel.quality(), **parameters
         ).sum()
-        for own in (instances.question == index for index in range(len(instances.keys)))
+        for rows in (instances.question == index for index in range(len(instances.keys)))
     )
     return float(total / instances.critical.sum())
 
 
-def _relabelled(
+def _relabel(
     sampling: InstanceOptions, episode: Episode, channels: Sequence[Channel]
 ) -> NDArray[np.bool_]:
-    """Relax the labels under each channel, bool [n, K]."""
+    """Relax an episode's labels under each channel, bool [n, K]."""
     if sampling.relabelling is None:
         return np.repeat(episode.critical[:, None], len(channels), axis=1)
     parameters = structs.asdict(sampling.relabelling)
-    # Draws of its own for each channel: with the same ones for all, a label would be relaxed
-    # under most of them or none, and the head would learn that by heart.
-    draws = _uniforms(len(channels) * len(episode), sampling.seed, "label", episode.key)
+    # Each channel has its own draws: with common draws a label would be relaxed under most
+    # channels or none, and the head would memorise it.
+    uniform_rows = _uniforms(len(channels) * len(episode), sampling.seed, "label", episode.key)
     relaxed = [
         relabel(episode.critical, episode.at, channel.quality(), uniforms, **parameters)
-        for channel, uniforms in zip(channels, draws.reshape(len(channels), -1), strict=True)
+        for channel, uniforms in zip(channels, uniform_rows.reshape(len(channels), -1), strict=True)
     ]
     return np.stack(relaxed, axis=1)
 
 
 def _uniforms(count: int, seed: int, purpose: str, key: str) -> NDArray[np.float64]:
-    """Draw from [0, 1), f64 [count]: a function of what the draws are for."""
+    """Draw from [0, 1), f64 [count], determined by seed, purpose and key."""
     if not 0 <= seed <= _MOST_SEED:
         raise UnsupportedError(f"A seed is a number from 0 to {_MOST_SEED}, not {seed}.")
-    named = sha256(f"{seed} {purpose} {key}".encode()).digest()
-    words = np.random.Philox(key=np.frombuffer(named, "<u8", 2)).random_raw(count)
+    digest = sha256(f"{seed} {purpose} {key}".encode()).digest()
+    words = np.random.Philox(key=np.frombuffer(digest, "<u8", 2)).random_raw(count)
     drawn: NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53
     return drawn
 

@@ -1,14 +1,14 @@
-"""Mines traces: which mismatches change what an answer comes to (wisv §V-B, stage 1; AutoJudge).
+"""Mine mismatches: find those that change an answer's outcome (wisv §V-B, stage 1; AutoJudge).
 
-In:  a question. Out: its `Episode`. The target answers; then, from left to right, each token that
-the drafter would have said otherwise is replaced by the drafter's, and the target goes on from
-there to the end. If the outcome is another one, the mismatch is critical (y = 1) and the target's
-token is put back; if not, it is harmless, and the new answer is what is looked at further on. (So a
-label says: harmful, given that the harmless ones before it were forgiven.)
+In:  a question. Out: its `Episode`. The target answers. Then, from left to right, each token at
+which the drafter differs is replaced by the drafter's, and the target continues from there. If the
+outcome changes, the mismatch is critical (y = 1) and the target's token is restored; if not, it is
+harmless, and mining goes on along the new answer. So a label means: harmful, given that the
+harmless mismatches before it were forgiven.
 
-Ours: a mismatch *stalls* if forgiving it gains no round, and then its token is put back, too. That
-often shows at once, and what it would change is not asked. Labelled harmless, as in the paper, such
-ones teach a head to forgive line breaks for ever.
+Ours: a mismatch *stalls* if forgiving it saves no round; then the target's token is restored, too.
+Stalling is often evident at once, and then the outcome is not computed. Labelled harmless, as in
+the paper, such mismatches teach a head to forgive line breaks endlessly.
 """
 
 from __future__ import annotations
@@ -26,46 +26,48 @@ from pilotfish.judge.model_passes import Procedure, Readers
 from pilotfish.judge.question_reader import Mismatch, PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question, Task
 
-# Forgiving saves about one round. About a third of all tokens are mismatches, some of which are
-# forgiven, so four more tokens cost that round again.
+# Forgiving saves about one round. About a third of all tokens are mismatches, and some are
+# forgiven, so four more tokens cost about one round.
 SLACK = 4
-_AHEAD = 8  # tokens of the answer that the drafter looks at in one pass
+_AHEAD = 8  # tokens of the answer that the drafter reads in one pass
 
 
-class _Found(NamedTuple):
-    """A mismatch. prefix: the answer up to it, with the drafter's token.
+class _Candidate(NamedTuple):
+    """A mismatch to be labelled. prefix: the answer up to it, with the drafter's token.
 
-    stalls_plainly: whether it shows without reading on that it stalls: the target wanted to end, or
-    it wants the same token again right behind and the drafter errs there again.
+    evidently_stalls: whether it stalls without continuing the answer: the target wanted to end, or
+    it wants the same token again right after and the drafter differs there again.
     """
 
     mismatch: Mismatch
     prefix: list[int]
-    stalls_plainly: bool
+    evidently_stalls: bool
 
 
 class MineSettings(PairSettings, frozen=True, kw_only=True):
-    """What ``pilotfish judge mine`` is told."""
+    """Options of ``pilotfish judge mine``."""
 
     questions: Annotated[Path, setting('JSON lines with "question" and "answer"', metavar="FILE")]
-    out: Annotated[Path, setting("folder for a file a question", metavar="DIR")]
+    out: Annotated[
+        Path, setting("folder for the episodes, a file for each question", metavar="DIR")
+    ]
     task: Annotated[
         str,
         setting(
-            "what an answer comes to: its last number, its words, or what --checker prints",
+            "outcome of an answer: its last number, its words, or what --checker prints",
             choices=tuple(TASKS),
         ),
     ] = "gsm8k"
     checker: Annotated[
         tuple[str, ...],
         setting(
-            "task command: reads a line of JSON with question, answer and text; prints what the "
-            "text comes to; ends with 0 if that is right, with 1 if not",
+            "program of task command: reads a line of JSON with question, answer and text; prints "
+            "the text's outcome; exits with 0 if that is right, with 1 if not",
             form="command",
             metavar="COMMAND",
         ),
     ] = ()
-    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 160
+    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 160
     slack: Annotated[
         int,
         setting(
@@ -81,8 +83,7 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
     right_only: Annotated[
         bool,
         setting(
-            "take no mismatches from answers that are wrong or do not end: they have nothing to "
-            "lose"
+            "take mismatches only from answers that are right and end: others cannot become worse"
         ),
     ] = False
 
@@ -90,14 +91,16 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
 def mine(
     readers: Readers, pair: Pair, task: Task, questions: Sequence[Question], mined: MiningRecord
 ) -> Iterator[Episode]:
-    """Yield the episodes of these questions, each as soon as it is done."""
+    """Yield the episode of each question when it is done."""
 
     def begin(question: Question) -> Procedure[Episode]:
-        speaker = QuestionReader(question, pair, mined.most)
-        return episode(speaker, task, mined.slack, right_only=mined.right_only)
+        reader = QuestionReader(question, pair, mined.most)
+        return episode(reader, task, mined.slack, right_only=mined.right_only)
 
-    for _, found in readers.run([(one.key, partial(begin, one)) for one in questions]):
-        yield found
+    for _, mined_episode in readers.run(
+        [(question.key, partial(begin, question)) for question in questions]
+    ):
+        yield mined_episode
 
 
 def episode(
@@ -105,59 +108,59 @@ def episode(
 ) -> Procedure[Episode]:
     """Find one question's mismatches, and label each.
 
-    slack: tokens by which a harmless mismatch may make the answer longer; None: by any, and none
-    stalls, as in the paper. right_only: take no mismatches from answers that are wrong, or that did
-    not come to their end: they have nothing to lose.
+    slack: tokens by which a harmless mismatch may lengthen the answer; None: any number, and no
+    mismatch stalls, as in the paper. right_only: take no mismatches from an answer that is wrong or
+    has no end, since it cannot become worse.
     """
     question = reader.question
     answer = yield from reader.finish([])
-    first = list(answer)
+    original = list(answer)
     outcome = task.outcome(question, reader.text(answer))
     right = task.right(question, outcome)
     labelled: list[LabelledMismatch] = []
-    if right_only and not (right and reader.ended(first)):
+    if right_only and not (right and reader.has_ended(original)):
         return Episode.from_mismatches(
-            question.key, labelled, answer=first, outcome=outcome, right=right
+            question.key, labelled, answer=original, outcome=outcome, right=right
         )
-    at = 0
-    while (found := (yield from _next_mismatch(reader, answer, at))) is not None:
-        at = found.mismatch.at + 1
-        critical, stalling = False, found.stalls_plainly and slack is not None
+    position = 0
+    while (mismatch := (yield from _next_mismatch(reader, answer, position))) is not None:
+        position = mismatch.mismatch.at + 1
+        critical, stalling = False, mismatch.evidently_stalls and slack is not None
         if not stalling:
-            other = yield from reader.finish(found.prefix)
-            critical = task.outcome(question, reader.text(other)) != outcome
-            endless = reader.ended(answer) and not reader.ended(other)
-            longer = slack is not None and (endless or len(other) > len(answer) + slack)
+            alternative = yield from reader.finish(mismatch.prefix)
+            critical = task.outcome(question, reader.text(alternative)) != outcome
+            endless = reader.has_ended(answer) and not reader.has_ended(alternative)
+            longer = slack is not None and (endless or len(alternative) > len(answer) + slack)
             stalling = longer and not critical
             if not critical and not stalling:
-                answer = other
-        labelled.append(LabelledMismatch(found.mismatch, critical, stalling))
+                answer = alternative
+        labelled.append(LabelledMismatch(mismatch.mismatch, critical, stalling))
     return Episode.from_mismatches(
-        question.key, labelled, answer=first, outcome=outcome, right=right
+        question.key, labelled, answer=original, outcome=outcome, right=right
     )
 
 
 def _next_mismatch(
-    speaker: QuestionReader, answer: Sequence[int], start: int
-) -> Procedure[_Found | None]:
+    reader: QuestionReader, answer: Sequence[int], start: int
+) -> Procedure[_Candidate | None]:
     """Find the first mismatch from ``start`` on."""
-    window = speaker.window(answer[:start])
-    at = start
-    while at < len(answer):
-        ahead = list(takewhile(speaker.can_draft, answer[at : at + _AHEAD]))
-        seen = yield window.read(answer[start : at + len(ahead)], len(ahead) + 1)
-        for offset, choice in enumerate(window.choices(seen).tolist()[: len(answer) - at]):
-            if choice != answer[at + offset]:
-                at += offset
-                seen = yield window.read([*answer[start:at], choice])
-                again, state = int(window.choices(seen)[0]), seen.hidden[0].copy()
-                wanted, replaced = answer[at], [*answer[:at], choice]
-                wants, hidden = yield from speaker.target(replaced)
-                put_off = choice not in speaker.ends and wants[0] == wanted != again
-                return _Found(
-                    Mismatch(at, choice, wanted, state, hidden[0]),
+    window = reader.window(answer[:start])
+    position = start
+    while position < len(answer):
+        ahead = list(takewhile(reader.can_draft, answer[position : position + _AHEAD]))
+        reading = yield window.read(answer[start : position + len(ahead)], len(ahead) + 1)
+        for offset, choice in enumerate(window.choices(reading).tolist()[: len(answer) - position]):
+            if choice != answer[position + offset]:
+                position += offset
+                reading = yield window.read([*answer[start:position], choice])
+                again, state = int(window.choices(reading)[0]), reading.hidden[0].copy()
+                wanted, replaced = answer[position], [*answer[:position], choice]
+                wants, hidden = yield from reader.target(replaced)
+                put_off = choice not in reader.ends and wants[0] == wanted != again
+                return _Candidate(
+                    Mismatch(position, choice, wanted, state, hidden[0]),
                     replaced,
-                    stalls_plainly=put_off or wanted in speaker.ends,
+                    evidently_stalls=put_off or wanted in reader.ends,
                 )
-        at += len(ahead)
+        position += len(ahead)
     return None

@@ -1,11 +1,11 @@
-"""Two models that read many texts at once.
+"""Batch the passes of two models over many texts.
 
-In:  procedures, one a question: generators that say what they want read and are sent what the model
-     makes of it. Out: what each returns, as soon as it is done.
+In:  procedures, one for each question: generators that yield read requests and are sent the
+     results. Out: the return value of each procedure when it ends.
 
-A question's steps follow from each other, so it is the questions that are batched: each has a slot
-in both models, and a pass serves all that wait. A slot keeps what it has read as far as it agrees
-with what is wanted, so a procedure names whole texts and pays for what is new in them.
+The steps of one question depend on each other, so passes batch over questions: each has a slot in
+both models, and a pass serves all waiting requests. A slot keeps the cache of the common prefix, so
+a procedure requests whole texts and pays only for new tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class ReadRequest(NamedTuple):
-    """Read ``ids`` [n], the model's own, and show what it makes of the last ``rows`` of them."""
+    """A request to read ``ids`` [n] of the model; the result covers the last ``rows`` tokens."""
 
     model: str
     ids: Ids
@@ -41,7 +41,7 @@ class ReadRequest(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """logits: f32 [rows, V]; hidden: f32 [rows, d]. Views that the next look overwrites."""
+    """logits: f32 [rows, V]; hidden: f32 [rows, d]. The next read overwrites these views."""
 
     logits: Floats
     hidden: Floats
@@ -51,7 +51,7 @@ Procedure = Generator[ReadRequest, ReadResult, R]
 
 
 class Reader:
-    """One model, a slot for each text that is being read."""
+    """One model with a slot for each text."""
 
     def __init__(
         self, artifact: Path, slots: int, context: int, engine: EngineSettings, *, drafts: bool
@@ -64,33 +64,33 @@ class Reader:
             provider=engine.provider,
             drafts=drafts,
         )
-        self._held: list[Ids] = [np.empty(0, np.int64)] * slots
+        self._cached_ids: list[Ids] = [np.empty(0, np.int64)] * slots
         self.tokens = 0  # read so far
 
-    def read(self, looks: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
-        """Make one pass for these looks, by slot; leave out those that it does not finish."""
+    def read(self, requests: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
+        """Make one pass for requests by slot; return the results of those that it completes."""
         passes = []
-        for slot, (_, ids, rows) in looks.items():
+        for slot, (_, ids, rows) in requests.items():
             end = len(ids)
-            base = min(_agreeing(self._held[slot], ids), end - rows)
+            base = min(_common_length(self._cached_ids[slot], ids), end - rows)
             if end - base > max(CHUNK, rows):
                 end, rows = min(base + CHUNK, end - rows), 0
             self._decoder.rollback(slot, base)
             passes.append(Pass(slot, ids[base:end], rows))
-            self._held[slot] = ids[:end]
+            self._cached_ids[slot] = ids[:end]
             self.tokens += end - base
         outputs = self._decoder.forward(passes)
         return {
-            one.slot: ReadResult(output.logits, output.hidden)
-            for one, output in zip(passes, outputs, strict=True)
-            if one.rows
+            pass_.slot: ReadResult(output.logits, output.hidden)
+            for pass_, output in zip(passes, outputs, strict=True)
+            if pass_.rows
         }
 
 
 class Readers:
-    """Drafter and target, with a slot in each for every text that is read at once.
+    """Drafter and target, with ``slots`` slots each.
 
-    context: tokens of the longest text of either. engine: how the models are run.
+    context: tokens of the longest text in either vocabulary. engine: options of both models.
     """
 
     def __init__(
@@ -105,34 +105,36 @@ class Readers:
     def run(
         self, procedures: Iterable[tuple[str, Callable[[], Procedure[R]]]]
     ) -> Iterator[tuple[str, R]]:
-        """Yield what each procedure returns, by its key, in the order in which they end."""
+        """Yield each procedure's key and return value, in the order of their ends."""
         waiting, free = deque(procedures), [*range(self.slots)]
         running: dict[int, tuple[str, Procedure[R]]] = {}  # by slot
-        looks: dict[int, ReadRequest] = {}  # what each waits for
+        requests: dict[int, ReadRequest] = {}  # the request each slot waits for
         while waiting or running:
             while waiting and free:
                 key, begin = waiting.popleft()
                 steps = begin()
                 try:
-                    looks[free[0]] = next(steps)
+                    requests[free[0]] = next(steps)
                 except StopIteration as end:  # there was nothing to read
                     yield key, end.value
                     continue
                 running[free.pop(0)] = key, steps
-            # the drafter's looks first: what follows from them goes into one pass of the target
-            drafting = {slot: look for slot, look in looks.items() if look.model == DRAFTER}
+            # the drafter's requests first: the requests that follow share one pass of the target
+            drafting = {
+                slot: request for slot, request in requests.items() if request.model == DRAFTER
+            }
             reader = self.drafter if drafting else self.target
-            for slot, seen in (reader.read(drafting or looks) if looks else {}).items():
+            for slot, result in (reader.read(drafting or requests) if requests else {}).items():
                 key, steps = running[slot]
                 try:
-                    looks[slot] = steps.send(seen)
+                    requests[slot] = steps.send(result)
                 except StopIteration as end:
                     free.append(slot)
-                    del running[slot], looks[slot]
+                    del running[slot], requests[slot]
                     yield key, end.value
 
 
-def _agreeing(held: Ids, wanted: Ids) -> int:
-    shorter = min(len(held), len(wanted))
-    differing = np.flatnonzero(held[:shorter] != wanted[:shorter])
+def _common_length(cached: Ids, wanted: Ids) -> int:
+    shorter = min(len(cached), len(wanted))
+    differing = np.flatnonzero(cached[:shorter] != wanted[:shorter])
     return int(differing[0]) if len(differing) else shorter

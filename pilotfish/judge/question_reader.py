@@ -1,7 +1,7 @@
-"""What a question's text says to both models: the steps that mining and trajectories share.
+"""Read one question with both models: the steps that mining and trajectories share.
 
-A `QuestionReader` stands for one question. Its methods are procedures for `judge.model_passes.Readers`: they
-yield what they want read, and return what a device and an edge would find at these places.
+The methods of a `QuestionReader` are procedures for `judge.model_passes.Readers`: they yield read
+requests, and return what a device and an edge would compute at these positions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pilotfish.judge.model_passes import (
 )
 from pilotfish.judge.tasks import Question
 
-_OWN_TOKENS = 2  # a drafter's for one of the target's, at most, in ordinary text
+_OWN_TOKENS = 2  # most drafter's tokens for one target's token, in ordinary text
 
 
 class PairSettings(EngineSettings, frozen=True, kw_only=True):
-    """A pair, and what it reads at a time (`pilotfish.base.settings`)."""
+    """Options of a pair, and how much it reads at a time (`pilotfish.base.settings`)."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
     target: Annotated[Path, setting("target's artifact", metavar="DIR")]
@@ -49,37 +49,45 @@ class PairSettings(EngineSettings, frozen=True, kw_only=True):
 
 
 class OpenPair:
-    """A drafter and a target, opened. context: the most tokens that both have."""
+    """An opened drafter and target. context: the smaller of their contexts, tokens."""
 
     def __init__(self, draft: Path, target: Path) -> None:
         self._paths = draft, target
         artifacts = [Artifact.open(path) for path in self._paths]
-        self.drafter, self.target = (one.manifest for one in artifacts)
+        self.drafter, self.target = (artifact.manifest for artifact in artifacts)
         check_head(artifacts[1])
-        own, their = (Vocabulary.from_artifact(one) for one in artifacts)
-        self.vocabularies = Pair(own, their, artifacts[0].head_tokens)
-        self.context = min(one.manifest.dimensions.context for one in artifacts)
+        draft_vocabulary, target_vocabulary = (
+            Vocabulary.from_artifact(artifact) for artifact in artifacts
+        )
+        self.vocabularies = Pair(draft_vocabulary, target_vocabulary, artifacts[0].head_tokens)
+        self.context = min(artifact.manifest.dimensions.context for artifact in artifacts)
 
     def require_hidden_states(self) -> None:
-        """Raise `UnsupportedError` if a model gives no hidden states, by which heads judge."""
+        """Raise `UnsupportedError` if a model's graph has no hidden states, which heads read."""
         for manifest in (self.drafter, self.target):
             if not manifest.hidden_states:
                 raise UnsupportedError(
-                    f"The graph of {manifest.model} gives no hidden states, by which decision "
-                    "heads judge: build it with them, or export the checkpoint itself."
+                    f"The graph of {manifest.model} has no hidden states, which decision heads "
+                    "read: build it with them, or export the checkpoint itself."
                 )
 
-    def fitting(self, questions: Sequence[Question], most: int, context: int) -> list[Question]:
-        """Return the questions that fit into the context with an answer of ``most`` tokens."""
-        return [one for one in questions if length(one, self.vocabularies, most) <= context]
+    def select_fitting(
+        self, questions: Sequence[Question], most: int, context: int
+    ) -> list[Question]:
+        """Select the questions that fit the context with an answer of ``most`` tokens."""
+        return [
+            question
+            for question in questions
+            if count_tokens(question, self.vocabularies, most) <= context
+        ]
 
     def readers(self, count: int, context: int, engine: EngineSettings) -> Readers:
-        """Load both models; they read ``count`` texts at once."""
+        """Load both models with ``count`` slots."""
         return Readers(*self._paths, slots=count, context=context, engine=engine)
 
 
 def model_card(manifest: Manifest) -> ModelIdentity:
-    """Return what a card says of a model."""
+    """Return a model's identity for a head's card."""
     return ModelIdentity(
         model=manifest.model,
         origin=manifest.origin,
@@ -88,103 +96,103 @@ def model_card(manifest: Manifest) -> ModelIdentity:
     )
 
 
-def length(question: Question, pair: Pair, most: int) -> int:
-    """Count the tokens of a question and an answer of ``most``, in the larger vocabulary's."""
-    prompt = pair.prompt(question.asked)
-    own = most if pair.trivial else _OWN_TOKENS * most
-    return max(len(prompt.ids) + most, len(prompt.draft_ids) + own)
+def count_tokens(question: Question, pair: Pair, most: int) -> int:
+    """Count the tokens of a question and an answer of ``most``; the larger count of both ends."""
+    prompt = pair.prompt(question.message)
+    draft_tokens = most if pair.trivial else _OWN_TOKENS * most
+    return max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
 
 
 class QuestionReader:
-    """One question's prompt in both vocabularies. most: tokens of an answer.
+    """One question's prompt in both vocabularies. most: tokens of an answer, at most.
 
-    An answer is a list of the target's ids behind the prompt. An end token ends it and is its last.
+    An answer is a list of the target's ids after the prompt; an end token, if any, is its last.
     """
 
     def __init__(self, question: Question, pair: Pair, most: int) -> None:
         self.question = question
-        self.prompt: Prompt = pair.prompt(question.asked)
+        self.prompt: Prompt = pair.prompt(question.message)
         self.most = most
         self.ends = frozenset(pair.target.eos_ids)
-        self._told: Ids = self.prompt.ids.astype(np.int64)
+        self._prompt_ids: Ids = self.prompt.ids.astype(np.int64)
         self._bridge: Bridge = pair.bridge()
         self._bridge.start(self.prompt)
         self._tokenizer = pair.target.tokenizer
 
     def text(self, answer: Sequence[int]) -> str:
         """Decode the answer, without its end token."""
-        said = answer[:-1] if self.ended(answer) else answer
-        return self._tokenizer.decode(list(said))
+        tokens = answer[:-1] if self.has_ended(answer) else answer
+        return self._tokenizer.decode(list(tokens))
 
-    def ended(self, answer: Sequence[int]) -> bool:
-        """Say whether it ends with an end token."""
+    def has_ended(self, answer: Sequence[int]) -> bool:
+        """Whether the answer ends with an end token."""
         return bool(answer) and answer[-1] in self.ends
 
     # The target
 
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
-        """Find its argmax [rows] after the last ``rows`` tokens, and its states f32 [rows, d]."""
-        ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
-        seen = yield ReadRequest(TARGET, ids, rows)
-        return seen.logits.argmax(1), seen.hidden.copy()
+        """Compute argmax [rows] and states f32 [rows, d] after the last ``rows`` tokens."""
+        ids = np.concatenate([self._prompt_ids, np.array(answer, dtype=np.int64)])
+        result = yield ReadRequest(TARGET, ids, rows)
+        return result.logits.argmax(1), result.hidden.copy()
 
     def logits(self, answer: Sequence[int]) -> Procedure[Floats]:
-        """Compute the target's after the answer, f32 [V]."""
-        ids = np.concatenate([self._told, np.array(answer, dtype=np.int64)])
-        seen = yield ReadRequest(TARGET, ids)
-        found: Floats = seen.logits[0].copy()
-        return found
+        """Compute the target's logits after the answer, f32 [V]."""
+        ids = np.concatenate([self._prompt_ids, np.array(answer, dtype=np.int64)])
+        result = yield ReadRequest(TARGET, ids)
+        logits: Floats = result.logits[0].copy()
+        return logits
 
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
-        """Let the target alone go on with the answer to its end."""
-        whole = list(answer)
-        while len(whole) < self.most and not self.ended(whole):
-            choices, _ = yield from self.target(whole)
-            whole.append(int(choices[0]))
-        return whole
+        """Continue the answer to its end with the target alone."""
+        tokens = list(answer)
+        while len(tokens) < self.most and not self.has_ended(tokens):
+            choices, _ = yield from self.target(tokens)
+            tokens.append(int(choices[0]))
+        return tokens
 
     # The drafter, in a window that starts after ``committed``
 
     def window(self, committed: Sequence[int]) -> DrafterWindow:
         """Begin a window after these tokens of the answer."""
-        told = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
-        return DrafterWindow(self._bridge, self._bridge.context(told).astype(np.int64))
+        tokens = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
+        return DrafterWindow(self._bridge, self._bridge.context(tokens).astype(np.int64))
 
     def can_draft(self, token: int) -> bool:
-        """Say whether the drafter has this token."""
+        """Whether the drafter can draft this token."""
         return self._bridge.can_draft(token)
 
 
 class DrafterWindow:
-    """What the drafter reads of one window: its context, and then drafted tokens one for one."""
+    """The drafter's text in one window: its context, then drafted tokens one for one."""
 
     def __init__(self, bridge: Bridge, context: Ids) -> None:
         self._bridge = bridge
         self._context = context
 
     def read(self, drafted: Sequence[int], rows: int = 1) -> ReadRequest:
-        """Look at the last ``rows`` of context and drafted tokens."""
+        """Make a request for the last ``rows`` of context and drafted tokens."""
         ids = self._context
         if drafted:
-            own = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
-            ids = np.concatenate([ids, own.astype(np.int64)])
+            draft_ids = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
+            ids = np.concatenate([ids, draft_ids.astype(np.int64)])
         return ReadRequest(DRAFTER, ids, rows)
 
     def choices(self, result: ReadResult) -> Ids:
-        """Find the drafter's argmax, in the target's ids, after each token that was looked at."""
-        found: Ids = self.logits(result).argmax(1)
-        return found
+        """Return the drafter's argmax after each row, in the target's ids."""
+        ids: Ids = self.logits(result).argmax(1)
+        return ids
 
     def logits(self, result: ReadResult) -> NDArray[np.floating]:
-        """Project the drafter's onto the target's ids; f32 [rows, V], until the next call."""
+        """Project logits onto the target's ids, f32 [rows, V]; the next call overwrites them."""
         return self._bridge.project(result.logits)
 
 
 class Mismatch(NamedTuple):
-    """A place where the drafter says another token than the target, given the same text.
+    """A position at which drafter and target choose different tokens after the same text.
 
-    at: the position in the answer. drafted, wanted: the two tokens. drafter, target: f32 [d] each,
-    the last layers' states at the drafted token (wisv (23)).
+    at: position in the answer. drafted, wanted: the drafter's and the target's token. drafter,
+    target: f32 [d] each, the last layers' states at the drafted token (wisv (23)).
     """
 
     at: int

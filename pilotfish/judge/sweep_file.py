@@ -1,7 +1,7 @@
-"""The file of a sweep: its header, and for each question a tally of every setting.
+"""The file of a sweep: its header, and for each question the counts under every setting.
 
-A setting is a window and a judge, that is a head bound to a link and a threshold; without a head it
-is `greedy`, which no link changes.
+A setting is a window and a judge (a head bound to a link and a threshold). Without a head it is
+`greedy`, whose rounds do not depend on the link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pilotfish.speculation.latency import Link
 
 
 class LinkProfile(NamedTuple):
-    """A link of a simulation: the same rate both ways in Mbit/s, the RTT in ms, no loss."""
+    """A simulated link without loss. mbps: rate both ways, Mbit/s. rtt_ms: RTT, ms."""
 
     mbps: float
     rtt_ms: float
@@ -32,18 +32,18 @@ class LinkProfile(NamedTuple):
 
     @property
     def link(self) -> Link:
-        """For `speculation.latency`."""
+        """The link of `speculation.latency`."""
         return Link(rtt_s=self.rtt_ms / 1e3, up_bps=self.mbps * 1e6, down_bps=self.mbps * 1e6)
 
     @property
     def channel(self) -> Channel:
-        """What a head is told."""
+        """The channel that a head reads."""
         link = self.link
         return Channel(rtt_s=link.rtt_s, up_bps=link.up_bps, down_bps=link.down_bps, loss=0.0)
 
 
 class SweepSetting(NamedTuple):
-    """One way to answer. head, threshold, profile: None under `greedy`."""
+    """A setting of a sweep. head, threshold, profile: None under `greedy`."""
 
     window: int
     head: str | None = None
@@ -51,13 +51,14 @@ class SweepSetting(NamedTuple):
     profile: LinkProfile | None = None
 
 
-class QuestionTally(NamedTuple):
-    """One question under one setting.
+class QuestionCounts(NamedTuple):
+    """Counts of one question under one setting.
 
-    tokens: of the answer. accepted, forgiven, decided: sums over the rounds, see
-    `judge.trajectories.Round`. asked: rounds with a mismatch, for which `wisv-selective` asks.
-    behind: drafted tokens behind rejections. looked: of these, how many were looked at; missed:
-    and were mismatches. drafted: how many rounds had windows of this many tokens.
+    tokens: tokens of the answer. accepted, forgiven, decided: sums over the rounds, see
+    `judge.trajectories.CourseRound`. state_requests: rounds with a mismatch, in which
+    `wisv-selective` requests states. after_rejection: drafted tokens after rejections.
+    checked_after_rejection: those compared with the target. mismatched_after_rejection: those that
+    mismatch. drafted: number of rounds by window length.
     """
 
     right: bool
@@ -66,39 +67,42 @@ class QuestionTally(NamedTuple):
     accepted: int
     forgiven: int
     decided: int
-    asked: int
-    behind: int
-    looked: int
-    missed: int
+    state_requests: int
+    after_rejection: int
+    checked_after_rejection: int
+    mismatched_after_rejection: int
     drafted: dict[int, int]
 
     @classmethod
-    def from_walk(cls, walk: Trajectory, right: bool) -> QuestionTally:
-        """Sum over an answer's rounds."""
-        rounds = walk.rounds
-        seen = [(one, one.mismatched) for one in rounds if one.mismatched is not None]
+    def from_trajectory(cls, trajectory: Trajectory, right: bool) -> QuestionCounts:
+        """Sum the counts over an answer's rounds."""
+        rounds = trajectory.rounds
+        read_rounds = [
+            (round_, round_.mismatched) for round_ in rounds if round_.mismatched is not None
+        ]
         return cls(
             right=right,
-            tokens=len(walk.tokens),
+            tokens=len(trajectory.tokens),
             rounds=len(rounds),
-            accepted=sum(one.accepted for one in rounds),
-            forgiven=sum(one.forgiven for one in rounds),
-            decided=sum(one.decided for one in rounds),
-            asked=sum(one.decided > 0 for one in rounds),
-            behind=sum(one.behind for one in rounds),
-            looked=sum(one.behind for one, _ in seen),
-            missed=sum(mismatched - one.decided for one, mismatched in seen),
-            drafted=dict(Counter(one.drafted for one in rounds)),
+            accepted=sum(round_.accepted for round_ in rounds),
+            forgiven=sum(round_.forgiven for round_ in rounds),
+            decided=sum(round_.decided for round_ in rounds),
+            state_requests=sum(round_.decided > 0 for round_ in rounds),
+            after_rejection=sum(round_.after_rejection for round_ in rounds),
+            checked_after_rejection=sum(round_.after_rejection for round_, _ in read_rounds),
+            mismatched_after_rejection=sum(
+                mismatched - round_.decided for round_, mismatched in read_rounds
+            ),
+            drafted=dict(Counter(round_.drafted for round_ in rounds)),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepHeader:
-    """What a sweep's lines have in common: those of one file were made alike.
+    """The settings that all lines of a sweep's file share.
 
-    drafter, target: model, origin, precision, hidden width and vocabulary of each end. heads: the
-    digest and the format of states of each by its name. whole: of so many questions some windows
-    are read to their ends.
+    drafter, target: model, origin, precision, hidden width and vocabulary. heads: digest and format
+    of states of each head, by name. whole: number of questions with windows read to their ends.
     """
 
     task: str
@@ -112,43 +116,46 @@ class SweepHeader:
 
     @property
     def profiles(self) -> list[LinkProfile]:
-        """The links, in their order."""
-        return list(dict.fromkeys(one.profile for one in self.settings if one.profile))
+        """The links, in order."""
+        return list(dict.fromkeys(setting.profile for setting in self.settings if setting.profile))
 
     @property
     def windows(self) -> list[int]:
-        """The windows, in their order."""
-        return list(dict.fromkeys(one.window for one in self.settings))
+        """The windows, in order."""
+        return list(dict.fromkeys(setting.window for setting in self.settings))
 
 
 class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A line of a sweep's file: its header, or how fast the models are, or a question."""
+    """A line of a sweep's file: its header, the models' pass times, or a question."""
 
     sweep: SweepHeader | None = None
     pace: dict[str, Any] | None = None
     question: str = ""
-    tallies: list[QuestionTally] = []
+    tallies: list[QuestionCounts] = []
 
 
 class SweepFile:
-    """The lines of a sweep: first its header, then questions, and how fast the models are.
+    """A sweep's file: a header line, then lines of questions and of the models' pass times.
 
-    Raises `UnsupportedError` for a file that is not a sweep's; a line cut short does not count.
+    Raises `UnsupportedError` for a file that is no sweep; ignores an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.plan: SweepHeader | None = None
-        self.tallies: dict[str, list[QuestionTally]] = {}
+        self.tallies: dict[str, list[QuestionCounts]] = {}
         self.pace: dict[str, Any] | None = None
-        self._whole, self._torn = 0, False  # bytes of whole lines; is there another one behind?
+        self._whole, self._torn = (
+            0,
+            False,
+        )  # bytes of complete lines; whether an incomplete line follows
         if path.exists():
             self._read()
 
     def begin(self, plan: SweepHeader) -> None:
         """Write the header, so that questions can be added.
 
-        Raises `UnsupportedError` if the file has another one.
+        Raises `UnsupportedError` if the file has a different header.
         """
         if self._torn:
             with self.path.open("rb+") as file:
@@ -157,20 +164,20 @@ class SweepFile:
             self.plan = plan
             self._append(_Line(sweep=plan))
         elif self.plan != plan:
-            there = vars(self.plan)
-            names = [name for name, value in vars(plan).items() if value != there[name]]
+            existing = vars(self.plan)
+            names = [name for name, value in vars(plan).items() if value != existing[name]]
             raise UnsupportedError(
                 f"{self.path} was made otherwise ({', '.join(names)}): choose another --out, or "
                 "give the same options."
             )
 
-    def add(self, question: str, tallies: Sequence[QuestionTally]) -> None:
-        """Add a question that is done."""
+    def add(self, question: str, tallies: Sequence[QuestionCounts]) -> None:
+        """Append a question's counts."""
         self.tallies[question] = [*tallies]
         self._append(_Line(question=question, tallies=self.tallies[question]))
 
     def set_pace(self, pace: Mapping[str, Any]) -> None:
-        """Keep how fast the models were; the last one counts."""
+        """Append the models' pass times; the last ones count."""
         self.pace = {**pace}
         self._append(_Line(pace=self.pace))
 
@@ -181,12 +188,12 @@ class SweepFile:
     def _read(self) -> None:
         with reading_file(lambda problem: UnsupportedError(f"{self.path} is no sweep: {problem}.")):
             data = read_content(self.path)
-            whole = data.rfind(b"\n") + 1
-            for line in msgspec.json.Decoder(_Line).decode_lines(data[:whole]):
+            complete = data.rfind(b"\n") + 1
+            for line in msgspec.json.Decoder(_Line).decode_lines(data[:complete]):
                 self.plan = line.sweep or self.plan
                 self.pace = line.pace or self.pace
                 if line.question:
                     self.tallies[line.question] = line.tallies
-        if whole and self.plan is None:
+        if complete and self.plan is None:
             raise UnsupportedError(f"{self.path} is no sweep: it does not begin with a plan.")
-        self._whole, self._torn = whole, whole < len(data)
+        self._whole, self._torn = complete, complete < len(data)

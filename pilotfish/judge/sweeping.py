@@ -1,8 +1,8 @@
-"""Sweeps: what thresholds, windows and links make of a set of questions (wisv §VI).
+"""Sweep thresholds, windows and links over a set of questions (wisv §VI).
 
-In:  questions, heads with their thresholds, windows, links. Out: for each question a tally of the
-     rounds that were walked, by setting (`judge.sweep_file`). Tokens and rounds are the real
-     models'; what they would take is left to `judge.costs`.
+In:  questions, heads with their thresholds, windows, links. Out: for each question the counts of
+     its rounds under every setting (`judge.sweep_file`). Tokens and rounds are the real models';
+     `judge.costs` models their time.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.judge.model_passes import Procedure, Readers
 from pilotfish.judge.question_reader import QuestionReader
-from pilotfish.judge.sweep_file import LinkProfile, QuestionTally, SweepHeader, SweepSetting
+from pilotfish.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
 from pilotfish.judge.tasks import TASKS, Question, Task
 from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.wire.messages import MAX_WINDOW
 
 QUANTILES = "quantiles"
-_WHOLE = 12  # windows of one question
+_WHOLE = 12  # windows read to their ends, of one question
 
 
 def thresholds(text: str) -> tuple[float, ...]:
-    """Read ``0,0.5,1``; ``quantiles``, those of each head's curve, are ()."""
-    found = () if text == QUANTILES else tuple(sorted({float(part) for part in text.split(",")}))
-    if not all(0 <= one <= 1 for one in found):
+    """Parse ``0,0.5,1``; ``quantiles``, the thresholds of each head's curve, gives ()."""
+    values = () if text == QUANTILES else tuple(sorted({float(part) for part in text.split(",")}))
+    if not all(0 <= value <= 1 for value in values):
         raise ValueError(f"{text} is not between 0 and 1")
-    return found
+    return values
 
 
 def links(text: str) -> tuple[LinkProfile, ...]:
-    """Read ``500:5,20:50``, Mbit/s and milliseconds."""
+    """Parse ``500:5,20:50``, Mbit/s and milliseconds."""
     return tuple(dict.fromkeys(LinkProfile(*pair) for pair in _pairs(text, "links", "500:5,20:50")))
 
 
 def passes(text: str) -> dict[int, float]:
-    """Read ``1:80,11:95``, tokens and milliseconds."""
-    found = dict(_pairs(text, "passes", "1:80,11:95"))
-    if not all(width.is_integer() for width in found):
+    """Parse ``1:80,11:95``, tokens and milliseconds."""
+    pass_ms = dict(_pairs(text, "passes", "1:80,11:95"))
+    if not all(width.is_integer() for width in pass_ms):
         raise ValueError(f"{text!r} is no list of passes; write 1:80,11:95")
-    return {int(width): ms for width, ms in found.items()}
+    return {int(width): ms for width, ms in pass_ms.items()}
 
 
 def _pairs(text: str, what: str, example: str) -> list[tuple[float, float]]:
     try:
-        found = [
+        pairs = [
             (float(left), float(right))
             for left, right in (part.split(":") for part in text.split(","))
         ]
     except ValueError:
-        found = []
-    if not found or not all(0 < one < math.inf for pair in found for one in pair):
+        pairs = []
+    if not pairs or not all(0 < number < math.inf for pair in pairs for number in pair):
         raise ValueError(f"{text!r} is no list of {what}; write {example}")
-    return found
+    return pairs
 
 
 class SweepSettings(EngineSettings, frozen=True, kw_only=True):
-    """What ``pilotfish judge sweep`` is told; with a ``report`` it needs nothing else."""
+    """Options of ``pilotfish judge sweep``; with ``report`` no other is needed."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
     target: Annotated[Path, setting("target's artifact", metavar="DIR")] | None = None
@@ -85,20 +85,20 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     count: Annotated[int, setting("the first N questions (default: all)", ge=1)] | None = None
     task: Annotated[str, setting("see judge mine", choices=tuple(TASKS))] = "gsm8k"
     checker: Annotated[
-        tuple[str, ...], setting("of task command", form="command", metavar="COMMAND")
+        tuple[str, ...], setting("program of task command", form="command", metavar="COMMAND")
     ] = ()
     thresholds: Annotated[
         tuple[Annotated[float, Meta(ge=0, le=1)], ...],
         setting(
-            "from 0, reject each mismatch, to 1, none; quantiles: those of each head's own curve "
-            "(default)",
+            "from 0, reject every mismatch, to 1, reject none; quantiles: the thresholds of each "
+            "head's curve (default)",
             form=thresholds,
             metavar="ρ,ρ,…",
         ),
     ] = ()
     windows: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=MAX_WINDOW)], ...],
-        setting("draft tokens", metavar="γ,γ,…"),
+        setting("draft tokens a round", metavar="γ,γ,…"),
     ] = (10,)
     links: Annotated[
         tuple[LinkProfile, ...],
@@ -108,39 +108,46 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
             metavar="R:T,…",
         ),
     ] = tuple(LinkProfile(mbps, rtt_ms) for mbps in (500.0, 20.0) for rtt_ms in (5.0, 50.0))
-    max_tokens: Annotated[int, setting("an answer's", ge=1)] = 160
+    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 160
     slots: Annotated[int, setting("questions at a time", ge=1, le=256)] = 8
     whole: Annotated[
         int,
         setting(
-            "of so many questions look at windows behind rejections too, which tells how many "
-            "states wisv-selective asks for",
+            "questions with windows read beyond rejections too, to count the states that "
+            "wisv-selective requests",
             ge=0,
         ),
     ] = 2
     draft_ms: (
-        Annotated[float, setting("a drafter's pass (default: measured here)", gt=0, metavar="X")]
+        Annotated[
+            float, setting("ms of a drafter's pass (default: measured here)", gt=0, metavar="X")
+        ]
         | None
     ) = None
     verify_ms: (
         Annotated[
             dict[int, float],
             setting(
-                "a target's pass over WIDTH tokens (default: measured here)",
+                "ms of a target's pass over WIDTH tokens (default: measured here)",
                 form=passes,
                 metavar="WIDTH:X,…",
             ),
         ]
         | None
     ) = None
-    out: Annotated[Path, setting("a line of JSON a question", metavar="FILE")] | None = None
-    report: Annotated[Path, setting("only show what is in such a file", metavar="FILE")] | None = (
-        None
-    )
-    plot: Annotated[Path, setting("accuracy over threshold, as PNG", metavar="FILE")] | None = None
+    out: (
+        Annotated[Path, setting("the sweep's file, a line of JSON a question", metavar="FILE")]
+        | None
+    ) = None
+    report: (
+        Annotated[Path, setting("only show the figures of such a file", metavar="FILE")] | None
+    ) = None
+    plot: (
+        Annotated[Path, setting("plot of accuracy against threshold, PNG", metavar="FILE")] | None
+    ) = None
     update_head: Annotated[
         bool,
-        setting("write what the first window did over the poorest link into each head's curve"),
+        setting("write the first window's figures over the poorest link into each head's curve"),
     ] = False
 
 
@@ -152,9 +159,9 @@ def settings_of(
     """List `greedy` and every head at its thresholds, under all windows and links."""
     judged = [
         SweepSetting(window, head, threshold, profile)
-        for head, some in thresholds.items()
+        for head, values in thresholds.items()
         for profile in profiles
-        for threshold in some
+        for threshold in values
         for window in windows
     ]
     return [*(SweepSetting(window) for window in windows), *judged]
@@ -168,43 +175,48 @@ def sweep(
     plan: SweepHeader,
     heads: Mapping[str, DecisionHead],
     whole: Collection[str] = (),
-) -> Iterator[tuple[str, list[QuestionTally]]]:
-    """Yield the tallies of all settings, question by question by its key, as they are done.
+) -> Iterator[tuple[str, list[QuestionCounts]]]:
+    """Yield each question's key and its counts under all settings, when it is done.
 
-    whole: the questions of which some windows are read to their ends.
+    whole: keys of the questions with windows read to their ends.
     """
     courses = _courses(plan.settings, heads)
 
-    def begin(question: Question) -> Procedure[list[QuestionTally]]:
-        speaker = QuestionReader(question, pair, plan.most)
-        found = yield from walks(speaker, courses, whole=_WHOLE * (question.key in whole))
-        return _judged(found, speaker, task)
+    def begin(question: Question) -> Procedure[list[QuestionCounts]]:
+        reader = QuestionReader(question, pair, plan.most)
+        trajectories = yield from walks(reader, courses, whole=_WHOLE * (question.key in whole))
+        return _count_questions(trajectories, reader, task)
 
-    return readers.run([(one.key, partial(begin, one)) for one in questions])
+    return readers.run([(question.key, partial(begin, question)) for question in questions])
 
 
-def _judged(
-    found: Sequence[Trajectory], speaker: QuestionReader, task: Task
-) -> list[QuestionTally]:
-    """Look at every text once: many settings come to the same, and a checker may be slow."""
-    known: dict[tuple[int, ...], bool] = {}
-    for walk in found:
-        if tuple(walk.tokens) not in known:
-            outcome = task.outcome(speaker.question, speaker.text(walk.tokens))
-            known[tuple(walk.tokens)] = task.right(speaker.question, outcome)
-    return [QuestionTally.from_walk(walk, known[tuple(walk.tokens)]) for walk in found]
+def _count_questions(
+    trajectories: Sequence[Trajectory], reader: QuestionReader, task: Task
+) -> list[QuestionCounts]:
+    """Count rounds, and check each text once: settings share texts, and a checker may be slow."""
+    right_by_text: dict[tuple[int, ...], bool] = {}
+    for trajectory in trajectories:
+        if tuple(trajectory.tokens) not in right_by_text:
+            outcome = task.outcome(reader.question, reader.text(trajectory.tokens))
+            right_by_text[tuple(trajectory.tokens)] = task.right(reader.question, outcome)
+    return [
+        QuestionCounts.from_trajectory(trajectory, right_by_text[tuple(trajectory.tokens)])
+        for trajectory in trajectories
+    ]
 
 
 def _courses(
     settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]
 ) -> list[WalkSettings]:
     scores: dict[tuple[str, LinkProfile], Score] = {}  # thresholds share them
-    found = []
-    for one in settings:
-        if one.head is None or one.profile is None:
-            found.append(WalkSettings(one.window))
+    courses = []
+    for sweep_setting in settings:
+        if sweep_setting.head is None or sweep_setting.profile is None:
+            courses.append(WalkSettings(sweep_setting.window))
             continue
-        judge = heads[one.head].judge(one.profile.channel, one.threshold)
-        score = scores.setdefault((one.head, one.profile), judge.score)
-        found.append(WalkSettings(one.window, replace(judge, score=score)))
-    return found
+        judge = heads[sweep_setting.head].judge(
+            sweep_setting.profile.channel, sweep_setting.threshold
+        )
+        score = scores.setdefault((sweep_setting.head, sweep_setting.profile), judge.score)
+        courses.append(WalkSettings(sweep_setting.window, replace(judge, score=score)))
+    return courses

@@ -1,7 +1,7 @@
-"""Tasks: what is asked, what an answer comes to, and whether that is right.
+"""Tasks: word a question, extract an answer's outcome, and check it.
 
-A question's *outcome* is what its answer comes to, as a short text that can be compared. One class
-a task, one line in `TASKS`.
+An *outcome* is the result of an answer, as a short text that can be compared. Each task is a class
+and a line in `TASKS`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _NUMBER = r"[-−]?\$?\s?[\d,]*\.?\d+"
 
 
 class Question(NamedTuple):
-    """key: its name among its like. asked: for the chat template. answer: the reference."""
+    """A question. key: unique name. message: the user's message. answer: the reference answer."""
 
     key: str
-    asked: str
+    message: str
     answer: str
 
 
 class Task(ABC):
-    """How answers are asked for and looked at. instruction: what follows the question."""
+    """A way to ask and to check. instruction: text after the question."""
 
     name: ClassVar[str]
     instruction: ClassVar[str] = ""
 
     def ask(self, question: str) -> str:
-        """Word the message that the models are given."""
+        """Word the user's message."""
         return f"{question}\n\n{self.instruction}" if self.instruction else question
 
     @abstractmethod
     def outcome(self, question: Question, text: str) -> str:
-        """Find what an answer comes to; "" where it comes to nothing."""
+        """Extract an answer's outcome; "" if it has none."""
 
     def right(self, question: Question, outcome: str) -> bool:
-        """Say whether that is the reference's."""
+        """Whether the outcome is that of the reference answer."""
         return outcome != "" and outcome == self.outcome(question, question.answer)
 
 
@@ -60,27 +60,27 @@ class Gsm8k(Task):
     )
 
     def outcome(self, question: Question, text: str) -> str:
-        """Find the number after the last "####" or in the last box, or else the last one."""
+        """Extract the number after the last "####" or in the last box, else the last number."""
         marked = re.findall(rf"(?:####|boxed{{)\D{{0,3}}?({_NUMBER})", text)
-        found = marked or re.findall(_NUMBER, text)
-        return _number(found[-1]) if found else ""
+        numbers = marked or re.findall(_NUMBER, text)
+        return _number(numbers[-1]) if numbers else ""
 
 
 class Exact(Task):
-    """The text itself, but for spaces around it and between its words."""
+    """The text itself, with normalised spaces."""
 
     name = "exact"
 
     def outcome(self, question: Question, text: str) -> str:
-        """Find the words."""
+        """Join the words with single spaces."""
         return " ".join(text.split())
 
 
 class Command(Task):
-    """A program of the user's own.
+    """A program of the user.
 
-    It is given one line of JSON (``question``, ``answer``, ``text``) and prints the outcome; it
-    ends with 0 if that is right and with 1 if it is not.
+    It reads one line of JSON (``question``, ``answer``, ``text``), prints the outcome, and exits
+    with 0 if that is right and with 1 if not.
     """
 
     name = "command"
@@ -92,12 +92,12 @@ class Command(Task):
         self._right: dict[tuple[str, str], bool] = {}
 
     def outcome(self, question: Question, text: str) -> str:
-        """Have the program print it."""
-        asked = {"question": question.asked, "answer": question.answer, "text": text}
+        """Run the program; its output is the outcome."""
+        request = {"question": question.message, "answer": question.answer, "text": text}
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 self._command,
-                input=json.dumps(asked, ensure_ascii=False) + "\n",
+                input=json.dumps(request, ensure_ascii=False) + "\n",
                 capture_output=True,
                 text=True,
                 timeout=_COMMAND_S,
@@ -105,59 +105,59 @@ class Command(Task):
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UnsupportedError(f"The checker {self._command[0]} failed: {error}.") from error
-        if done.returncode not in (0, 1):
+        if process.returncode not in (0, 1):
             raise UnsupportedError(
-                f"The checker {self._command[0]} ended with {done.returncode}, and only 0 (right) "
-                f"and 1 (wrong) mean something: {done.stderr.strip()[:200]}"
+                f"The checker {self._command[0]} exited with {process.returncode}, and only 0 "
+                f"(right) and 1 (wrong) are allowed: {process.stderr.strip()[:200]}"
             )
-        outcome = done.stdout.strip()
-        self._right[question.key, outcome] = done.returncode == 0
+        outcome = process.stdout.strip()
+        self._right[question.key, outcome] = process.returncode == 0
         return outcome
 
     def right(self, question: Question, outcome: str) -> bool:
-        """Recall what the program said when it printed this outcome."""
+        """Return the program's verdict from the run that printed this outcome."""
         return self._right[question.key, outcome]
 
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Command)}
 
 
-def task_named(name: str, checker: Sequence[str] = ()) -> Task:
-    """Make the task of that name; ``checker`` is `Command`'s."""
+def make_task(name: str, checker: Sequence[str] = ()) -> Task:
+    """Make the task of this name. checker: the program of `Command`."""
     if name not in TASKS:
         raise UnsupportedError(f"There is no task {name!r}: {', '.join(TASKS)}.")
     return Command(checker) if name == Command.name else TASKS[name]()
 
 
-def _line_error(wanted: str, problem: str) -> UnsupportedError:
-    return UnsupportedError(f"{wanted}: {problem}.")
+def _line_error(fault: str, problem: str) -> UnsupportedError:
+    return UnsupportedError(f"{fault}: {problem}.")
 
 
-def questions(path: Path, task: Task) -> list[Question]:
+def read_task_questions(path: Path, task: Task) -> list[Question]:
     """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
-    found = []
+    parsed = []
     with reading_file(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
-        lines = read_text(path).split("\n")  # JSON strings may hold Unicode's other ends
+        lines = read_text(path).split("\n")  # JSON strings may contain Unicode's other line ends
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        wanted = f'{path}, line {number} is no JSON object with "question" and "answer"'
-        with reading_file(partial(_line_error, wanted)):
-            said = json.loads(line)
-            if not isinstance(said, dict) or not said.keys() >= {"question", "answer"}:
-                raise UnsupportedError(f"{wanted}.")
-            asked, answer = str(said["question"]), str(said["answer"])
-            (asked + answer).encode()  # half of a surrogate pair is no text
-        found.append(Question(f"{path.stem}-{number}", task.ask(asked), answer))
-    if not found:
-        raise UnsupportedError(f"{path} holds no question.")
-    return found
+        fault = f'{path}, line {number} is no JSON object with "question" and "answer"'
+        with reading_file(partial(_line_error, fault)):
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not entry.keys() >= {"question", "answer"}:
+                raise UnsupportedError(f"{fault}.")
+            question, answer = str(entry["question"]), str(entry["answer"])
+            (question + answer).encode()  # half of a surrogate pair is no text
+        parsed.append(Question(f"{path.stem}-{number}", task.ask(question), answer))
+    if not parsed:
+        raise UnsupportedError(f"{path} has no question.")
+    return parsed
 
 
 def _number(text: str) -> str:
     """Write 1,234.50 as 1234.5."""
-    bare = re.sub(r"[\s$,]", "", text).replace("−", "-")
+    digits = re.sub(r"[\s$,]", "", text).replace("−", "-")
     try:
-        return format(Decimal(bare).normalize(), "f")
+        return format(Decimal(digits).normalize(), "f")
     except InvalidOperation:
         return ""

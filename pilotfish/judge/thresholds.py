@@ -1,4 +1,4 @@
-"""What a head's probabilities are worth: area under the ROC curve, thresholds, which to take."""
+"""Rate a head's probabilities: area under the ROC curve, thresholds, a recommended threshold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTS = 26  # thresholds of the curve, as many as AutoJudge has
 def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None:
     """Compute the area under the ROC curve: how often a 1 scores above a 0; ties count half.
 
-    scores [n], labels [n]. None if the labels are all alike.
+    scores [n], labels [n]. None if all labels are equal.
     """
     ones = int(labels.sum())
     zeros = len(labels) - ones
@@ -27,9 +27,9 @@ def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None
 
 
 def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
-    """Find `POINTS` quantiles of the head's probabilities, as AutoJudge does; least first."""
+    """Compute `POINTS` quantiles of the head's probabilities, as AutoJudge does; least first."""
     bounds = np.quantile(logits.astype(np.float64), np.linspace(0.0, 1.0, POINTS))
-    # a threshold of 1 would forgive all there is, and 0 nothing
+    # a threshold of 1 would forgive every mismatch, and 0 none
     bounds = np.clip(bounds, -30.0, 30.0)
     return [
         CurvePoint(
@@ -41,17 +41,18 @@ def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
     ]
 
 
-def recommended(
+def recommend_threshold(
     points: list[CurvePoint], harmful: NDArray[np.floating], risk: float
 ) -> CurvePoint | None:
     """Find the largest threshold that forgives at most the share ``risk`` of harmful mismatches.
 
-    harmful: their logits under a good channel, [m]. None: reject all, for each forgives more.
+    harmful: logits of harmful mismatches under a good channel, [m]. None: every threshold forgives
+    more, so reject all.
     """
-    allowed = [one for one in points if share(harmful <= (one.logit or 0.0)) <= risk]
-    return max(allowed, key=lambda one: one.threshold, default=None)
+    allowed = [point for point in points if share(harmful <= (point.logit or 0.0)) <= risk]
+    return max(allowed, key=lambda point: point.threshold, default=None)
 
 
 def share(mask: NDArray[np.bool_]) -> float:
-    """Compute how much of it is true; 0 of nothing."""
+    """Compute the share of true elements; 0 for an empty mask."""
     return float(mask.mean()) if mask.size else 0.0

@@ -1,10 +1,10 @@
-"""Trains a decision head on instances (wisv §V-A, (26)): binary cross-entropy, classes balanced.
+"""Train a decision head on instances (wisv §V-A, (26)): binary cross-entropy, balanced classes.
 
-In:  the instances of `judge.instances`. Out: a `DecisionHead` with the thresholds that its own
-     probabilities suggest (AutoJudge's 26 quantiles), and one of them recommended.
+In:  the instances of `judge.instances`. Out: a `DecisionHead` with 26 thresholds, quantiles of its
+     probabilities as in AutoJudge, and a recommended one.
 
-Some questions are kept out of training: their loss ends it, and what the head's card says is about
-them. Only this module needs torch, and only when it trains.
+Validation questions, kept out of training, decide when training stops; the figures of the head's
+card are measured on them. Only this module needs torch, and only when it trains.
 """
 
 from __future__ import annotations
@@ -36,37 +36,44 @@ from pilotfish.engines.engine_errors import EngineError
 from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.instances import GOOD, POOR, InstanceOptions, Instances, MinedSettings, split
 from pilotfish.judge.model_passes import Floats
-from pilotfish.judge.thresholds import auc, curve, recommended, share
+from pilotfish.judge.thresholds import auc, curve, recommend_threshold, share
 from pilotfish.speculation.channel import FEATURES
 
 if TYPE_CHECKING:
     import torch
 
-CLIP = 3.0  # deviations
-_TOKENS_PACE = 10.0  # times the learning rate, for each is seen rarely
-_THREADS = 1  # a step is too small to share, and a sum depends on how it is shared out
-_LEAST_SPREAD = 0.01  # of one state's deviation, as a share of the mean one
+CLIP = 3.0  # standard deviations of a link feature
+_TOKENS_PACE = 10.0  # factor of the learning rate with token ids, since each is rare
+_THREADS = 1  # a step is too small for more, and threads change the order of sums
+_LEAST_SPREAD = 0.01  # least deviation of a state, as a share of the mean deviation
 
 Progress = Callable[[int, int], None]
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a head is trained. seed: that of all draws."""
+    """Options of training a head. seed: seed of all draws."""
 
-    width: Annotated[int, setting("h, of the hidden layer", ge=1, le=1024, metavar="H")] = 32
-    dropout: Annotated[float, setting("behind it", ge=0, le=1, metavar="P")] = 0.1
-    weight_decay: Annotated[float, setting("AdamW's", gt=0, metavar="W")] = 30.0
-    learning_rate: Annotated[float, setting("AdamW's", gt=0, metavar="R")] = 1e-4
+    width: Annotated[int, setting("width h of the hidden layer", ge=1, le=1024, metavar="H")] = 32
+    dropout: Annotated[
+        float, setting("dropout after the hidden layer", ge=0, le=1, metavar="P")
+    ] = 0.1
+    weight_decay: Annotated[float, setting("AdamW's weight decay", gt=0, metavar="W")] = 30.0
+    learning_rate: Annotated[float, setting("AdamW's learning rate", gt=0, metavar="R")] = 1e-4
     batch: Annotated[int, setting("mismatches a step, each under its K channels", ge=1)] = 64
-    epochs: Annotated[int, setting("at most", ge=1)] = 200
-    patience: Annotated[int, setting("epochs without a better validation loss end it", ge=1)] = 12
-    validation: Annotated[float, setting("of questions kept out", ge=0, le=1, metavar="SHARE")] = (
-        0.2
-    )
+    epochs: Annotated[int, setting("epochs, at most", ge=1)] = 200
+    patience: Annotated[
+        int, setting("stop after this many epochs without a better validation loss", ge=1)
+    ] = 12
+    validation: Annotated[
+        float, setting("share of questions for validation", ge=0, le=1, metavar="SHARE")
+    ] = 0.2
     risk: Annotated[
         float,
         setting(
-            "of harmful mismatches that may be forgiven, see below", ge=0, le=1, metavar="SHARE"
+            "share of harmful mismatches that may be forgiven, see below",
+            ge=0,
+            le=1,
+            metavar="SHARE",
         ),
     ] = 0.05
     seed: int = 0
@@ -74,106 +81,111 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, setting("ablation: a head that does not read the channel", flag="no-link")
     ] = True
     tokens: Annotated[bool, setting("ablation: reads token ids instead of states")] = False
-    buckets: Annotated[int, setting("of a token's hash, with --tokens", ge=1, le=65536)] = 512
+    buckets: Annotated[int, setting("buckets of a token's hash, with --tokens", ge=1, le=65536)] = (
+        512
+    )
 
 
 class TrainSettings(MinedSettings, frozen=True, kw_only=True):
-    """What ``pilotfish judge train`` is told."""
+    """Options of ``pilotfish judge train``."""
 
-    out: Annotated[Path, setting("where to, without a suffix", metavar="NAME")]
+    out: Annotated[Path, setting("path of the head's files, without a suffix", metavar="NAME")]
     training: TrainingOptions = TrainingOptions()
 
 
 def train(
     name: str,
     mined: MiningRecord,
-    whole: Instances,
+    instances: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
     progress: Progress = lambda done, most: None,
 ) -> DecisionHead:
-    """Train a head called ``name``; ``progress`` gets the epochs done, and how many at most.
+    """Train a head called ``name``.
 
-    sampling: how the instances were made, for the record. Raises `UnsupportedError` if there is too
-    little to learn from, and `EngineError` where torch is not installed.
+    sampling: options of the instances, for the record. progress: callback with the epochs done and
+    the most epochs. Raises `UnsupportedError` if there is too little data, and `EngineError` if
+    torch is not installed.
     """
-    learning, kept_out = split(whole.keys, options.validation, options.seed)
-    learnt, held = whole.subset(learning), whole.subset(kept_out)
+    training_keys, validation_keys = split(instances.keys, options.validation, options.seed)
+    training, validation = instances.subset(training_keys), instances.subset(validation_keys)
     card = HeadCard(
         name=name,
         drafter=ModelIdentity(**mined.drafter),
         target=ModelIdentity(**mined.target),
         features="tokens" if options.tokens else "states",
-        link=_link_scale(learnt) if options.link else None,
+        link=_link_scale(training) if options.link else None,
         hidden=sampling.form,
         threshold=0.0,
         training=Training(
-            questions=len(whole.keys),
-            examples=whole.rejected.size,
+            questions=len(instances.keys),
+            examples=instances.rejected.size,
             task=mined.task,
             seed=options.seed,
         ),
     )
-    tensors, epochs = _fit(card, learnt, held, options, progress)
-    told: dict[str, Value] = {
+    tensors, epochs = _fit(card, training, validation, options, progress)
+    record: dict[str, Value] = {
         "slack": mined.slack,
         "right_only": mined.right_only,
         "epochs": epochs,
-        "kept_out": len(kept_out),
+        "kept_out": len(validation_keys),
     }
-    return _described(DecisionHead(card, tensors), held, sampling, options, told)
+    return _describe(DecisionHead(card, tensors), validation, sampling, options, record)
 
 
-def _described(
+def _describe(
     head: DecisionHead,
-    held: Instances,
+    validation: Instances,
     sampling: InstanceOptions,
     options: TrainingOptions,
-    known: dict[str, Value],
+    record_so_far: dict[str, Value],
 ) -> DecisionHead:
-    """Give the head its curve, its threshold and its record, of which some is known already."""
+    """Return the head with its curve, threshold and record. record_so_far: part of the record."""
     # [n, K] and [n]
-    logits = np.stack([_logits(head, held, k) for k in range(held.rejected.shape[1])], axis=1)
-    good = head.logits(held.drafter, held.target, held.tokens, GOOD)
-    poor = head.logits(held.drafter, held.target, held.tokens, POOR)
+    logits = np.stack(
+        [_logits(head, validation, k) for k in range(validation.rejected.shape[1])], axis=1
+    )
+    good = head.logits(validation.drafter, validation.target, validation.tokens, GOOD)
+    poor = head.logits(validation.drafter, validation.target, validation.tokens, POOR)
     points = curve(logits)
-    chosen = recommended(points, good[held.harmful], options.risk)
+    chosen = recommend_threshold(points, good[validation.harmful], options.risk)
     bound = -math.inf if chosen is None else chosen.logit or 0.0
-    told: dict[str, Value] = {
+    record: dict[str, Value] = {
         **msgspec.structs.asdict(options),
         "channels": sampling.channels,
         "sampling_seed": sampling.seed,
         "relabelled": sampling.relabelling is not None,
         **(msgspec.structs.asdict(sampling.relabelling) if sampling.relabelling else {}),
-        **known,
+        **record_so_far,
         "forgiven_good": share(good <= bound),
         "forgiven_poor": share(poor <= bound),
-        "harmful_forgiven_good": share(good[held.harmful] <= bound),
+        "harmful_forgiven_good": share(good[validation.harmful] <= bound),
     }
     card = msgspec.structs.replace(
         head.card,
         threshold=0.0 if chosen is None else chosen.threshold,
         curve=points,
         training=msgspec.structs.replace(
-            head.card.training, auc=auc(good, held.harmful), options=told
+            head.card.training, auc=auc(good, validation.harmful), options=record
         ),
     )
     return DecisionHead(card, head.tensors)
 
 
-def _logits(head: DecisionHead, given: Instances, k: int) -> NDArray[np.float32]:
+def _logits(head: DecisionHead, mismatches: Instances, k: int) -> NDArray[np.float32]:
     """Compute z [n] under the k-th channel of each question."""
-    found = np.empty(len(given), np.float32)
-    for index, channels in enumerate(given.channels):
-        own = given.question == index
-        found[own] = head.logits(
-            given.drafter[own], given.target[own], given.tokens[own], channels[k]
+    logits = np.empty(len(mismatches), np.float32)
+    for index, channels in enumerate(mismatches.channels):
+        rows = mismatches.question == index
+        logits[rows] = head.logits(
+            mismatches.drafter[rows], mismatches.target[rows], mismatches.tokens[rows], channels[k]
         )
-    return found
+    return logits
 
 
-def _link_scale(learnt: Instances) -> LinkScale:
-    links = learnt.links.reshape(-1, len(FEATURES))
+def _link_scale(training_set: Instances) -> LinkScale:
+    links = training_set.links.reshape(-1, len(FEATURES))
     return LinkScale(mean=links.mean(0).tolist(), std=links.std(0).tolist(), clip=CLIP)
 
 
@@ -182,7 +194,7 @@ def _link_scale(learnt: Instances) -> LinkScale:
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """n mismatches. inputs: f32 [n, d], standardised, or i64 [n, 2], which rows of w1.
+    """n mismatches. inputs: f32 [n, d], standardised states, or i64 [n, 2], rows of w1.
 
     question: i64 [n]. links: f32 [q, K, 4], standardised, or [q, 1, 0]. rejected: f32 [n, K].
     """
@@ -207,8 +219,8 @@ class _Layers:
     b2: torch.Tensor
 
     @classmethod
-    def drawn(cls, inputs: int, links: int, width: int) -> _Layers:
-        """Draw uniformly within ±1/√(what a unit reads), as torch draws its own layers."""
+    def draw(cls, inputs: int, links: int, width: int) -> _Layers:
+        """Draw uniformly within ±1/√(inputs of a unit), as torch initialises its layers."""
         import torch
 
         def uniform(*shape: int, reads: int) -> torch.Tensor:
@@ -224,25 +236,25 @@ class _Layers:
         )
 
     def logits(self, data: _Data, rows: torch.Tensor, dropout: float) -> torch.Tensor:
-        """Compute z of these mismatches by channel, [b, K]; [b, 1] if the link is not read."""
+        """Compute z of these mismatches by channel, [b, K]; [b, 1] if the head reads no link."""
         from torch.nn import functional
 
-        picked = data.inputs[rows]
+        inputs = data.inputs[rows]
         # [b, h], [b, K, h]
-        own = (
-            picked @ self.w1
-            if picked.is_floating_point()
-            else functional.embedding_bag(picked, self.w1, mode="sum")
+        state_part = (
+            inputs @ self.w1
+            if inputs.is_floating_point()
+            else functional.embedding_bag(inputs, self.w1, mode="sum")
         )
-        inner = (own + self.b1)[:, None] + data.links[data.question[rows]] @ self.link
-        found: torch.Tensor = functional.dropout(inner.relu(), dropout) @ self.w2 + self.b2
-        return found
+        inner = (state_part + self.b1)[:, None] + data.links[data.question[rows]] @ self.link
+        logits: torch.Tensor = functional.dropout(inner.relu(), dropout) @ self.w2 + self.b2
+        return logits
 
     def groups(self, options: TrainingOptions) -> list[dict[str, Any]]:
-        """Group the weights for AdamW: the link is not decayed, and learns faster than the states.
+        """Group the weights for AdamW: the link's do not decay, and learn faster than the states'.
 
-        AdamW moves all weights equally fast: thousands of a state's would be learnt by heart before
-        the link's few were learnt at all.
+        AdamW moves all weights equally fast: the thousands for states would memorise the data
+        before the few for the link had learnt anything.
         """
         reads, links = (2 if options.tokens else len(self.w1)), max(len(self.link), 1)
         rate = options.learning_rate * (_TOKENS_PACE if options.tokens else 1.0)
@@ -254,111 +266,122 @@ class _Layers:
         ]
 
     def copy(self) -> _Layers:
-        """Copy them as they are now."""
-        return _Layers(*(one.detach().clone() for one in vars(self).values()))
+        """Copy the weights."""
+        return _Layers(*(tensor.detach().clone() for tensor in vars(self).values()))
 
 
 def _fit(
-    card: HeadCard, learnt: Instances, held: Instances, options: TrainingOptions, progress: Progress
+    card: HeadCard,
+    training_set: Instances,
+    validation_set: Instances,
+    options: TrainingOptions,
+    progress: Progress,
 ) -> tuple[Tensors, int]:
-    """Return the tensors with the least validation loss, and after how many epochs they were."""
+    """Train; return the tensors with the least validation loss, and their epoch."""
     try:
         import torch
     except ModuleNotFoundError as error:
         raise EngineError(
             f"Training needs torch, which is not installed: {install_command('judge')}."
         ) from error
-    scale = _state_scale(learnt) if card.features == "states" else None
-    with _repeatably(options.seed):
-        data, validation = (_data(card, one, scale, options) for one in (learnt, held))
+    scale = _state_scale(training_set) if card.features == "states" else None
+    with _deterministic(options.seed):
+        data, validation = (
+            _data(card, part, scale, options) for part in (training_set, validation_set)
+        )
         positive = _balance(data)
         inputs = data.inputs.shape[1] if scale else 2 * options.buckets
-        layers = _Layers.drawn(inputs, card.link_width, options.width)
+        layers = _Layers.draw(inputs, card.link_width, options.width)
         optimizer = torch.optim.AdamW(layers.groups(options))
-        best, least, at = layers.copy(), math.inf, 0
+        best, least, best_epoch = layers.copy(), math.inf, 0
         for epoch in range(1, options.epochs + 1):
-            for rows in torch.split(torch.randperm(len(learnt)), options.batch):
+            for rows in torch.split(torch.randperm(len(training_set)), options.batch):
                 optimizer.zero_grad()
                 torch.autograd.backward(_loss(layers, data, rows, positive, options.dropout))
                 optimizer.step()
             with torch.no_grad():
-                everything = torch.arange(len(held))
-                loss = float(_loss(layers, validation, everything, positive, 0.0))
+                all_rows = torch.arange(len(validation_set))
+                loss = float(_loss(layers, validation, all_rows, positive, 0.0))
             progress(epoch, options.epochs)
             if loss < least:
-                best, least, at = layers.copy(), loss, epoch
-            if epoch - at >= options.patience:
+                best, least, best_epoch = layers.copy(), loss, epoch
+            if epoch - best_epoch >= options.patience:
                 break
     tensors = {
         "w1": torch.cat([best.w1, best.link]).T.numpy(),
         **{name: getattr(best, name).numpy() for name in ("b1", "w2", "b2")},
     }
-    return (tensors | {"mean": scale[0], "std": scale[1]} if scale else tensors), at
+    return (tensors | {"mean": scale[0], "std": scale[1]} if scale else tensors), best_epoch
 
 
 def _loss(
     layers: _Layers, data: _Data, rows: torch.Tensor, positive: torch.Tensor, dropout: float
 ) -> torch.Tensor:
-    """Compute (26), with labels of 1 weighted so that both classes count alike."""
+    """Compute (26), with labels of 1 weighted so that both classes have equal weight."""
     from torch.nn import functional
 
-    wanted = data.rejected[rows]
-    logits = layers.logits(data, rows, dropout).expand_as(wanted)
-    found: torch.Tensor = functional.binary_cross_entropy_with_logits(
-        logits, wanted, pos_weight=positive
+    labels = data.rejected[rows]
+    logits = layers.logits(data, rows, dropout).expand_as(labels)
+    loss: torch.Tensor = functional.binary_cross_entropy_with_logits(
+        logits, labels, pos_weight=positive
     )
-    return found
+    return loss
 
 
 def _balance(data: _Data) -> torch.Tensor:
-    """Count the labels of 0 for each 1."""
+    """Compute the number of labels of 0 for each 1."""
     ones = data.rejected.mean()
     if not 0.0 < float(ones) < 1.0:
         raise UnsupportedError(
-            "The mismatches to learn from are all to be rejected, or all harmless: mine more "
-            "questions, or look at what the task makes of answers."
+            "All mismatches to learn from have the same label: mine more questions, or check the "
+            "task's outcomes."
         )
     balance: torch.Tensor = (1.0 - ones) / ones
     return balance
 
 
 def _data(
-    card: HeadCard, given: Instances, scale: tuple[Floats, Floats] | None, options: TrainingOptions
+    card: HeadCard,
+    mismatches: Instances,
+    scale: tuple[Floats, Floats] | None,
+    options: TrainingOptions,
 ) -> _Data:
     import torch
 
     inputs: NDArray[Any]
     if scale is None:
-        inputs = token_buckets(given.tokens, options.buckets)
+        inputs = token_buckets(mismatches.tokens, options.buckets)
         inputs[:, 1] += options.buckets
     else:
-        inputs = (np.concatenate([given.drafter, given.target], axis=1) - scale[0]) / scale[1]
+        inputs = (
+            np.concatenate([mismatches.drafter, mismatches.target], axis=1) - scale[0]
+        ) / scale[1]
     links = (
-        np.empty((len(given.keys), 1, 0))
+        np.empty((len(mismatches.keys), 1, 0))
         if card.link is None
-        else card.link.standardise(given.links)
+        else card.link.standardise(mismatches.links)
     )
     return _Data(
         inputs=torch.from_numpy(inputs),
-        question=torch.from_numpy(given.question),
+        question=torch.from_numpy(mismatches.question),
         links=torch.from_numpy(links.astype(np.float32)),
-        rejected=torch.from_numpy(given.rejected.astype(np.float32)),
+        rejected=torch.from_numpy(mismatches.rejected.astype(np.float32)),
     )
 
 
-def _state_scale(learnt: Instances) -> tuple[Floats, Floats]:
-    """Compute mean and deviation of the states, f32 [d_D + d_T] each."""
-    pair = (learnt.drafter, learnt.target)
+def _state_scale(training_set: Instances) -> tuple[Floats, Floats]:
+    """Compute mean and standard deviation of the states, f32 [d_D + d_T] each."""
+    pair = (training_set.drafter, training_set.target)
     mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
     std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
-    # what hardly moved in training would otherwise decide alone where it does move
+    # a lower bound: a state that hardly varies in training must not dominate when it does vary
     least = max(_LEAST_SPREAD * float(std.mean()), 1e-6)
     return mean.astype(np.float32), np.maximum(std, least).astype(np.float32)
 
 
 @contextmanager
-def _repeatably(seed: int) -> Iterator[None]:
-    """Have torch draw by this seed and add in one order; afterwards it is as it was."""
+def _deterministic(seed: int) -> Iterator[None]:
+    """Seed torch's draws and fix its order of sums; restore both afterwards."""
     import torch
 
     threads = torch.get_num_threads()

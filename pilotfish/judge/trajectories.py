@@ -1,14 +1,14 @@
-"""What an edge with a head commits, under many settings at once (wisv §III, §VI).
+"""Compute the tokens that an edge with a head commits, for many settings at once (wisv §III, §VI).
 
-In:  a question, and its courses: a window γ and a judge each. Out: each course's tokens and rounds,
-     as a device and an edge at temperature 0 would come to them, with the real models.
+In:  a question and its courses, each a window γ and a judge. Out: each course's tokens and rounds,
+     as a device and an edge at temperature 0 would commit them with the real models.
 
-A round is a walk. After a prefix the drafter says d and the target t. Is d = t, it is accepted;
-else the judge looks at both states at d, and either d stays (it is forgiven) or t is committed and
-the round ends, as it does with t behind γ accepted tokens. So nothing behind a rejection is ever
-read, and courses read what they share once: they walk together as long as they commit the same, and
-where they part, one side waits until the other has come to its end. Where a window began matters to
-the drafter alone, whose context is the committed text in its own tokens; it remembers what it said.
+A round is walked token by token. After a prefix the drafter chooses d and the target t. If d = t,
+it is accepted. Else the judge reads both states at d: either d stays (it is forgiven), or t is
+committed and the round ends. A round also ends with t after γ accepted tokens. So no token after a
+rejection is read. Courses that have committed the same tokens share their passes; where they
+diverge, one branch waits until the other has ended. The start of a window matters only to the
+drafter, whose context is the committed text in its own tokens; its choices are cached.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from pilotfish.judge.question_reader import DrafterWindow, QuestionReader
 
 @dataclass(frozen=True, eq=False)
 class WalkSettings:
-    """A window's size γ ≥ 1, and who decides on mismatches; without a judge all are rejected."""
+    """A course: window γ ≥ 1 and the judge of mismatches. judge: None rejects every mismatch."""
 
     window: int
     judge: HeadJudge | None = None
 
     @property
     def strict(self) -> bool:
-        """Whether every mismatch is rejected whatever the states: `greedy`, or threshold 0."""
+        """Whether the course rejects every mismatch: `greedy`, or threshold 0."""
         return self.judge is None or self.judge.bound == -math.inf
 
 
 class CourseRound(NamedTuple):
     """One round of a course.
 
-    drafted: the window's tokens; where it ends with a rejection, an end token that the drafter may
-    have come to behind that is not known of. accepted: of these; forgiven: of the accepted.
-    decided: mismatches up to the rejection, or in the window. mismatched: in the whole window, m;
-    None where that was not looked at.
+    drafted: tokens of the window; after a rejection it ignores an end token that the drafter may
+    have drafted later. accepted: accepted tokens. forgiven: accepted mismatches. decided:
+    mismatches up to the rejection, or in the window. mismatched: mismatches in the whole window, m;
+    None if the window was not read to its end.
     """
 
     drafted: int = 0
@@ -55,14 +55,14 @@ class CourseRound(NamedTuple):
     mismatched: int | None = None
 
     @property
-    def behind(self) -> int:
-        """Drafted tokens behind the rejected one: what is there was not decided on."""
+    def after_rejection(self) -> int:
+        """Drafted tokens after the rejected one; no judge decides on them."""
         return max(0, self.drafted - self.accepted - 1)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An answer: the target's ids, with the end token if there is one, and its rounds."""
+    """An answer. tokens: the target's ids, with an end token if there is one."""
 
     tokens: list[int]
     rounds: list[CourseRound]
@@ -71,24 +71,24 @@ class Trajectory:
 def walks(
     reader: QuestionReader, courses: Sequence[WalkSettings], *, whole: int = 0
 ) -> Procedure[list[Trajectory]]:
-    """Walk each of the courses to its end; return what they come to, in their order.
+    """Walk each course to its end; return their trajectories in order.
 
-    whole: so many windows are also read to their ends, for `CourseRound.mismatched`; each costs γ
+    whole: number of windows to read to their ends, for `CourseRound.mismatched`; each costs γ
     tokens.
     """
-    found = yield from _Tree(reader, whole).walked(courses)
-    return found
+    trajectories = yield from _Tree(reader, whole).walk(courses)
+    return trajectories
 
 
 @dataclass(eq=False)
 class _Walker:
-    """A course on its way. window: the open round's; None between two rounds."""
+    """State of a course. window: the open round's window; None between rounds."""
 
     course: WalkSettings
     rounds: list[CourseRound] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     window: DrafterWindow | None = None
-    start: int = 0  # where the window begins in the answer
+    start: int = 0  # position of the window's begin in the answer
     round: CourseRound = field(default_factory=CourseRound)
 
     @property
@@ -120,7 +120,7 @@ class _Walker:
         self.window = None
 
     def end(self, answer: list[int]) -> None:
-        """End the answer; with a round open it ended with a token of the drafter's."""
+        """End the answer; an open round ended with a drafted token."""
         self.tokens = answer
         if self.window is not None:
             self.round = self.round._replace(drafted=self.round.accepted)  # an end token is last
@@ -128,53 +128,53 @@ class _Walker:
 
 
 class _Mismatch:
-    """A draft, the target's token, and the states f32 [d] at the draft, for any judge."""
+    """A mismatch: both tokens, and the states f32 [d] at the drafted one. Caches scores."""
 
     def __init__(self, draft: int, wanted: int, drafter: Floats, target: Floats) -> None:
         self._tokens = np.array([(draft, wanted)], dtype=np.int64)
         self._drafter, self._target = drafter[None], target[None]
-        self._scored: dict[Score, Floats] = {}  # logits, which judges of many thresholds share
+        self._scored: dict[Score, Floats] = {}  # logits, shared by judges of different thresholds
 
-    def rejected(self, course: WalkSettings) -> bool:
+    def rejected_by(self, course: WalkSettings) -> bool:
         judge = course.judge
         if judge is None or course.strict:
             return True
-        if judge.score not in self._scored:  # by the state that the edge has
-            seen = as_decoded(self._drafter, judge.form), self._target, self._tokens
-            self._scored[judge.score] = judge.score(*seen)
-        known = replace(judge, score=lambda *_: self._scored[judge.score])
-        return bool(known(self._drafter, self._target, self._tokens)[0])
+        if judge.score not in self._scored:  # a judge reads the state as decoded by the edge
+            inputs = as_decoded(self._drafter, judge.form), self._target, self._tokens
+            self._scored[judge.score] = judge.score(*inputs)
+        scored_judge = replace(judge, score=lambda *_: self._scored[judge.score])
+        return bool(scored_judge(self._drafter, self._target, self._tokens)[0])
 
 
 class _ModelChoice(NamedTuple):
-    """What a model says after a text, and its state f32 [d] at the text's last token."""
+    """A model's argmax after a text, and its state f32 [d] at the text's last token."""
 
     choice: int
     state: Floats
 
 
 class _Branch(NamedTuple):
-    """Walkers that have committed or accepted the same tokens; and what the target says then."""
+    """Walkers with the same answer so far. target_choice: the target's next choice, if known."""
 
     answer: list[int]
     walkers: list[_Walker]
-    said: _ModelChoice | None = None
+    target_choice: _ModelChoice | None = None
 
 
 class _Tree:
-    """All texts that one question's courses come through, depth first: a slot holds one of them."""
+    """The texts of one question's courses, visited depth first, since a slot caches one text."""
 
-    def __init__(self, speaker: QuestionReader, whole: int) -> None:
-        self._speaker = speaker
-        self._whole = whole  # windows that are still to be read to their ends
-        self._drafts: dict[bytes, _ModelChoice] = {}  # by the drafter's own ids
+    def __init__(self, reader: QuestionReader, whole: int) -> None:
+        self._reader = reader
+        self._whole = whole  # windows left to read to their ends
+        self._drafts: dict[bytes, _ModelChoice] = {}  # choices by the drafter's ids, as bytes
 
-    def walked(self, courses: Sequence[WalkSettings]) -> Procedure[list[Trajectory]]:
+    def walk(self, courses: Sequence[WalkSettings]) -> Procedure[list[Trajectory]]:
         walkers = [_Walker(course) for course in courses]
         branches = [_Branch([], walkers)]
         while branches:
             branch = branches.pop()
-            if len(branch.answer) == self._speaker.most or self._speaker.ended(branch.answer):
+            if len(branch.answer) == self._reader.most or self._reader.has_ended(branch.answer):
                 for walker in branch.walkers:
                     walker.end(branch.answer)
             else:
@@ -182,24 +182,26 @@ class _Tree:
         return [Trajectory(walker.tokens, walker.rounds) for walker in walkers]
 
     def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
-        """Return the branches with one token more."""
-        answer, walkers, said = branch
-        wanted = (said or (yield from self._target(answer))).choice
-        yield from self._open(answer, [one for one in walkers if one.window is None])
-        # in the order of reading, so that the slot holds what is gone on with
-        following: dict[int, list[_Walker]] = {wanted: []}
-        read: dict[int, _ModelChoice] = {}
+        """Advance a branch by one token; return the branches that follow."""
+        answer, walkers, known_choice = branch
+        target_token = (known_choice or (yield from self._target(answer))).choice
+        yield from self._open(answer, [walker for walker in walkers if walker.window is None])
+        # ordered by reading: the branch popped next continues the slot's cached text
+        walkers_by_token: dict[int, list[_Walker]] = {target_token: []}
+        choices_by_token: dict[int, _ModelChoice] = {}
         for window, drafting in _by_window(walkers).items():
-            for one in drafting:
-                if one.full:  # the target's token is the bonus
-                    one.close()
-                    following[wanted].append(one)
-            rest = [one for one in drafting if one.window is not None]
+            for walker in drafting:
+                if walker.full:  # the target's token is the bonus
+                    walker.close()
+                    walkers_by_token[target_token].append(walker)
+            rest = [walker for walker in drafting if walker.window is not None]
             if rest:
-                yield from self._verify(answer, window, rest, wanted, following, read)
+                yield from self._verify(
+                    answer, window, rest, target_token, walkers_by_token, choices_by_token
+                )
         return [
-            _Branch([*answer, token], group, read.get(token))
-            for token, group in following.items()
+            _Branch([*answer, token], group, choices_by_token.get(token))
+            for token, group in walkers_by_token.items()
             if group
         ]
 
@@ -208,72 +210,78 @@ class _Tree:
         answer: list[int],
         window: DrafterWindow,
         walkers: Sequence[_Walker],
-        wanted: int,
-        following: dict[int, list[_Walker]],
-        read: dict[int, _ModelChoice],
+        target_token: int,
+        walkers_by_token: dict[int, list[_Walker]],
+        choices_by_token: dict[int, _ModelChoice],
     ) -> Procedure[None]:
-        """Send the walkers of one window on to its next token or to the target's.
+        """Assign each walker of one window to its next token, the draft or the target's.
 
-        read: what the target says behind drafts that it has read.
+        choices_by_token: the target's choices after drafts that it has read.
         """
         drafted = answer[walkers[0].start :]
         draft = (yield from self._draft(window, drafted)).choice
-        judged = draft != wanted and not all(one.course.strict for one in walkers)
+        judged = draft != target_token and not all(walker.course.strict for walker in walkers)
         if judged:
-            own = (yield from self._draft(window, [*drafted, draft])).state
-            if draft not in read:
-                read[draft] = yield from self._target([*answer, draft])
-            mismatch = _Mismatch(draft, wanted, own, read[draft].state)
-        for one in walkers:
-            forgiven = judged and not mismatch.rejected(one.course)
-            one.decide(accepted=draft == wanted or forgiven, mismatch=draft != wanted)
-            token = wanted if one.window is None else draft
-            following.setdefault(token, []).append(one)
+            draft_state = (yield from self._draft(window, [*drafted, draft])).state
+            if draft not in choices_by_token:
+                choices_by_token[draft] = yield from self._target([*answer, draft])
+            mismatch = _Mismatch(draft, target_token, draft_state, choices_by_token[draft].state)
+        for walker in walkers:
+            forgiven = judged and not mismatch.rejected_by(walker.course)
+            walker.decide(
+                accepted=draft == target_token or forgiven, mismatch=draft != target_token
+            )
+            token = target_token if walker.window is None else draft
+            walkers_by_token.setdefault(token, []).append(walker)
 
     def _open(self, answer: list[int], walkers: Sequence[_Walker]) -> Procedure[None]:
-        """Begin a round here; what may still come bounds its window, as on a device."""
+        """Begin a round; the tokens left in the answer bound its window, as on a device."""
         if not walkers:
             return
-        window, start = self._speaker.window(answer), len(answer)
-        room = self._speaker.most - start - 1
-        rooms = [min(one.course.window, room) for one in walkers]
-        missed: list[bool] | None = None
+        window, start = self._reader.window(answer), len(answer)
+        room = self._reader.most - start - 1
+        rooms = [min(walker.course.window, room) for walker in walkers]
+        mismatches: list[bool] | None = None
         if self._whole > 0:
             self._whole -= 1
-            missed = yield from self._read_whole(window, answer, max(rooms))
-        for one, drafted in zip(walkers, rooms, strict=True):
-            if missed is None:
-                one.begin(window, start, drafted, None)
+            mismatches = yield from self._read_whole(window, answer, max(rooms))
+        for walker, drafted in zip(walkers, rooms, strict=True):
+            if mismatches is None:
+                walker.begin(window, start, drafted, None)
             else:
-                one.begin(window, start, min(drafted, len(missed)), sum(missed[:drafted]))
+                walker.begin(
+                    window, start, min(drafted, len(mismatches)), sum(mismatches[:drafted])
+                )
 
     def _read_whole(
         self, window: DrafterWindow, answer: list[int], room: int
     ) -> Procedure[list[bool]]:
-        """Find which tokens of the window the target would replace, given the draft's prefix."""
+        """Find the mismatches of a whole window, each after the drafted tokens before it."""
         drafted: list[int] = []
-        while len(drafted) < room and not self._speaker.ended(drafted):
+        while len(drafted) < room and not self._reader.has_ended(drafted):
             drafted.append((yield from self._draft(window, drafted)).choice)
-        choices, _ = yield from self._speaker.target([*answer, *drafted], len(drafted) + 1)
-        return [one != choice for one, choice in zip(drafted, choices.tolist(), strict=False)]
+        choices, _ = yield from self._reader.target([*answer, *drafted], len(drafted) + 1)
+        return [token != choice for token, choice in zip(drafted, choices.tolist(), strict=False)]
 
     def _target(self, answer: Sequence[int]) -> Procedure[_ModelChoice]:
-        choices, states = yield from self._speaker.target(answer)
+        choices, states = yield from self._reader.target(answer)
         return _ModelChoice(int(choices[0]), states[0])
 
     def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_ModelChoice]:
-        """Ask the drafter what it says there; other windows often read the same ids."""
-        look = window.read(drafted)
-        key = look.ids.tobytes()
+        """Get the drafter's choice; cache it, since other windows often read the same ids."""
+        request = window.read(drafted)
+        key = request.ids.tobytes()
         if key not in self._drafts:
-            seen = yield look
-            self._drafts[key] = _ModelChoice(int(window.choices(seen)[0]), seen.hidden[0].copy())
+            result = yield request
+            self._drafts[key] = _ModelChoice(
+                int(window.choices(result)[0]), result.hidden[0].copy()
+            )
         return self._drafts[key]
 
 
 def _by_window(walkers: Sequence[_Walker]) -> dict[DrafterWindow, list[_Walker]]:
-    found: dict[DrafterWindow, list[_Walker]] = {}
-    for one in walkers:
-        assert one.window is not None
-        found.setdefault(one.window, []).append(one)
-    return found
+    groups: dict[DrafterWindow, list[_Walker]] = {}
+    for walker in walkers:
+        assert walker.window is not None
+        groups.setdefault(walker.window, []).append(walker)
+    return groups

@@ -19,7 +19,7 @@ from pilotfish.base.errors import PilotfishError
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.cli import configuration, generation
 from pilotfish.device_runtime.service.access import ApiKeys
-from pilotfish.distill.prompt_selection import read as read_asked
+from pilotfish.distill.prompt_selection import read_prompts as read_asked
 from pilotfish.distill.run_folder import RunFolder
 from pilotfish.edge_runtime.relaxation_file import read_relaxation, write_relaxation
 from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
@@ -37,7 +37,7 @@ from pilotfish.field.prompts import read_questions
 from pilotfish.field.target_answers import AnswerFile, AnswerRequest
 from pilotfish.judge.episodes import MiningRecord
 from pilotfish.judge.sweep_file import SweepFile
-from pilotfish.judge.tasks import Exact, questions
+from pilotfish.judge.tasks import Exact, read_task_questions
 from pilotfish.wire.keys import read_public
 from tests.conftest import Pair
 from tests.engines.test_damaged_files import RELAXATION
@@ -97,7 +97,7 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "list.toml": ('late = "drop"\n[[worker]]\naddress = "tcp://a:1"\n', lambda path: read_node_list(
         path, Federation)),
     "config.toml": ("threads = 1\n", lambda path: list(configuration._flags(path))),
-    "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: questions(path, Exact())),
+    "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: read_task_questions(path, Exact())),
     "prompts.jsonl": (MESSAGES, lambda path: (read_questions(path), read_asked(path))),
     "texts.jsonl": ({"answer": "a"}, lambda path: list(read_texts(path))),
     "texts.txt": ("words\n", lambda path: list(read_texts(path))),
@@ -109,7 +109,9 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "tekken.json": (TEKKEN, lambda path: tekken_tokenizer_json(path.parent)),
     "run.json": ({"settings": {"a": 1}}, learnt),
     "answers.jsonl": ({"prompts": ["a"], **ASKING}, answered),
-    "mined.json": (MINED | {"drafter": {}, "target": {}}, lambda path: MiningRecord.read(path.parent)),
+    "mined.json": (
+        MINED | {"drafter": {}, "target": {}}, lambda path: MiningRecord.read(path.parent)
+    ),
     "sweep.jsonl": ({"pace": {"draft_s": 1.0, "verify_s": {"1": 1.0}}}, SweepFile),
 }  # fmt: skip
 

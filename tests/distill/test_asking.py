@@ -18,7 +18,10 @@ from pilotfish.distill.prompt_selection import UNTRAINED, DistillPrompt
 def test_a_text_file_has_a_prompt_a_line_and_its_name_is_their_kind(tmp_path: Path) -> None:
     path = tmp_path / "chats.txt"
     path.write_text("Why?\n\n  How so?  \n")
-    assert asking.read(path) == [DistillPrompt("chats", "Why?"), DistillPrompt("chats", "How so?")]
+    assert asking.read_prompts(path) == [
+        DistillPrompt("chats", "Why?"),
+        DistillPrompt("chats", "How so?"),
+    ]
 
 
 def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None:
@@ -30,10 +33,10 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
     lines = [{"question": "1 + 1?", "answer": "2"}, {"prompt": "Hi", "kind": "chat"}]
     path = tmp_path / "made.jsonl"
     path.write_text("\n".join(json.dumps(item) for item in [*lines, {"messages": talk}]))
-    first, second, third = asking.read(path)
+    first, second, third = asking.read_prompts(path)
     assert (first, second) == (DistillPrompt("made", "1 + 1?"), DistillPrompt("chat", "Hi"))
     # the answer that stands there is left out: the target gives its own
-    assert third.asked == [
+    assert third.content == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?"},
     ]
@@ -43,9 +46,9 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
     ("content", "fault"),
     [
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "are not UTF-8 text"),
-        (b"PK\x03\x04\x00\x00\x00", "is no text: it holds bytes of value 0"),
-        (b"", "holds no prompt"),
-        (b"\n  \n", "holds no prompt"),
+        (b"PK\x03\x04\x00\x00\x00", "is no text: it has bytes of value 0"),
+        (b"", "has no prompt"),
+        (b"\n  \n", "has no prompt"),
         (b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
         (b'{"prompt": "a"}\n[1]', "line 2 is no JSON object"),
         (b'{"text": "a"}', "line 1 has no text under 'prompt' or 'question' or 'messages'"),
@@ -61,7 +64,7 @@ def test_what_is_no_prompt_is_told_in_one_sentence(
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
     with pytest.raises(UnsupportedError, match=r"^[^\n]*$") as info:
-        asking.read(path)
+        asking.read_prompts(path)
     assert fault in str(info.value)
 
 
@@ -83,21 +86,21 @@ prompts = st.lists(st.integers(0, 500), min_size=16, max_size=60, unique=True).m
 def test_a_prompt_is_learnt_or_held_out_and_more_prompts_change_no_choice(
     given_: list[DistillPrompt], fewer: int, held: float
 ) -> None:
-    whole = asking.select(given_, [], most=1000, mixed=0, held=held)
+    whole = asking.select(given_, [], most_from_files=1000, most_built_in=0, held=held)
     keys = {item.key for item in given_}
     learnt, out = ({item.key for item in ones} for ones in (whole.learnt, whole.held))
     assert learnt | out == keys
     assert not learnt & out
     assert out
     some = given_[:fewer]
-    part = asking.select(some, [], most=1000, mixed=0, held=held)
+    part = asking.select(some, [], most_from_files=1000, most_built_in=0, held=held)
     if len(part.held) > 1:  # a single one may be there because one has to be
         assert {item.key for item in part.held} <= out
 
 
 def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
-    chosen = asking.select(mine, asking.built_in(), most=20, mixed=40, held=0.2)
+    chosen = asking.select(mine, asking.built_in(), most_from_files=20, most_built_in=40, held=0.2)
     assert not chosen.kinds & set(UNTRAINED)
     assert set(UNTRAINED) <= {item.kind for item in chosen.held}
     assert sum(item.kind == "mine" for item in [*chosen.learnt, *chosen.held]) == 20
@@ -105,14 +108,18 @@ def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
 
 
 def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="nothing to learn"):
-        asking.select([DistillPrompt("a", "one")], [], most=10, mixed=0, held=0.2)
+    with pytest.raises(UnsupportedError, match="none for training"):
+        asking.select(
+            [DistillPrompt("a", "one")], [], most_from_files=10, most_built_in=0, held=0.2
+        )
 
 
 def test_what_is_to_measure_by_is_never_learnt() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
-    apart = [DistillPrompt("exam", item.asked) for item in mine[:10]]
-    chosen = asking.select(mine, [], most=30, mixed=0, held=0.2, apart=apart)
+    apart = [DistillPrompt("exam", item.content) for item in mine[:10]]
+    chosen = asking.select(
+        mine, [], most_from_files=30, most_built_in=0, held=0.2, measure_only=apart
+    )
     assert {item.key for item in apart} <= {item.key for item in chosen.held}
     assert not {item.key for item in apart} & {item.key for item in chosen.learnt}
 
@@ -120,6 +127,8 @@ def test_what_is_to_measure_by_is_never_learnt() -> None:
 def test_a_prompt_that_is_given_twice_counts_once() -> None:
     mine = [DistillPrompt("mine", f"prompt {number}") for number in range(30)]
     exam = [DistillPrompt("exam", f"question {number}") for number in range(10)]
-    chosen = asking.select([*mine, *mine, *exam], [], most=30, mixed=0, held=0.2, apart=exam)
+    chosen = asking.select(
+        [*mine, *mine, *exam], [], most_from_files=30, most_built_in=0, held=0.2, measure_only=exam
+    )
     keys = [item.key for item in [*chosen.learnt, *chosen.held]]
     assert sorted(keys) == sorted(item.key for item in [*mine, *exam])

@@ -45,7 +45,7 @@ def test_all_are_answered_as_the_target_answers(lanes: Device, tmp_path: Path) -
     assert [item.held for item in result] == [item.prompting in SELECTION.held for item in result]
     assert messages == [(number, 12) for number in range(13)]
     for item in result:
-        alone = lanes.generate(item.prompting.asked, protocol="stream", max_tokens=12)
+        alone = lanes.generate(item.prompting.content, protocol="stream", max_tokens=12)
         assert item.answer == alone.tokens
         assert all(
             top[0] == label for top, label in zip(item.row.likely, item.row.labels, strict=True)
@@ -110,9 +110,9 @@ def test_a_drafter_agrees_at_the_places_where_its_drafts_are_accepted(
     engine = EngineSettings(threads=1)
     measurer = Measurer(pair.draft, lanes.context, engine, None)
     for item in result:
-        agreed = item.row.agreed(measurer.choices(item.row)).tolist()
+        agreed = item.row.compare_choices(measurer.choices(item.row)).tolist()
         # windows of one token: each round says whether one draft agreed, and then commits one more
-        drafted = lanes.generate(item.prompting.asked, protocol="greedy", window=1, max_tokens=12)
+        drafted = lanes.generate(item.prompting.content, protocol="greedy", window=1, max_tokens=12)
         at = 0
         for round_ in drafted.rounds:
             if round_.window and at < len(agreed):
@@ -142,5 +142,5 @@ def test_an_answer_too_long_for_the_drafter_is_left_out(lanes: Device, tmp_path:
 def test_of_an_answer_without_tokens_nothing_is_said(pair: Pair) -> None:
     measurer = Measurer(pair.draft, 32, EngineSettings(threads=1), None)
     row = TrainingRow([1, 2, 3], 3, [], [], [], [])
-    assert row.agreed(measurer.choices(row)).dtype == np.bool_
+    assert row.compare_choices(measurer.choices(row)).dtype == np.bool_
     assert len(measurer.choices(row)) == len(row.learnable) == 0

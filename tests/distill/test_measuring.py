@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pilotfish.cli.distill import _table
 from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.measuring import ALL, by_kind
+from pilotfish.distill.measuring import ALL, agreement_by_kind
 from pilotfish.distill.outcome import Distilled
 from pilotfish.distill.prompt_selection import DistillPrompt
 from pilotfish.distill.training_rows import TrainingRow, agreement
@@ -21,7 +21,9 @@ def answered(kind: str, number: int) -> TrainingExample:
 
 def test_a_kind_that_is_called_all_is_counted_once() -> None:
     answers = [answered(kind, number) for number, kind in enumerate([ALL, "chat", ALL])]
-    result = by_kind(answers, {answer.key: np.array([answer.kind == ALL]) for answer in answers})
+    result = agreement_by_kind(
+        answers, {answer.key: np.array([answer.kind == ALL]) for answer in answers}
+    )
     assert set(result) == {ALL, "chat"}
     assert result[ALL].positions == 3
     assert result[ALL].alpha == 2 / 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.distill.training_rows import NOWHERE, TrainingRow, agreement, row_of
+from pilotfish.distill.training_rows import NOWHERE, TrainingRow, agreement, make_row
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from tests.support.bridged import WORDS, ids, pair_of
 from tests.support.rounds import PROMPT
@@ -20,7 +20,7 @@ def test_each_place_is_where_the_device_asks_for_the_token(words: str, data: st.
     tops = data.draw(st.lists(st.integers(0, pair.target.vocab_size - 1), max_size=3, unique=True))
     prompt = pair.prompt(PROMPT)
     info = [TokenLogprob(-1.0, [(token, -1.0 - token) for token in tops]) for _ in answer]
-    row = row_of(pair, prompt, answer, info)
+    row = make_row(pair, prompt, answer, info)
     to_own = pair.shared.to_draft_ids
     assert row.ids[: row.prompt] == prompt.draft_ids.tolist()
     for place, token in enumerate(answer):
@@ -62,5 +62,5 @@ def _text(hits: list[bool]) -> str:
 def test_where_the_drafter_is_not_asked_or_has_no_such_token_it_does_not_agree() -> None:
     row = TrainingRow([7, 8, 9], 1, [0, NOWHERE, 2], [8, 9, NOWHERE], [[]] * 3, [[]] * 3)
     values = np.array([8, NOWHERE, NOWHERE])
-    assert row.agreed(values).tolist() == [True, False, False]
+    assert row.compare_choices(values).tolist() == [True, False, False]
     assert row.learnable.tolist() == [0]

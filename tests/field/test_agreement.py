@@ -12,7 +12,7 @@ from pilotfish.base.errors import PromptTooLongError
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.field.agreement import GREEDY, accepted_by_round, agreement, by_depth
+from pilotfish.field.agreement import GREEDY, agreement, count_accepted, count_by_depth
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
 from tests.support.bridged import SMALL
@@ -47,7 +47,7 @@ def test_rounds_accept_what_follows_from_agreement(device, reader, prompt, windo
     options = {"protocol": "greedy", "window": window, "max_tokens": TOKENS}
     generation = device.generate(prompt, **options)
     agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
-    foretold = accepted_by_round(agreed, window)
+    foretold = count_accepted(agreed, window)
     accepteds = [item.accepted for item in generation.rounds]
     # the last window may be cut short, and be right beyond the answer
     assert len(accepteds) == len(foretold)
@@ -62,9 +62,7 @@ def test_under_shared_noise_too(device, reader, window):
     generation = device.generate("abc", protocol="coupled", window=window, **sampling)
     law = SamplingParams(sampling=Sampling(temperature=0.7), seed=11)
     agreed = agreement(drafter, pair.prompt("abc"), generation.tokens, law)
-    assert [item.accepted for item in generation.rounds][:-1] == accepted_by_round(agreed, window)[
-        :-1
-    ]
+    assert [item.accepted for item in generation.rounds][:-1] == count_accepted(agreed, window)[:-1]
     greedy = agreement(drafter, pair.prompt("abc"), generation.tokens)
     assert not np.array_equal(agreed, greedy)
 
@@ -93,7 +91,7 @@ def test_across_a_bridge_each_round_of_one_draft(across):
             generation = device.generate(prompt, protocol="greedy", window=1, max_tokens=TOKENS)
             agreed = agreement(drafter, pair.prompt(prompt), generation.tokens)
             accepteds = [item.accepted for item in generation.rounds]
-            assert accepteds[:-1] == accepted_by_round(agreed, 1)[:-1]
+            assert accepteds[:-1] == count_accepted(agreed, 1)[:-1]
             kinds |= {*agreed.tolist()}
         assert kinds == {True, False}
         drafter.release()
@@ -112,7 +110,7 @@ def test_a_drafter_without_room_says_so(device, reader):
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 9))
 def test_rounds_cover_the_answer_and_depths_count_every_token(agreed, window):
     values = np.array(agreed, dtype=np.bool_)
-    rounds = accepted_by_round(values, window)
+    rounds = count_accepted(values, window)
     assert all(0 <= item <= window for item in rounds)
     tokens = sum(rounds) + len(rounds)
     assert len(values) <= tokens <= len(values) + 1  # a last bonus may lie beyond
@@ -122,14 +120,14 @@ def test_rounds_cover_the_answer_and_depths_count_every_token(agreed, window):
         if item < window and at + item < len(values):
             assert not values[at + item]
         at += item + 1
-    reached, right = by_depth(values, 8)
+    reached, right = count_by_depth(values, 8)
     assert reached.sum() == len(values)
     assert right.sum() == values.sum()
     assert (np.diff(reached[:-1]) <= 0).all()
 
 
 def test_depths_by_hand():
-    reached, right = by_depth(np.array([1, 1, 0, 1, 0, 0, 1, 1, 1], dtype=np.bool_), 3)
+    reached, right = count_by_depth(np.array([1, 1, 0, 1, 0, 0, 1, 1, 1], dtype=np.bool_), 3)
     assert reached.tolist() == [4, 3, 2]
     assert right.tolist() == [3, 2, 1]
     assert GREEDY.sampling.greedy

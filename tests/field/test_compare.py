@@ -16,7 +16,7 @@ from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.field.comparison_tables import print_comparison
 from pilotfish.field import comparison, comparison_picture
-from pilotfish.field.agreement import accepted_by_round
+from pilotfish.field.agreement import count_accepted
 from pilotfish.field.comparison import compare
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.drawing import panels
@@ -227,30 +227,28 @@ def test_far_away_rounds_lose_and_ahead_does_not():
 
 
 def test_rounds_are_those_of_the_answers_themselves():
-    item_value = entry("one", 0.7, 0.004)
-    result = compared(item_value, rtts_s=(0.01,)).drafters[0].expected[0]
+    item = entry("one", 0.7, 0.004)
+    result = compared(item, rtts_s=(0.01,)).drafters[0].expected[0]
     rates = []
     for window in range(1, 17):
-        rounds = sum(
-            len(accepted_by_round(agreed, window)) for agreed in item_value.agreed.values()
-        )
+        rounds = sum(len(count_accepted(agreed, window)) for agreed in item.agreed.values())
         rates.append(20 * 200 / rounds / (window * 0.004 + 0.01 + 0.04))
     assert result.rounds_per_s == pytest.approx(max(rates))
 
 
 def test_intervals_hold_what_is_true():
-    results = compared(entry("one", 0.7, 0.004)).drafters[0]
-    _, low, high = results.acceptance
+    result = compared(entry("one", 0.7, 0.004)).drafters[0]
+    _, low, high = result.acceptance
     assert low < 0.7 < high
     assert high - low < 0.06
-    assert results.survival[2].low < 0.49 < results.survival[2].high
+    assert result.survival[2].low < 0.49 < result.survival[2].high
 
 
 def test_two_prompts_have_no_interval():
     two = DrafterEntry(name="a", size_bytes=1, draft_s=0.01, agreed=agreeing(0.7, 2))
-    results = compare([two], prompts=2, target_s=[0.04] * 17, rtts_s=[0.0])
-    assert results.drafters[0].acceptance.low is None
-    assert results.drafters[0].survival[2].value is not None
+    result = compare([two], prompts=2, target_s=[0.04] * 17, rtts_s=[0.0])
+    assert result.drafters[0].acceptance.low is None
+    assert result.drafters[0].survival[2].value is not None
 
 
 def test_the_best_window_is_the_best_of_all():
@@ -345,10 +343,10 @@ def test_answers_that_cannot_be_are_refused(tmp_path, line):
 
 
 def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
-    requests, out = tmp_path / "prompts.txt", tmp_path / "out"
-    requests.write_text("\n".join(f"abc {number}" for number in range(60)))
+    wanted, out = tmp_path / "prompts.txt", tmp_path / "out"
+    wanted.write_text("\n".join(f"abc {number}" for number in range(60)))
     command = [sys.executable, "-m", "pilotfish", "field", "compare", pair.draft, "--out", out]
-    command += ["--prompts", requests, "--max-tokens", "60", "--threads", "1", "--target"]
+    command += ["--prompts", wanted, "--max-tokens", "60", "--threads", "1", "--target"]
     with EdgeServer(pair.target, threads=1) as first:
         child = subprocess.Popen([*map(str, command), first.endpoint], stderr=subprocess.PIPE)
         answers = out / "answers.jsonl"
@@ -357,30 +355,30 @@ def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
             assert child.poll() is None
             assert time.monotonic() < until
             time.sleep(0.005)
-    _, message = child.communicate(timeout=60.0)
+    _, reply = child.communicate(timeout=60.0)
     assert child.returncode not in (0, 1)
-    assert b"--resume" in message
-    assert b"Traceback" not in message
-    kept = answers.read_bytes().count(b"\n") - 1
-    assert 3 <= kept < 60
+    assert b"--resume" in reply
+    assert b"Traceback" not in reply
+    selection = answers.read_bytes().count(b"\n") - 1
+    assert 3 <= selection < 60
     with EdgeServer(pair.target, threads=1) as again:
-        code = run(pair.draft, "--out", out, "--prompts", requests, "--max-tokens", 60,
+        code = run(pair.draft, "--out", out, "--prompts", wanted, "--max-tokens", 60,
                    "--target", again.endpoint, "--resume")  # fmt: skip
         assert code == 0
         with Device(pair.draft, again.endpoint, threads=1) as device:
             plain = [
                 device.generate(f"abc {number}", protocol="stream", max_tokens=60).tokens
-                for number in (0, kept, 59)
+                for number in (0, selection, 59)
             ]
     lines = [json.loads(line) for line in answers.read_text().splitlines()[1:]]
-    assert [item_value["prompt"] for item_value in lines] == list(range(60))
-    assert [lines[number]["tokens"] for number in (0, kept, 59)] == plain
+    assert [item["prompt"] for item in lines] == list(range(60))
+    assert [lines[number]["tokens"] for number in (0, selection, 59)] == plain
 
 
 def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
-    requests, out = tmp_path / "prompts.txt", tmp_path / "out"
-    requests.write_text("\n".join(f"abc {number}" for number in range(40)))
-    options = [pair.draft, "--out", out, "--prompts", requests, "--max-tokens", 60]
+    wanted, out = tmp_path / "prompts.txt", tmp_path / "out"
+    wanted.write_text("\n".join(f"abc {number}" for number in range(40)))
+    options = [pair.draft, "--out", out, "--prompts", wanted, "--max-tokens", 60]
     options += ["--target", edge.endpoint, "--threads", 1]
     command = [sys.executable, "-m", "pilotfish", "field", "compare", *map(str, options)]
     # files of 4 KiB at most stand for a disk that is full
@@ -389,8 +387,8 @@ def test_a_full_disk_keeps_whole_answers(pair, edge, tmp_path):
     assert child.returncode not in (0, 1)
     assert b"Traceback" not in child.stderr
     assert b"too large" in child.stderr
-    kept = (out / "answers.jsonl").read_bytes().count(b"\n") - 1
-    assert 0 < kept < 40
+    selection = (out / "answers.jsonl").read_bytes().count(b"\n") - 1
+    assert 0 < selection < 40
     assert run(*options, "--resume") == 0
     assert (out / "answers.jsonl").read_bytes().count(b"\n") == 41
 
@@ -418,18 +416,18 @@ def test_no_figure_is_cut_where_names_are_long(capsys, monkeypatch):
     print_comparison(
         compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=rtts_s), "target"
     )
-    message_value = capsys.readouterr().out
-    assert "…" not in message_value
-    tables = [line for line in message_value.splitlines() if line.startswith("│")]
+    out = capsys.readouterr().out
+    assert "…" not in out
+    tables = [line for line in out.splitlines() if line.startswith("│")]
     assert {len(line) for line in tables} <= {*range(81)}
 
 
 def test_of_one_without_room_no_figure_is_told(capsys):
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
     print_comparison(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
-    message_value = capsys.readouterr().out
-    assert "unseen had no room for any prompt" in message_value
-    assert "of the others" not in message_value
+    out = capsys.readouterr().out
+    assert "unseen had no room for any prompt" in out
+    assert "of the others" not in out
 
 
 def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
@@ -444,8 +442,8 @@ def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(comparison_picture, "panels", kept)
     monkeypatch.setattr(comparison, "SPEEDS", 2)
     names = [f"{'long/' * 9}{at}/int4" for at in range(9)]
-    results = compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=(0.0,))
-    comparison_picture.draw(tmp_path / "picture.png", results)
+    result = compared(*(entry(name, 0.7, 0.004) for name in names), rtts_s=(0.0,))
+    comparison_picture.draw(tmp_path / "picture.png", result)
     bars, labels = drawn[-1].get_legend_handles_labels()
     assert len({*labels}) == 10  # the target alone among them
     lines = [bar[0] for bar in bars if not hasattr(bar, "get_color")]
@@ -459,23 +457,23 @@ def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
 def test_no_such_artifact(pair, tmp_path, capfd, kind):
     names = {"drafter": pair.draft, "target": pair.target, kind: tmp_path / "none"}
     assert run(names["drafter"], "--target", names["target"]) not in (0, 1)
-    message = capfd.readouterr().err
-    assert "none" in message
-    assert "Traceback" not in message
+    err = capfd.readouterr().err
+    assert "none" in err
+    assert "Traceback" not in err
 
 
 def test_a_target_whose_head_was_cut(pair, tmp_path, capsys):
     cut = tiny_artifact(tmp_path / "cut", kept=[1, 2, 127])
     assert run(pair.draft, "--target", cut.path) == 66
-    message_value = capsys.readouterr().err
-    assert "computes logits for only 3 of its tokens" in message_value
-    assert "serving" not in message_value
+    err = capsys.readouterr().err
+    assert "computes logits for only 3 of its tokens" in err
+    assert "serving" not in err
 
 
 @pytest.mark.parametrize("temperature", [1e-9, 1000])
 def test_a_temperature_that_is_none(pair, edge, capsys, temperature):
-    message_value = run(pair.draft, "--target", edge.endpoint, "--temperature", temperature)
-    assert message_value not in (0, 1)
+    completed = run(pair.draft, "--target", edge.endpoint, "--temperature", temperature)
+    assert completed not in (0, 1)
     assert "temperature" in capsys.readouterr().err
 
 
@@ -495,7 +493,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
     ("line", "message"),
     [
         (b"\xff\xfe", "not UTF-8"),
-        (b"", "holds no prompt"),
+        (b"", "has no prompt"),
         (b'{"messages": []}', "no messages"),
         (b'{"messages": [{"role": "user"}]}', "no messages"),
         (b'{"messages": [{"role": "system", "content": "x"}]}', "no messages"),
@@ -518,9 +516,6 @@ def test_messages_end_with_the_last_users(tmp_path):
     path = tmp_path / "prompts.jsonl"
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     path.write_text(
-        "\n".join(
-            json.dumps(item_value)
-            for item_value in [{"messages": talk, "id": 3}, {"question": "c"}]
-        )
+        "\n".join(json.dumps(item) for item in [{"messages": talk, "id": 3}, {"question": "c"}])
     )
     assert read_questions(path) == (talk[:1], "c")

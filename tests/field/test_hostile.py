@@ -16,8 +16,8 @@ import pytest
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.field.recording import Recorder, has_begun
 from pilotfish.field.replay import replay
-from pilotfish.field.report.measured import read
-from pilotfish.field.report.write import write
+from pilotfish.field.report.measured import read_run
+from pilotfish.field.report.report_page import write
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link
 from tests.field.test_run import CHOICE, FACTS, LINK, a_round, asked
@@ -156,7 +156,7 @@ def test_a_schema_that_is_not_ours_is_refused_before_it_is_run(
     path: Path, spoil: Callable[[Path], None]
 ) -> None:
     spoil(path)
-    for use in (Run.open, read, Recorder.resume):
+    for use in (Run.open, read_run, Recorder.resume):
         with pytest.raises(RunFileError) as caught:
             use(path)
         assert_one_line(str(caught.value), path)
@@ -206,7 +206,7 @@ ODD = (
 def assert_used_or_refused(path: Path, *, draw: Path | None = None) -> bool:
     """Read, replay and, where there is a folder, report; whether all that could be done."""
     try:
-        measured = read(path)
+        measured = read_run(path)
         json.dumps(measured.as_json())
         replay(measured.answers, [Link(rtt_s=0.05, up_bps=1e6, down_bps=1e6)])
         if draw is not None:

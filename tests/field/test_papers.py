@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from pilotfish.field.papers import dssd, tslt
 from pilotfish.field.papers.dssd_tables import table1, table2
-from pilotfish.field.papers.sheet import printed
+from pilotfish.field.papers.sheet import round_as_printed
 from pilotfish.field.papers.tslt_tables import MULTIPLE, SINGLE, figure
-from pilotfish.speculation.latency import Link
+from pilotfish.speculation.latency import Link, communication_s
 
 chances = st.floats(0.0, 1.0)
 windows = st.integers(1, 12)
@@ -65,7 +65,7 @@ def test_dssd_table_1_to_the_printed_digit():
     ],
 )
 def test_printed_rounds_half_up_whatever_floating_point_adds(value, decimals, rounded):
-    assert printed(value, decimals) == rounded
+    assert round_as_printed(value, decimals) == rounded
 
 
 @given(windows, chances)
@@ -81,7 +81,7 @@ def test_dssd_eq_9_is_the_mean_of_8(window, alpha):
 
 @given(windows, chances, sizes, links)
 def test_dssd_communication_keeps_to_corollary_3_1(window, alpha, bits, link):
-    least, most = dssd.eq_10_communication_bounds_s(bits, link)
+    least, most = link.rtt_s, communication_s(0.0, bits / 8.0, link)  # (10)
     seconds = dssd.eq_9_dssd_communication_s(window, alpha, bits, link)
     assert least <= seconds <= most * (1 + 1e-12)
     assert dssd.eq_9_dssd_communication_s(window, 1.0, bits, link) == least  # (12)

@@ -59,7 +59,7 @@ def test_answers_that_drafters_are_compared_by(tmp_path: Path) -> None:
 def test_a_folder_of_distillation(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path / "above" / "run") as folder:
         folder.expect({"a": 1}, "settings")
-        folder.share(None)
+        folder.write_shared_ids(None)
         TrainingExampleFile(folder.answers)
     result = modes(tmp_path / "above")
     assert result.pop(".") == result.pop("run") == 0o700

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.device_runtime.record import Round, Timings
-from pilotfish.field.replay import best, replay, replayed, round_s
+from pilotfish.field.replay import fastest, replay, replay_token_s, round_s
 from pilotfish.field.report.figures import steady_token_ms
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link, communication_s
@@ -100,24 +100,28 @@ def local(tokens, draft_s=0.006):
 def test_replay_over_the_recorded_link_is_what_was_recorded(case):
     link, rounds = case
     tokens = sum(len(r.tokens) for r in rounds)
-    assert replayed(rounds, link) == pytest.approx(sum(r.timings.total for r in rounds) / tokens)
+    assert replay_token_s(rounds, link) == pytest.approx(
+        sum(r.timings.total for r in rounds) / tokens
+    )
 
 
 @given(st.integers(1, 50), st.floats(1e-3, 0.1), seconds)
 def test_a_stream_over_the_recorded_link_is_what_was_recorded(tokens, pass_s, rtt_s):
     rounds = streamed(tokens, pass_s=pass_s, rtt_s=rtt_s, settle_s=0.2 * pass_s)
     link = replace(QUICK, rtt_s=rtt_s)
-    assert replayed(rounds, link) == pytest.approx(sum(r.timings.total for r in rounds) / tokens)
+    assert replay_token_s(rounds, link) == pytest.approx(
+        sum(r.timings.total for r in rounds) / tokens
+    )
 
 
 @given(links.flatmap(lambda link: st.tuples(st.just(link), rounds_over(link))), st.floats(1.0, 9.0))
 def test_a_longer_or_slower_link_is_never_faster(case, factor):
     link, rounds = case
     for wire in (rounds, streamed(4)):
-        now = replayed(wire, link)
-        assert replayed(wire, replace(link, rtt_s=link.rtt_s * factor)) >= now
-        assert replayed(wire, replace(link, up_bps=link.up_bps / factor)) >= now
-        assert replayed(wire, replace(link, down_bps=link.down_bps / factor)) >= now
+        now = replay_token_s(wire, link)
+        assert replay_token_s(wire, replace(link, rtt_s=link.rtt_s * factor)) >= now
+        assert replay_token_s(wire, replace(link, up_bps=link.up_bps / factor)) >= now
+        assert replay_token_s(wire, replace(link, down_bps=link.down_bps / factor)) >= now
 
 
 @given(rounds_over(QUICK), st.floats(1e-3, 1.0), st.floats(1e-3, 1.0))
@@ -127,9 +131,9 @@ def test_stated_compute_times_take_the_place_of_recorded_ones(rounds, draft_s, v
         draft_s * r.window + r.timings.encode + r.timings.queue + verify_s + r.timings.settle
         for r in rounds
     )
-    assert replayed(rounds, QUICK, draft_s, verify_s) == pytest.approx(stated / tokens)
+    assert replay_token_s(rounds, QUICK, draft_s, verify_s) == pytest.approx(stated / tokens)
     others = [replace(r, timings=replace(r.timings, draft=9.0, verify=9.0)) for r in rounds]
-    assert replayed(others, QUICK, draft_s, verify_s) == pytest.approx(stated / tokens)
+    assert replay_token_s(others, QUICK, draft_s, verify_s) == pytest.approx(stated / tokens)
 
 
 def test_one_round_in_numbers():
@@ -146,7 +150,7 @@ def test_one_round_in_numbers():
     link = Link(rtt_s=0.05, up_bps=1e6, down_bps=8e6)  # 8 ms up, 2 ms down
     assert round_s(round_, link) == pytest.approx(0.024 + 0.001 + 0.06 + 0.002 + 0.03 + 0.003)
     assert round_s(round_, link, draft_s=0.01) == pytest.approx(0.040 + 0.001 + 0.095)
-    assert replayed([round_], link, verify_s=0.3) == pytest.approx(0.39 / 3)
+    assert replay_token_s([round_], link, verify_s=0.3) == pytest.approx(0.39 / 3)
 
 
 def test_a_second_exchange_takes_a_second_rtt():
@@ -168,19 +172,19 @@ def test_a_state_of_the_last_token_takes_a_pass_of_the_drafter():
 
 def test_a_link_slower_than_the_pass_holds_up_a_stream():
     slow = Link(rtt_s=0.1, up_bps=1e3, down_bps=4.8e3)  # 60 bytes in 100 ms
-    assert replayed(streamed(10), slow) == pytest.approx(0.1 + 0.1 / 10)
-    assert replayed(streamed(10), slow, verify_s=0.2) == pytest.approx(0.2 + 0.1 / 10)
+    assert replay_token_s(streamed(10), slow) == pytest.approx(0.1 + 0.1 / 10)
+    assert replay_token_s(streamed(10), slow, verify_s=0.2) == pytest.approx(0.2 + 0.1 / 10)
 
 
 def test_local_knows_no_link():
     far = Link(rtt_s=9.0, up_bps=1.0, down_bps=1.0)
-    assert replayed(local(5), far) == pytest.approx(0.007)
-    assert replayed(local(5), far, draft_s=0.002, verify_s=7.0) == pytest.approx(0.003)
+    assert replay_token_s(local(5), far) == pytest.approx(0.007)
+    assert replay_token_s(local(5), far, draft_s=0.002, verify_s=7.0) == pytest.approx(0.003)
 
 
 def test_rounds_without_a_token_are_refused():
     with pytest.raises(UnsupportedError):
-        replayed([], QUICK)
+        replay_token_s([], QUICK)
 
 
 # A run
@@ -208,9 +212,9 @@ def test_a_slow_target_makes_long_windows_pay():
     answers = [pair_of_answers(2, 2), pair_of_answers(8, 5), stream]
     near, far = QUICK, replace(QUICK, rtt_s=0.4)
     cheap = replay(answers, [near], draft_s=0.005, verify_s=0.01)
-    assert str(best(cheap, 0).configuration) == "greedy γ=2"
+    assert str(fastest(cheap, 0).configuration) == "greedy γ=2"
     slow = replay(answers, [near, far], draft_s=0.005, verify_s=0.05)
-    assert [str(best(slow, at).configuration) for at in (0, 1)] == ["greedy γ=8", "stream"]
+    assert [str(fastest(slow, at).configuration) for at in (0, 1)] == ["greedy γ=8", "stream"]
     by_name = {str(item.configuration): item for item in slow}
     assert by_name["greedy γ=8"].modelled_s == [
         pytest.approx((8 * 0.005 + 0.05) / 6),
@@ -227,8 +231,8 @@ def test_prompts_are_not_replayed():
 def test_local_is_best_only_alone():
     alone = answer(local(4), protocol="local", window=None)
     result = replay([alone, pair_of_answers(2, 0)], [QUICK])
-    assert best(result, 0).configuration.protocol == "greedy"
-    assert best(replay([alone], [QUICK]), 0).configuration.protocol == "local"
+    assert fastest(result, 0).configuration.protocol == "greedy"
+    assert fastest(replay([alone], [QUICK]), 0).configuration.protocol == "local"
 
 
 def test_what_auto_chose_counts_to_that():
@@ -261,7 +265,7 @@ def test_a_real_run_in_json(walk, capsys):
     assert [each["protocol"] for each in payload["figures"]] == ["greedy", "stream", "local"]
     for result in payload["figures"]:
         mine = [item for item in answers if item.protocol == result["protocol"]]
-        modelled = [replayed(item.rounds[1:], link, verify_s=0.04) for item in mine]
+        modelled = [replay_token_s(item.rounds[1:], link, verify_s=0.04) for item in mine]
         assert result["n"] == len(mine)
         assert result["modelled_token_s"][0] == pytest.approx(statistics.median(modelled))
         measured = statistics.median(steady_token_ms(item) for item in mine)

@@ -15,10 +15,9 @@ import pytest
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.extras import install_command
 from pilotfish.cli import main
-from pilotfish.field.report.measured import read, with_unique_names
+from pilotfish.field.report.measured import read_run, with_unique_names
 from pilotfish.field.report.pictures import draw
-from pilotfish.field.report.report_page import page
-from pilotfish.field.report.write import write
+from pilotfish.field.report.report_page import page, write
 from tests.field.conftest import HOSTILE
 from tests.support.made_answers import answer, chain, linked, recorded
 
@@ -93,7 +92,7 @@ def test_names_that_could_be_formulas_or_paths(tmp_path):
     name = "a $x_{$ & <b> 回 ..%2f.pilotfish"
     path = recorded(tmp_path / name, [answer([chain(2, 1)] * 3, window=2)])
     folder = tmp_path / "out"
-    write([read(path)], folder)
+    write([read_run(path)], folder)
     assert {p.parent for p in folder.rglob("*")} == {folder}
     assert "b" not in page_of(folder).tags
 
@@ -104,7 +103,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
         (tmp_path / str(number)).mkdir()
         path = tmp_path / str(number) / "lan.pilotfish"
         paths.append(recorded(path, [answer([chain(2, 1, ms=10.0 * number)] * 3, window=2)]))
-    runs = with_unique_names([read(path) for path in paths])
+    runs = with_unique_names([read_run(path) for path in paths])
     assert [run.name for run in runs] == ["lan", "lan (2)"]
     write(runs, tmp_path / "out")
     result = page_of(tmp_path / "out")
@@ -114,11 +113,11 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 
 def test_an_unmeasured_link_is_said_not_drawn(tmp_path):
     path = recorded(tmp_path / "x.pilotfish", [answer([chain(2, 1)] * 3, window=2)])
-    gallery = draw([read(path)], tmp_path)
+    gallery = draw([read_run(path)], tmp_path)
     assert gallery.link == []
-    text = page([read(path)], gallery)
+    text = page([read_run(path)], gallery)
     assert "not measured: RTT, jitter, goodput up, goodput down, retransmissions, signal." in text
-    assert "no answer was asked for under protocol auto" in text
+    assert "the run has no answer under protocol auto" in text
 
 
 def test_the_link_over_time_has_what_was_measured(tmp_path):
@@ -127,7 +126,7 @@ def test_the_link_over_time_has_what_was_measured(tmp_path):
         answer([chain(2, 1)] * 2, window=2, repeat=i, link=link, started_unix_s=1.8e9 + 4000 * i)
         for i, link in enumerate(states)
     ]
-    run = read(recorded(tmp_path / "x.pilotfish", answers))
+    run = read_run(recorded(tmp_path / "x.pilotfish", answers))
     (picture,) = draw([run], tmp_path).link
     assert "RTT, signal" in picture.alt
     assert "RTT from 20 to 23 ms (n = 4 answers)" in picture.alt
@@ -141,7 +140,7 @@ def test_the_link_over_time_has_what_was_measured(tmp_path):
 
 def test_answers_of_one_round_make_a_page_without_steady_plots(tmp_path):
     path = recorded(tmp_path / "x.pilotfish", [answer([chain(2, 1)], window=2)])
-    write([read(path)], tmp_path / "out")
+    write([read_run(path)], tmp_path / "out")
     assert "Latency against window" not in "".join(page_of(tmp_path / "out").text)
 
 
@@ -151,7 +150,7 @@ def test_unfinished_answers_and_warm_up_are_counted_and_left_out(tmp_path):
         answer([chain(2, 1, ms=10.0)] * 3, window=2),
         answer([chain(2, 1, ms=1e6)] * 2, window=2, repeat=1, finished=False),
     ]
-    run = read(recorded(tmp_path / "x.pilotfish", answers))
+    run = read_run(recorded(tmp_path / "x.pilotfish", answers))
     assert (run.warm_up, run.unfinished, len(run.answers)) == (1, 1, 1)
     assert run.figures[0].token_ms.p95 == pytest.approx(5.0)
 

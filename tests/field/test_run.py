@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
-from pilotfish.field.recording import Recorder, expect_nothing, has_begun
+from pilotfish.field.recording import Recorder, expect_unused, has_begun
 from pilotfish.field.resumption import expect_same_pair, expect_same_settings
 from pilotfish.field.run import Answer, Configuration, Facts, MatrixSettings, Model, Run, Start
 from pilotfish.field.run_file import APPLICATION_ID
@@ -254,7 +254,7 @@ def test_nothing_is_overwritten(written):
     with pytest.raises(RunFileError, match="--resume"):
         Recorder.create(written, FACTS)
     with pytest.raises(RunFileError, match="--resume"):
-        expect_nothing(written)
+        expect_unused(written)
     assert written.read_bytes() == before
 
 

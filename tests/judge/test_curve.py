@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.judge.instances import InstanceOptions, instances
-from pilotfish.judge.thresholds import POINTS, auc, curve, recommended
+from pilotfish.judge.thresholds import POINTS, auc, curve, recommend_threshold
 from pilotfish.judge.training import TrainingOptions, train
 from tests.support.made_episodes import MINED, episodes
 
@@ -54,12 +54,12 @@ def test_the_recommended_threshold_is_the_largest_within_the_risk() -> None:
     points = curve(np.linspace(-5, 5, 26))
     harmful = np.linspace(0.05, 4.95, 50)
     for risk in (0.0, 0.05, 0.1, 0.5, 1.0):
-        chosen = recommended(points, harmful, risk)
+        chosen = recommend_threshold(points, harmful, risk)
         assert chosen is not None
         assert (harmful <= chosen.logit).mean() <= risk
         above = [point for point in points if point.threshold > chosen.threshold]
         assert all((harmful <= point.logit).mean() > risk for point in above)
-    assert recommended(points, np.full(4, -9.0), 0.05) is None
+    assert recommend_threshold(points, np.full(4, -9.0), 0.05) is None
 
 
 def test_training_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

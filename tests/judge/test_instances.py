@@ -23,7 +23,7 @@ from pilotfish.judge.instances import (
     Relabelling,
     expected_share,
     instances,
-    kept_by_quality,
+    labels_by_quality,
     sample_channels,
     split,
 )
@@ -64,7 +64,7 @@ def test_only_critical_labels_are_relaxed(seed: int, floor: float, temperature: 
 
 def test_the_poorer_the_channel_the_fewer_labels_stay() -> None:
     result = instances(MINED, episodes(60), InstanceOptions(channels=20))
-    rows = kept_by_quality(result)
+    rows = labels_by_quality(result)
     assert sum(row.channels for row in rows) == 60 * 20
     assert sum(row.critical for row in rows) == 20 * result.critical.sum()
     assert sum(row.kept for row in rows) == result.rejected.sum()
@@ -178,9 +178,9 @@ def test_stalling_is_rejected_under_any_channel() -> None:
 def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(UnsupportedError, match="no mismatch"):
         instances(MINED, [episode(0, count=0)], InstanceOptions())
-    with pytest.raises(UnsupportedError, match="q-4 are 8 and 40 wide, not 24 and 40"):
+    with pytest.raises(UnsupportedError, match="q-4 have widths 8 and 40, not 24 and 40"):
         instances(MINED, [episode(1), episode(4, width=8)], InstanceOptions())
-    with pytest.raises(UnsupportedError, match="takes two"):
+    with pytest.raises(UnsupportedError, match="at least two questions"):
         split(["one"], 0.2, 0)
     with pytest.raises(UnsupportedError, match="seed"):
         sample_channels(1, -1, "q")

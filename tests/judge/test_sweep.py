@@ -18,11 +18,11 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
-from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, ModelPace, cost, missed_share
+from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, ModelPace, cost, mismatch_share
 from pilotfish.judge.figures import curve, figures
 from pilotfish.judge.sweep_file import (
     LinkProfile,
-    QuestionTally,
+    QuestionCounts,
     SweepFile,
     SweepHeader,
     SweepSetting,
@@ -49,9 +49,9 @@ SLOW = LinkProfile(20.0, 50.0)
 __all__ = ["models"]  # a fixture
 
 
-def metrics(right: bool = True, *rounds: CourseRound, tokens: int = 0) -> QuestionTally:
+def metrics(right: bool = True, *rounds: CourseRound, tokens: int = 0) -> QuestionCounts:
     reply = tokens or sum(item.accepted + 1 for item in rounds)
-    return QuestionTally.from_walk(Trajectory([0] * reply, list(rounds)), right)
+    return QuestionCounts.from_trajectory(Trajectory([0] * reply, list(rounds)), right)
 
 
 # What is counted
@@ -64,26 +64,26 @@ def test_a_tally_adds_up_rounds() -> None:
         CourseRound(drafted=4, accepted=4, forgiven=0, decided=0, mismatched=0),
         CourseRound(drafted=3, accepted=0, forgiven=0, decided=1, mismatched=None),
     )
-    assert result == QuestionTally(
+    assert result == QuestionCounts(
         *(True, 8, 3),
         accepted=5,
         forgiven=1,
         decided=3,
-        asked=2,
-        behind=4,
-        looked=2,
-        missed=1,
+        state_requests=2,
+        after_rejection=4,
+        checked_after_rejection=2,
+        mismatched_after_rejection=1,
         drafted={4: 2, 3: 1},
     )
-    assert msgspec.json.decode(msgspec.json.encode(result), type=QuestionTally) == result
+    assert msgspec.json.decode(msgspec.json.encode(result), type=QuestionCounts) == result
 
 
 def test_mismatches_behind_rejections_are_told_from_windows_that_were_looked_at() -> None:
     seen = CourseRound(drafted=10, accepted=1, forgiven=0, decided=1, mismatched=5)
     unseen = CourseRound(drafted=10, accepted=4, forgiven=3, decided=4, mismatched=None)
-    assert missed_share([metrics(True, seen), metrics(True, unseen)]) == 4 / 8
-    assert missed_share([metrics(True, unseen)]) == 4 / 5  # of five that were verified
-    assert missed_share([]) == 0.0
+    assert mismatch_share([metrics(True, seen), metrics(True, unseen)]) == 4 / 8
+    assert mismatch_share([metrics(True, unseen)]) == 4 / 5  # of five that were verified
+    assert mismatch_share([]) == 0.0
 
 
 def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
@@ -104,7 +104,9 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
         for item in wanted
     ]
     for question, some in zip(QUESTIONS, models.walks(courses), strict=True):
-        assert tallies[question.key] == [QuestionTally.from_walk(walk, False) for walk in some]
+        assert tallies[question.key] == [
+            QuestionCounts.from_trajectory(walk, False) for walk in some
+        ]
 
 
 # What it costs
@@ -112,7 +114,9 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
 
 def test_greedy_costs_ids_and_a_round_trip() -> None:
     rounds = [CourseRound(10, 3, 0, 1, None)] * 7
-    result = cost([metrics(True, *rounds)], GREEDY, LINK, PACE, SIZES, form="int8", missed=0.5)
+    result = cost(
+        [metrics(True, *rounds)], GREEDY, LINK, PACE, SIZES, form="int8", mismatch_share=0.5
+    )
     up, down = WINDOW_BYTES + 3 * 10, VERDICT_BYTES
     assert (result.up, result.down, result.exchanges) == (7 * up, 7 * down, 7)
     assert result.seconds == pytest.approx(
@@ -121,14 +125,14 @@ def test_greedy_costs_ids_and_a_round_trip() -> None:
 
 
 def test_passes_between_measured_widths_are_interpolated() -> None:
-    assert PACE.verified_s(1) == 0.1
-    assert PACE.verified_s(6) == pytest.approx(0.15)
-    assert PACE.verified_s(38) == pytest.approx(0.47)
+    assert PACE.verify_pass_s(1) == 0.1
+    assert PACE.verify_pass_s(6) == pytest.approx(0.15)
+    assert PACE.verify_pass_s(38) == pytest.approx(0.47)
 
 
 def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
     item = [metrics(True, CourseRound(10, 3, 0, 1, None))]
-    args: dict[str, Any] = {"form": "int4", "missed": 0.5}
+    args: dict[str, Any] = {"form": "int4", "mismatch_share": 0.5}
     greedy, dsd, full = (
         cost(item, name, LINK, PACE, SIZES, **args) for name in (GREEDY, DSD, FULL)
     )
@@ -142,7 +146,7 @@ def test_dsd_pays_for_its_distributions_and_full_for_all_states() -> None:
 def test_selective_asks_once_where_there_are_mismatches() -> None:
     clean = CourseRound(10, 10, 0, 0, None)
     dirty = CourseRound(10, 4, 1, 2, None)  # 5 tokens behind
-    args: dict[str, Any] = {"form": "int8", "missed": 0.4}
+    args: dict[str, Any] = {"form": "int8", "mismatch_share": 0.4}
     some = [metrics(True, *[clean] * 3, *[dirty] * 2)]
     greedy, result = (cost(some, name, LINK, PACE, SIZES, **args) for name in (GREEDY, SELECTIVE))
     states = 2 * (2 + 0.4 * 5)
@@ -169,7 +173,8 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     # one round whose m mismatches were all decided on
     item = [metrics(True, CourseRound(drafted, drafted, len(at), len(at), len(at)))]
     full, selective = (
-        cost(item, name, LINK, PACE, SIZES, form=form, missed=0.0) for name in (FULL, SELECTIVE)
+        cost(item, name, LINK, PACE, SIZES, form=form, mismatch_share=0.0)
+        for name in (FULL, SELECTIVE)
     )
     frames = WisvFull(WisvFull.Options.from_mapping({"hidden": form})).encode_draft(
         draft, none, SIZES.vocabulary

@@ -169,7 +169,7 @@ def test_rounds_add_up_to_the_answer(models: JudgedPair) -> None:
                 assert item.accepted <= item.drafted <= course.window
                 assert item.decided - item.forgiven == (item.accepted < item.drafted)
                 assert item.mismatched is not None
-                assert item.decided <= item.mismatched <= item.decided + item.behind
+                assert item.decided <= item.mismatched <= item.decided + item.after_rejection
 
 
 def test_reading_windows_whole_changes_nothing_else(models: JudgedPair) -> None:

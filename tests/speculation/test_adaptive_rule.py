@@ -85,7 +85,7 @@ def play(length, q, p, relaxation, chance):
 def law_and_deviation(length, q, p, relaxation):
     """The law of the first ``length`` + 1 tokens, and the expected sum of the deviations."""
     item = partial(play, length, q, p, relaxation)
-    mean = sum(deviation * probability for (_, deviation), probability in ways(single))
+    mean = sum(deviation * probability for (_, deviation), probability in ways(item))
     return output_law(lambda chance: item(chance)[0], p, length + 1), mean
 
 

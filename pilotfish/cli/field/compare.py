@@ -26,11 +26,11 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.field.comparison import DrafterComparison, compare, target_passes
 from pilotfish.field.drafter_figures import DrafterEntry
 from pilotfish.field.opened_drafters import (
-    drafting_s,
     expect_pairs,
+    measure_draft_s,
     open_contenders,
+    open_sources,
     read_answers,
-    sources,
 )
 from pilotfish.field.prompts import BUILT_IN, read_questions
 from pilotfish.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     if told.resume and told.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
     names = list(dict.fromkeys(told.drafters))
-    sources(names)  # what is missing shows at once
+    open_sources(names)  # what is missing shows at once
     plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
     questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
     if told.out is not None:
@@ -192,7 +192,7 @@ def _compared(
             for done, _ in enumerate(read_answers(contenders, asking, answers), 1):
                 countdown.update(done)
         with Bars() as bars:
-            seconds = drafting_s(contenders, asking, answers, bars.show)
+            seconds = measure_draft_s(contenders, asking, answers, bars.show)
     finally:
         for one in contenders:
             one.drafter.release()

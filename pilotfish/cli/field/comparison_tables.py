@@ -46,7 +46,9 @@ def _depths(found: DrafterComparison) -> Table:
     ]
     table = _table("α by depth: drafts right before it", depths)
     for one in found.drafters:
-        table.add_row(escape(one.name), *(_share(depth.seen) for depth in one.by_depth))
+        table.add_row(
+            escape(one.name), *(_share(depth.reliable_acceptance) for depth in one.by_depth)
+        )
     return table
 
 

@@ -32,8 +32,8 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.field import host, matrix
 from pilotfish.field.measure import Measurement, MeasureSettings, RoundLog
 from pilotfish.field.prompts import BUILT_IN, read_prompts
-from pilotfish.field.recording import Recorder, expect_nothing, has_begun
-from pilotfish.field.report.figures import Figures, figures, flat, noted_counters
+from pilotfish.field.recording import Recorder, expect_unused, has_begun
+from pilotfish.field.report.figures import Figures, counters_with_values, figures, flatten
 from pilotfish.field.resumption import (
     changes,
     expect_same_pair,
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     told = from_args(args, MeasureSettings)
     resumed = _facts_of(told.out) if told.resume and has_begun(told.out) else None
     if resumed is None:
-        expect_nothing(told.out)
+        expect_unused(told.out)
     settings = _settings(args, told, resumed)
     matrix.check(settings)
     if resumed is None or matrix.remaining(settings, _done(told.out)):
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
         found = figures(list(run.answers()))
     Console(stderr=True, highlight=False).print(_table(found))
     if args.json:
-        write_json(args.json, [flat(asdict(one)) for one in found])
+        write_json(args.json, [flatten(asdict(one)) for one in found])
     return 0
 
 
@@ -125,7 +125,7 @@ def _measure(told: MeasureSettings, settings: MatrixSettings, resumed: Facts | N
                     settings,
                     rails=energy.rails(),
                     patience_s=told.patience_s,
-                    tell=countdown.print_above,
+                    notify=countdown.print_above,
                 )
                 try:
                     for answer in chain(
@@ -219,7 +219,7 @@ def _model(draft: Path) -> Model:
 
 def _table(found: Sequence[Figures]) -> Table:
     """A line for each protocol and window; columns more where the text may not be the target's."""
-    notes = noted_counters(found)
+    notes = counters_with_values(found)
     table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)
     for heading in (*_HEADINGS, *(counter.name for counter in notes)):

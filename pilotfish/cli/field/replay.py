@@ -13,8 +13,8 @@ from rich.table import Table
 
 from pilotfish.cli.options import Commands, json_option, positive, write_json
 from pilotfish.cli.quantities import duration, rate
-from pilotfish.field.replay import Replay, best, replay, replayable
-from pilotfish.field.report.measured import read
+from pilotfish.field.replay import Replay, fastest, replay, replayable
+from pilotfish.field.report.measured import read_run
 from pilotfish.speculation.latency import Link
 
 _EXAMPLE = """\
@@ -96,7 +96,7 @@ def _milliseconds(text: str) -> float:
 
 
 def _run(args: argparse.Namespace) -> int:
-    answers = [*read(args.file).answers]
+    answers = [*read_run(args.file).answers]
     found = replay(answers, args.link, args.draft_s, args.verify_s)
     if args.json:
         write_json(args.json, _figures(args, found))
@@ -124,15 +124,15 @@ def _table(found: Sequence[Replay], at: int, link: str) -> Table:
     table.add_column("")
     for heading in ("n", "measured ms/token", "tokens/s", "modelled ms/token", "tokens/s", ""):
         table.add_column(heading, justify="right")
-    fastest = best(found, at)
+    best_replay = fastest(found, at)
     for one in found:
         table.add_row(
             escape(str(one.configuration)),
             str(one.n),
             *_times(one.measured_s),
             *_times(one.modelled_s[at]),
-            "best" if one is fastest else "",
-            style="bold" if one is fastest else "",
+            "best" if one is best_replay else "",
+            style="bold" if one is best_replay else "",
         )
     return table
 
@@ -158,7 +158,7 @@ def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any
         "links": [
             {
                 **{key: value if value < math.inf else None for key, value in asdict(link).items()},
-                "best": best(found, at).configuration._asdict(),
+                "best": fastest(found, at).configuration._asdict(),
             }
             for at, link in enumerate(args.link)
         ],

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.field.report.measured import read, with_unique_names
+from pilotfish.field.report.measured import read_run, with_unique_names
 
 _EXAMPLE = """\
 example:
@@ -35,11 +35,10 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pilotfish.field.report.write import (
-        write,  # with it comes matplotlib, which nothing else needs
-    )
+    # a lazy import: it needs matplotlib, which no other action does
+    from pilotfish.field.report.report_page import write
 
-    runs = with_unique_names([read(path) for path in args.runs])
+    runs = with_unique_names([read_run(path) for path in args.runs])
     with Bars() as bars:
         page = write(runs, args.out, lambda done, total: bars.show("drawing", done, total))
     if args.json:

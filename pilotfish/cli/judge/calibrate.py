@@ -29,7 +29,7 @@ from pilotfish.judge.calibrating import (
 )
 from pilotfish.judge.instances import split
 from pilotfish.judge.question_reader import OpenPair, model_card
-from pilotfish.judge.tasks import Question, questions, task_named
+from pilotfish.judge.tasks import Question, make_task, read_task_questions
 
 _EXAMPLE = """\
 Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is
@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> int:
     opened = OpenPair(told.draft, told.target)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     context = min(told.context, opened.context)
-    fitting = opened.fitting(asked, told.max_tokens, context)
+    fitting = opened.select_fitting(asked, told.max_tokens, context)
     if len(fitting) < len(asked):
         screen.print(
             f"{len(asked) - len(fitting)} of {len(asked)} prompts are left out, for they and their "
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _asked(told: CalibrateSettings) -> list[Question]:
     if told.task is not None:
-        return questions(told.prompts, task_named(told.task))[: told.count]
+        return read_task_questions(told.prompts, make_task(told.task))[: told.count]
     prompts = read_prompts(told.prompts)[: told.count]
     return [Question(f"{told.prompts.stem}-{n}", one, "") for n, one in enumerate(prompts, 1)]
 
@@ -162,7 +162,7 @@ class _Progress:
 def _hash(asked: Sequence[Question]) -> str:
     digest = hashlib.sha256()
     for one in asked:
-        text = one.asked.encode()
+        text = one.message.encode()
         digest.update(len(text).to_bytes(4, "little") + text)
     return digest.hexdigest()
 

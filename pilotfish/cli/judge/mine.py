@@ -13,7 +13,7 @@ from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.judge.episodes import Episode, MiningRecord, episodes, finished_questions
 from pilotfish.judge.mining import MineSettings, mine
 from pilotfish.judge.question_reader import OpenPair, model_card
-from pilotfish.judge.tasks import questions, task_named
+from pilotfish.judge.tasks import make_task, read_task_questions
 
 _EXAMPLE = """\
 example:
@@ -48,8 +48,8 @@ def add_to(actions: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     told = from_args(args, MineSettings)
-    task = task_named(told.task, told.checker)
-    asked = questions(told.questions, task)[: told.count]
+    task = make_task(told.task, told.checker)
+    asked = read_task_questions(told.questions, task)[: told.count]
     opened = OpenPair(told.draft, told.target)
     opened.require_hidden_states()
     mined = MiningRecord(
@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
     )
     mined.begin(told.out)
     context = min(told.context, opened.context)
-    fitting = opened.fitting(asked, told.max_tokens, context)
+    fitting = opened.select_fitting(asked, told.max_tokens, context)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     if len(fitting) < len(asked):
         screen.print(

@@ -17,7 +17,7 @@ from pilotfish.judge.instances import (
     Instances,
     MinedSettings,
     expected_share,
-    kept_by_quality,
+    labels_by_quality,
 )
 
 _EXAMPLE = """\
@@ -59,7 +59,7 @@ def _table(found: Instances, sampling: InstanceOptions) -> Table:
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in kept_by_quality(found):
+    for one in labels_by_quality(found):
         share = f"{one.kept / one.critical:.1%}" if one.critical else "–"
         row = (str(one.channels), str(one.critical), share)
         table.add_row(f"{one.low:.1f} to {one.high:.1f}", *row)
@@ -78,7 +78,7 @@ def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
         "mismatches": len(found),
         "critical": int(found.critical.sum()),
         "stalling": int(found.stalling.sum()),
-        "by_quality": [one._asdict() for one in kept_by_quality(found)],
+        "by_quality": [one._asdict() for one in labels_by_quality(found)],
         "expected": {
             name: expected_share(found, channel, sampling.relabelling)
             for name, channel in (("poorest", POOR), ("best", GOOD))

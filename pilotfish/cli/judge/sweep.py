@@ -18,10 +18,10 @@ from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import CurvePoint
 from pilotfish.judge.costs import ModelPace, measure_pace
 from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.question_reader import OpenPair, length, model_card
+from pilotfish.judge.question_reader import OpenPair, count_tokens, model_card
 from pilotfish.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.judge.sweeping import SweepSettings, settings_of, sweep
-from pilotfish.judge.tasks import questions, task_named
+from pilotfish.judge.tasks import make_task, read_task_questions
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\
@@ -78,13 +78,13 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
     """Answer the questions that the file has not."""
     draft, target = _given(told.draft, "draft"), _given(told.target, "target")
     names, asked_for = _given(told.heads, "head"), _given(told.questions, "questions")
-    task = task_named(told.task, told.checker)
-    asked = questions(asked_for, task)[: told.count]
+    task = make_task(told.task, told.checker)
+    asked = read_task_questions(asked_for, task)[: told.count]
     opened = OpenPair(draft, target)
     opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
     plan = _plan(told, opened, heads, task.instruction)
-    asked = opened.fitting(asked, told.max_tokens, opened.context)
+    asked = opened.select_fitting(asked, told.max_tokens, opened.context)
     if not asked:
         raise UnsupportedError(
             f"All questions are too long for the models' {opened.context} tokens."
@@ -97,7 +97,7 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
     left = [one for one in asked if one.key not in kept.tallies]
     if not left:
         return
-    context = max(length(one, opened.vocabularies, told.max_tokens) for one in asked)
+    context = max(count_tokens(one, opened.vocabularies, told.max_tokens) for one in asked)
     readers = opened.readers(min(told.slots, len(left)), context, told)
     whole = {one.key for one in asked[: told.whole]}
     with Countdown("sweeping, questions", len(left)) as countdown:

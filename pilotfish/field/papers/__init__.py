@@ -1,8 +1,8 @@
-"""The papers' closed forms: equations as functions, and what follows from them as tables and plots.
+"""The papers' closed forms: equations as functions, and their results as tables and plots.
 
-``<paper>.py`` has the equations, one function each, named ``eq_<number>_<what>_<unit>`` after the
-paper's own numbers; where docs/papers.md corrects one, the function is the corrected one and its
-docstring says so. ``<paper>_tables.py`` has the paper's printed figures and compares.
+``<paper>.py`` has the equations, one function each, named ``eq_<number>_<quantity>_<unit>`` with
+the paper's number. If docs/papers.md corrects an equation, the function is the corrected one and
+its docstring names the correction. ``<paper>_tables.py`` compares with the paper's printed figures.
 """
 
 from pilotfish.field.papers import (

@@ -1,9 +1,9 @@
 """decentralized: a target sharded over N nodes pays its hops once a round instead of once a token.
 
-In:  nodes N, t₀ seconds of computing a token over all nodes, t₁ seconds of a hop, k tokens
-     committed a round, window γ. Out: seconds, and the speed-up over decoding token by token.
-From: decentralized §2.2, §2.4. (3)–(5) and (9) count verification as linear in k, and neither
-     drafting nor rejected tokens nor the hop back; `pipeline_round_s` counts them.
+In:  nodes N; t₀, seconds of computing a token over all nodes; t₁, seconds of a hop; k, tokens
+     committed a round; window γ. Out: seconds, and the speed-up over decoding token by token.
+From: decentralized §2.2, §2.4. (3)–(5) and (9) take verification as linear in k, and leave out
+     drafting, rejected tokens and the hop back; `pipeline_round_s` includes them.
 """
 
 import math
@@ -37,16 +37,16 @@ def eq_9_speed_up(k: float, window: int, nodes: int, t0_s: float, t1_s: float) -
 
 
 def pass_s(tokens: int, t0_s: float, slope: float) -> float:
-    """Seconds of one pass over so many tokens by all stages, Σ_stages c(tokens).
+    """Seconds of one pass over ``tokens`` tokens by all stages, Σ_stages c(tokens).
 
-    t₀ for the first token and slope·t₀ for each further one: slope 0 where reading the weights is
-    all that costs, 1 where cost is linear as (4) and (9) have it.
+    The first token takes t₀ and each further one slope·t₀: slope 0 if only reading the weights
+    costs, 1 if the cost is linear, as in (4) and (9).
     """
     return t0_s * (1.0 + slope * (tokens - 1))
 
 
 def hops(nodes: int) -> int:
-    """H, hops of a round: N − 1 between the stages and one back; none on a single node."""
+    """H, hops of a round: N − 1 between the stages and one back; 0 on a single node."""
     return nodes if nodes > 1 else 0
 
 
@@ -60,12 +60,12 @@ def pipeline_round_s(
 def pipeline_speed_up(
     tokens: float, window: int, nodes: int, draft_s: float, t1_s: float, t0_s: float, slope: float
 ) -> float:
-    """``tokens`` of a round against one by one, both with the hop back: tokens·(t₀ + H·t₁) / T."""
+    """Speed-up of a round over token by token, both with the hop back: tokens·(t₀ + H·t₁) / T."""
     round_s = pipeline_round_s(window, nodes, draft_s, t1_s, lambda n: pass_s(n, t0_s, slope))
     return tokens * (t0_s + hops(nodes) * t1_s) / round_s
 
 
 def tokens_for_reduction(reduction: float, nodes: int, t0_s: float, t1_s: float) -> float:
-    """The k at which (5) gives ``reduction``; infinite where no k does."""
+    """The k at which (5) gives ``reduction``; infinite if no k does."""
     most = (nodes - 1) * t1_s / (t0_s + (nodes - 1) * t1_s)
     return 1.0 / (1.0 - reduction / most) if reduction < most else math.inf

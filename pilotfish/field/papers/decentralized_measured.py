@@ -1,40 +1,40 @@
 """decentralized's rounds on stages of our own model, as `benchmarks/pipeline.py` measured them.
 
-Unlike all else here these are measurements, of SmolLM2-135M-Instruct (fp32, 30 layers) in N stages,
-each a process of one thread on one machine of two cores, CURVE between all, t₁ emulated on each of
-the N hops of a round: 0, 1, 3, 10 times what a stage computes for a window of 4. The int4 export
-drafts, by `greedy`; γ = 0 is `stream`. Medians of 12 rounds.
+Unlike the other modules here, this one has measurements: SmolLM2-135M-Instruct (fp32, 30 layers) in
+N stages, each a process of one thread on one machine of two cores, with CURVE between them. t₁ is
+emulated on each of the N hops of a round: 0, 1, 3, 10 times a stage's compute for a window of 4.
+The int4 export drafts under `greedy`; γ = 0 is `stream`. Medians of 12 rounds.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pilotfish.field.papers.decentralized import eq_4_speculative_s, eq_9_speed_up, hops
-from pilotfish.field.papers.sheet import Sheet, Value, measurements, number
+from pilotfish.field.papers.sheet import Sheet, Value, number, read_measurements
 
-CASE = ("nodes", "window", "t1_over_c")  # what a row measures
+CASE = ("nodes", "window", "t1_over_c")  # columns that identify a row
 
 
-def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """The measurements, each with the model and the paper's (4) and (9) beside it.
+def compare(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
+    """Add the model and the paper's (4) and (9) to each measured row.
 
     A row has N, γ, t₁ over a stage's compute c and in ms, k, and the median round with its drafting
-    and Σ c, in ms. It gets ``hops_ms`` and T, ``model_ms``; ``off``, T over the round less 1;
-    ``fixed_ms``, what a round takes besides at t₁ = 0, and ``off_fixed``, with that; ``eq4_ms``, of
-    k tokens; ``gain``, tokens a second over those of γ = 0, and ``eq9`` for it. t₀ is Σ c of γ = 0.
+    and Σ c, in ms. Added: ``hops_ms``; ``model_ms``, T; ``off``, T / round − 1; ``fixed_ms``, the
+    round's other time at t₁ = 0; ``off_fixed``, (T + fixed) / round − 1; ``eq4_ms``, (4) for k
+    tokens; ``gain``, tokens/s over those of γ = 0; ``eq9``, (9) for that. t₀ is Σ c of γ = 0.
     """
-    found = []
+    results = []
     for row in rows:
         nodes, t1_ms, k = int(number(row, "nodes")), number(row, "t1_ms"), number(row, "tokens")
         window, round_ms = int(number(row, "window")), number(row, "measured_ms")
         computed_ms = number(row, "draft_ms") + number(row, "compute_ms")
-        near = _like(rows, row, t1_over_c=0)
-        fixed_ms = number(near, "measured_ms") - number(near, "draft_ms")
-        fixed_ms -= number(near, "compute_ms")
-        alone = _like(rows, row, window=0)
-        t0_ms = number(alone, "compute_ms")
+        without_hops = _matching_row(rows, row, t1_over_c=0)
+        fixed_ms = number(without_hops, "measured_ms") - number(without_hops, "draft_ms")
+        fixed_ms -= number(without_hops, "compute_ms")
+        token_by_token = _matching_row(rows, row, window=0)
+        t0_ms = number(token_by_token, "compute_ms")
         model_ms = computed_ms + hops(nodes) * t1_ms
-        found.append(
+        results.append(
             {
                 **row,
                 "hops_ms": hops(nodes) * t1_ms,
@@ -43,23 +43,28 @@ def compared(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
                 "fixed_ms": fixed_ms,
                 "off_fixed": (model_ms + fixed_ms) / round_ms - 1.0,
                 "eq4_ms": eq_4_speculative_s(k, nodes, t0_ms, t1_ms),
-                "gain": k / round_ms * number(alone, "measured_ms") / number(alone, "tokens"),
+                "gain": k
+                / round_ms
+                * number(token_by_token, "measured_ms")
+                / number(token_by_token, "tokens"),
                 "eq9": eq_9_speed_up(k, window, nodes, t0_ms, t1_ms),
             }
         )
-    return found
+    return results
 
 
-def _like(
-    rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **other: Value
+def _matching_row(
+    rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **changes: Value
 ) -> Mapping[str, Value]:
-    """The row for the same case, but for what is ``other``."""
-    wanted = {key: row[key] for key in CASE} | other
-    return next(one for one in rows if all(one[key] == wanted[key] for key in wanted))
+    """Find the row of the same case with the columns ``changes`` changed."""
+    values = {key: row[key] for key in CASE} | changes
+    return next(
+        candidate for candidate in rows if all(candidate[key] == values[key] for key in values)
+    )
 
 
-def measured() -> Sheet:
-    """The measurements."""
+def measurements() -> Sheet:
+    """Tabulate the measurements."""
     columns: dict[str, tuple[str, int | None]] = {
         "nodes": ("N", 0),
         "window": ("γ", 0),
@@ -75,16 +80,16 @@ def measured() -> Sheet:
         "eq9": ("(9)", 2),
     }
     note = (
-        "Times in ms. off: T = γ·T_draft + Σ c + H·t₁ over the measured round, less 1; (+): with "
-        "what a round costs besides where t₁ = 0. gain: tokens a second over those of γ = 0. JSON "
-        "has the parts of T, and t₁ = 0."
+        "Times in ms. off: T / measured round − 1, with T = γ·T_draft + Σ c + H·t₁; (+): with the "
+        "round's other time at t₁ = 0 added to T. gain: tokens/s over those of γ = 0. JSON has the "
+        "parts of T, and t₁ = 0."
     )
     title = "Rounds measured on SmolLM2-135M in N stages, and the model"
     return Sheet("measured", title, columns, ROWS, note, lambda row: bool(row["t1_over_c"]))
 
 
 def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
-    """A round against N, and the gain against t₁; from the rows of the benchmark or of `ROWS`."""
+    """Draw a round against N, and the gain against t₁, from rows of the benchmark or `ROWS`."""
     return [_draw_rounds(rows, folder), _draw_gain(rows, folder)]
 
 
@@ -134,4 +139,4 @@ def _draw_gain(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
     return path
 
 
-ROWS = compared(measurements("decentralized_measured.csv", {"rounds", *CASE}))
+ROWS = compare(read_measurements("decentralized_measured.csv", {"rounds", *CASE}))

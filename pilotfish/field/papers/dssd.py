@@ -1,6 +1,6 @@
-"""dssd: split verification trades γ uploads of a distribution for one download at most.
+"""dssd: split verification replaces γ uploads of a distribution by at most one download.
 
-In:  window γ, acceptance α, seconds of a pass of each model, the link; T_NTT of the paper is its
+In:  window γ, acceptance α, seconds of a pass of each model, the link; the paper's T_NTT is the
      RTT. Out: seconds of a round and the speed-up over the target alone.
 From: dssd §2.2–§4. (1), (2) are `speculation.latency.transfer_s` and (3) its `communication_s`;
      tokens of a round are tslt (8). (11) and (12) are limits of (9).
@@ -28,12 +28,12 @@ def eq_6_round_s(window: int, draft_s: float, communication_s: float, verify_s: 
 
 
 def eq_8_download_bits(rejected: float, distribution_bits: float) -> float:
-    """D_down of DSSD: one distribution where there was a rejection, a = 1, else none (8)."""
+    """D_down of DSSD: one distribution after a rejection, a = 1, else none (8)."""
     return rejected * distribution_bits
 
 
 def rejection_probability(window: int, alpha: float) -> float:
-    """1 − α^γ, that not all γ draft tokens are accepted; the mean of a in (8)."""
+    """1 − α^γ, the probability of a rejection among γ draft tokens; the mean of a in (8)."""
     return 1.0 - alpha**window
 
 
@@ -43,11 +43,6 @@ def eq_9_dssd_communication_s(
     """E[T_comm] of DSSD: a distribution comes down with probability 1 − α^γ (9)."""
     expected = eq_8_download_bits(rejection_probability(window, alpha), distribution_bits)
     return communication_s(0.0, expected / 8.0, link)
-
-
-def eq_10_communication_bounds_s(distribution_bits: float, link: Link) -> tuple[float, float]:
-    """T_NTT ≤ T_comm ≤ T_NTT + T_down, whatever γ and α are (10)."""
-    return link.rtt_s, communication_s(0.0, distribution_bits / 8.0, link)
 
 
 def eq_14_speed_up(window: int, alpha: float, round_s: float, verify_s: float) -> float:
@@ -74,5 +69,5 @@ def dssd_speed_up(
 
 
 def best_window(speed_up: Callable[[int], float], longest: int) -> tuple[int, float]:
-    """The γ of 1…longest with the greatest speed-up, and that; of equal ones the shortest."""
-    return max(((g, speed_up(g)) for g in range(1, longest + 1)), key=lambda found: found[1])
+    """Find the γ of 1…longest with the greatest speed-up, the shortest of equals; return both."""
+    return max(((g, speed_up(g)) for g in range(1, longest + 1)), key=lambda choice: choice[1])

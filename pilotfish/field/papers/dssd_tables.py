@@ -12,7 +12,7 @@ from pilotfish.field.papers.dssd import (
     eq_9_dssd_communication_s,
     rejection_probability,
 )
-from pilotfish.field.papers.sheet import Constant, Paper, Sheet, Value, printed
+from pilotfish.field.papers.sheet import Constant, Paper, Sheet, Value, round_as_printed
 from pilotfish.speculation.latency import Link
 
 # Table 1
@@ -48,7 +48,7 @@ TABLE3 = (
     (20, 100, 8, 0.93, 1.04, 1.30),
 )
 _PAIRS = (("dsd", "6.7B"), ("dssd", "6.7B"), ("dssd", "13B"))
-# the rounds by which T_com of Table 2 divides: DSSD's is this times T_NTT, to the printed digit
+# rounds implied by T_com of Table 2: DSSD's T_com is this times T_NTT, to the printed digit
 _ROUNDS = {("6.7B", 8): 31, ("6.7B", 6): 8, ("13B", 8): 46, ("13B", 6): 40}
 
 _CONSTANTS = (
@@ -91,8 +91,8 @@ def table1() -> Sheet:
     for gamma in GAMMAS:
         for alpha in ALPHAS:
             seconds = eq_9_dssd_communication_s(gamma, alpha, TABLE1_BITS, TABLE1_LINK)
-            fraction = printed(rejection_probability(gamma, alpha), 2)
-            time_ms = printed(seconds * 1e3, 2)
+            fraction = round_as_printed(rejection_probability(gamma, alpha), 2)
+            time_ms = round_as_printed(seconds * 1e3, 2)
             rows.append({"gamma": gamma, "alpha": alpha, "fraction": fraction, "time_ms": time_ms})
     columns: dict[str, tuple[str, int | None]] = {
         "gamma": ("γ", 0),
@@ -134,7 +134,7 @@ def _table2_rows() -> Iterator[dict[str, Value]]:
 
 
 def table2() -> Sheet:
-    """Table 2 beside the model: with α as printed, and with the rounds that its T_com counts."""
+    """Compare Table 2 with the model: α as printed, and the rounds that its T_com implies."""
     columns: dict[str, tuple[str, int | None]] = {
         "protocol": ("", None),
         "model": ("target", None),
@@ -154,7 +154,7 @@ def table2() -> Sheet:
 
 
 def table3() -> Sheet:
-    """Table 3 beside the model."""
+    """Compare Table 3 with the model."""
     rows: list[dict[str, Value]] = [
         {
             "protocol": protocol,
@@ -199,7 +199,7 @@ def _best(protocol: str, c: float, alpha: float, ntt_ms: int, mbps: int) -> dict
 
 
 def best_windows() -> Sheet:
-    """The γ with the greatest speed-up, for a target of T_LLM = ours."""
+    """Tabulate the γ with the greatest speed-up, with our T_LLM."""
     rows = [
         _best(protocol, c, alpha, ntt_ms, mbps)
         for protocol in ("dsd", "dssd")
@@ -222,7 +222,7 @@ def best_windows() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Speed-up against γ, and communication time against γ."""
+    """Draw the speed-up and the communication time against γ."""
     from pilotfish.field.drawing import PALETTE, plot
 
     gammas = range(1, 17)

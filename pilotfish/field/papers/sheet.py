@@ -1,7 +1,7 @@
-"""What a paper's command shows: constants and tables, for people and as JSON.
+"""Constants and tables of a paper's command, for a terminal and as JSON.
 
-Every number says whose it is: `Constant.whose` is "paper" where the paper prints it and "ours"
-where it does not and we had to choose.
+`Constant.whose` names the source of a number: "paper" if the paper prints it, "ours" if we chose
+it because the paper does not.
 """
 
 import csv
@@ -20,7 +20,7 @@ Value: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Constant:
-    """A number that the tables rest on."""
+    """A number used by the tables. whose: its source. why: a remark on it."""
 
     name: str
     value: Value
@@ -31,10 +31,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table: ``columns`` maps the key of a cell, as in JSON, to its heading and decimals.
+    """A table.
 
-    Decimals are for the eye; JSON has the numbers as they are in ``rows``, and rows that ``shown``
-    leaves out of a terminal.
+    columns: heading and decimals of a column, by its JSON key. in_terminal: whether a terminal
+    shows a row; JSON has all rows, with unrounded numbers.
     """
 
     key: str
@@ -42,15 +42,15 @@ class Sheet:
     columns: Mapping[str, tuple[str, int | None]]
     rows: Sequence[Mapping[str, Value]]
     note: str = ""
-    shown: Callable[[Mapping[str, Value]], bool] = lambda row: True
+    in_terminal: Callable[[Mapping[str, Value]], bool] = lambda row: True
 
     def table(self) -> Table:
-        """For a terminal; title and note stand outside, where they may be wider than it."""
+        """Make the terminal's table; title and note are printed apart, since they may be wider."""
         table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
         for heading, decimals in self.columns.values():
             justify: Literal["left", "right"] = "left" if decimals is None else "right"
             table.add_column(heading, justify=justify, overflow="fold")
-        for row in filter(self.shown, self.rows):
+        for row in filter(self.in_terminal, self.rows):
             cells = ((row[key], decimals) for key, (_, decimals) in self.columns.items())
             table.add_row(*(_cell(value, decimals) for value, decimals in cells))
         return table
@@ -58,7 +58,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: what it rests on, what follows, what it misprints, and how it is drawn."""
+    """One paper: its constants, tables, remarks (misprints among them) and plots."""
 
     title: str
     constants: Sequence[Constant]
@@ -67,7 +67,7 @@ class Paper:
     draw: Callable[[Path], Sequence[Path]]
 
     def figures(self) -> dict[str, Any]:
-        """Everything but the pictures, ready for JSON; a list of rows under each table's key."""
+        """Return all but the pictures, ready for JSON; the rows of a table are under its key."""
         tables = {sheet.key: [dict(row) for row in sheet.rows] for sheet in self.sheets()}
         return {
             "paper": self.title,
@@ -77,7 +77,7 @@ class Paper:
         }
 
     def constants_sheet(self) -> Sheet:
-        """The constants as a table of their own."""
+        """Tabulate the constants."""
         columns: dict[str, tuple[str, int | None]] = {
             "name": ("constant", None),
             "value": ("value", None),
@@ -88,17 +88,20 @@ class Paper:
         return Sheet("constants", "Constants", columns, [asdict(c) for c in self.constants])
 
 
-def printed(value: float, decimals: int) -> float:
-    """Rounded as a printed table is: halves away from zero.
+def round_as_printed(value: float, decimals: int) -> float:
+    """Round as a printed table does: halves away from zero.
 
-    What floating point adds to a decimal tie (27.875 ms) is taken off first.
+    Rounding to 9 decimals first removes floating-point noise from decimal ties (27.875 ms).
     """
     unit = Decimal(1).scaleb(-decimals)
     return float(Decimal(repr(round(value, 9))).quantize(unit, ROUND_HALF_UP))
 
 
-def measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
-    """Rows of a CSV file beside this one: ``whole`` columns are integers, an empty cell is None."""
+def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
+    """Read the rows of a CSV file in this folder.
+
+    whole: columns of integers; other cells are floats, and an empty cell is None.
+    """
     text = (resources.files(__package__) / file).read_text("utf-8")
     return [
         {
@@ -110,7 +113,7 @@ def measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
 
 
 def number(row: Mapping[str, Value], key: str) -> float:
-    """A cell that holds a number."""
+    """Return the cell ``key`` as a float."""
     return float(str(row[key]))
 
 

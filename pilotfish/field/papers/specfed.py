@@ -1,9 +1,9 @@
 """specfed: workers upload the top K of their distributions; the server rebuilds and averages them.
 
-In:  distributions p f64 [V] of a worker, [M, V] of M workers; weights f64 [M] that sum to 1; kept
-     ids [K]; ρ, the mass that is kept. Out: distributions, L1 distances (each 2·TV) and bounds.
-From: specfed §II–§IV. The text has lost its formulas; docs/papers.md has them. (2), the acceptance
-     Σ min(p_agg, q), is `speculation.theory.beta`; the rest is what `speculation.ensemble` does.
+In:  distributions p, f64 [V] for a worker, [M, V] for M workers; weights f64 [M] with sum 1; top
+     ids [K]; ρ, their mass. Out: distributions, L1 distances (each 2·TV) and bounds.
+From: specfed §II–§IV. The paper's text lacks its formulas; docs/papers.md has them. (2), the
+     acceptance Σ min(p_agg, q), is `speculation.theory.beta`; `speculation.ensemble` has the rest.
 """
 
 import math
@@ -26,13 +26,14 @@ from pilotfish.speculation.ensemble import (
 from pilotfish.speculation.theory import Values
 
 
-def upload_bits(positions: int, kept: int, vocabulary: int, probability_bits: int) -> float:
-    """What a worker uploads a window: K probabilities and their ids for each position (§III).
+def upload_bits(positions: int, top_k: int, vocabulary: int, probability_bits: int) -> float:
+    """Bits of a worker's upload a window: K probabilities and ids for each position (§III).
 
-    There are L + 1 positions: the bonus position is averaged too. All |V| need no ids.
+    There are L + 1 positions, since the bonus position is averaged too. A full vocabulary needs no
+    ids.
     """
-    index_bits = math.ceil(math.log2(vocabulary)) if kept < vocabulary else 0
-    return float(positions * kept * (probability_bits + index_bits))
+    index_bits = math.ceil(math.log2(vocabulary)) if top_k < vocabulary else 0
+    return float(positions * top_k * (probability_bits + index_bits))
 
 
 def eq_1_aggregate(weights: Values, p: Values) -> Values:
@@ -41,23 +42,23 @@ def eq_1_aggregate(weights: Values, p: Values) -> Values:
     return aggregate
 
 
-def eq_4_retained(p: Values, kept: NDArray[np.integer]) -> float:
+def eq_4_retained(p: Values, top_ids: NDArray[np.integer]) -> float:
     """ρ, the mass on the kept ids (4); the residual mass is 1 − ρ."""
-    return float(p[kept].sum())
+    return float(p[top_ids].sum())
 
 
-def eq_5_renormalised(p: Values, kept: NDArray[np.integer]) -> Values:
+def eq_5_renormalised(p: Values, top_ids: NDArray[np.integer]) -> Values:
     """p/ρ on the kept ids, 0 elsewhere (5)."""
-    return _rebuilt(p, kept, "renormalise")
+    return _rebuild(p, top_ids, "renormalise")
 
 
-def eq_6_spread(p: Values, kept: NDArray[np.integer]) -> Values:
+def eq_6_spread(p: Values, top_ids: NDArray[np.integer]) -> Values:
     """p on the kept ids, 1 − ρ spread evenly over the others (6)."""
-    return _rebuilt(p, kept, "spread")
+    return _rebuild(p, top_ids, "spread")
 
 
-def _rebuilt(p: Values, kept: NDArray[np.integer], scheme: Scheme) -> Values:
-    rows = TopRows(kept[None].astype(np.uint32), p[None, kept])
+def _rebuild(p: Values, top_ids: NDArray[np.integer], scheme: Scheme) -> Values:
+    rows = TopRows(top_ids[None].astype(np.uint32), p[None, top_ids])
     rebuilt: Values = rebuild(rows, len(p), scheme)[0].astype(np.float64, copy=False)
     return rebuilt
 
@@ -68,7 +69,7 @@ def eq_8_error(rebuilt: Floats, p: Floats) -> float:
 
 
 def eq_10_acceptance_variation(rebuilt: Floats, p: Floats, q: Floats) -> float:
-    """|β̃ − β| of drafter q against the aggregate rebuilt and as it is (10)."""
+    """|β̃ − β|: acceptance of drafter q by the rebuilt and by the true aggregate (10)."""
     return float(acceptance_variation(rebuilt, p, q))
 
 
@@ -86,10 +87,10 @@ def eq_12_spread_error_bound(retained: float, others: int) -> float:
 
 
 def eq_17_bias_bound(weights: Values, retained: Values) -> float:
-    """Theorem 2: the aggregate is off by 2·Σ w_m(1 − ρ_m) in L1 at most (17)."""
+    """Theorem 2: the aggregate's L1 error is at most 2·Σ w_m(1 − ρ_m) (17)."""
     return float(bias_bound(weights, retained))
 
 
 def eq_19_acceptance_bound(weights: Values, retained: Values) -> float:
-    """Theorem 3: acceptance varies by Σ w_m(1 − ρ_m) at most (19), half of (17)."""
+    """Theorem 3: acceptance varies by at most Σ w_m(1 − ρ_m) (19), half of (17)."""
     return float(acceptance_bound(weights, retained))

@@ -1,18 +1,19 @@
 """specfed's figures 2 and 3 on our own models, as `benchmarks/federated.py` measured them.
 
-Unlike all else here these are measurements, of SmolLM2-135M-Instruct (V = 49,152; the default
-weights, origin 06bcc47f710b3cb5). Two workers: fp32 and int8, weights ½ and ½. Three: these and the
-same weights cut to the first 27 of their 30 layers, in int8; weights 0.4, 0.4 and 0.2. The int4
-export drafts. Each federation wrote its own answers, of at most 99 tokens, to the benchmark's eight
-prompts. Values travelled in fp32; bytes are those of a worker's frame for γ + 1 = 9 positions. ONNX
-Runtime 1.31 on a CPU, whose int8 kernels others will not repeat to the digit.
+Unlike the other modules here, this one has measurements: SmolLM2-135M-Instruct (V = 49,152; the
+default weights, origin 06bcc47f710b3cb5). Two workers: fp32 and int8, weights ½ and ½. Three
+workers: these two, and the same weights cut to the first 27 of their 30 layers, in int8; weights
+0.4, 0.4 and 0.2. The int4 export drafts. Each federation wrote its own answers, of at most 99
+tokens, to the benchmark's eight prompts. Values travelled in fp32; bytes are those of a worker's
+frame for γ + 1 = 9 positions. ONNX Runtime 1.31 on a CPU; another CPU's int8 kernels give slightly
+other digits.
 """
 
 from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 
-from pilotfish.field.papers.sheet import Sheet, Value, measurements, number
+from pilotfish.field.papers.sheet import Sheet, Value, number, read_measurements
 
 SHOWN = (64, 320, 3200)
 WORKERS = {2: "fp32, int8", 3: "fp32, int8, 27 layers"}
@@ -20,17 +21,19 @@ FIGURES = {
     "specfed_figure2": ("bias", "_17", "Bias of the average", "‖p̃ − p‖₁ (probability mass)"),
     "specfed_figure3": ("vary", "_19", "Change of acceptance", "|β̃ − β| (probability)"),
 }
-_LEAST, _MOST = 1e-5, 60.0  # where the figures end; the legend stands above 2
+_LEAST, _MOST = 1e-5, 60.0  # limits of the y axis; the legend is above 2
 
 
 ROWS: list[dict[str, Value]] = [
     {"who": WORKERS[int(number(row, "workers"))], **row}
-    for row in measurements("specfed_measured.csv", {"workers", "K", "positions", "fp16", "levels"})
+    for row in read_measurements(
+        "specfed_measured.csv", {"workers", "K", "positions", "fp16", "levels"}
+    )
 ]
 
 
-def measured() -> Sheet:
-    """The measurements; a terminal is shown a few K."""
+def measurements() -> Sheet:
+    """Tabulate the measurements; a terminal shows only some K."""
     columns: dict[str, tuple[str, int | None]] = {
         "workers": ("M", 0),
         "T": ("T", 1),
@@ -44,13 +47,13 @@ def measured() -> Sheet:
         "vary_19": ("≤ (19)", 3),
     }
     note = "; ".join(f"M = {count}: {who}" for count, who in WORKERS.items())
-    note += ". Means over all positions; none is beyond its bound. JSON has bytes and more K."
+    note += ". Means over all positions; none exceeds its bound. JSON has bytes and more K."
     title = "Figures 2 and 3, measured on SmolLM2-135M at temperature T"
     return Sheet("measured", title, columns, ROWS, note, lambda row: row["K"] in SHOWN)
 
 
 def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
-    """Figures 2 and 3 of one federation, from the rows of the benchmark or of `ROWS`."""
+    """Draw figures 2 and 3 of one federation, from rows of the benchmark or `ROWS`."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     paths = []
@@ -61,7 +64,7 @@ def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
         with plot(path, f"{title}, measured\n{rows[0]['who']}", "kept tokens K", label) as axes:
             for temperature, colour, marker in zip(temperatures, PALETTE, MARKERS, strict=False):
                 chosen = [row for row in rows if row["T"] == temperature]
-                kept = [number(row, "K") for row in chosen]
+                top_k = [number(row, "K") for row in chosen]
                 n = chosen[0]["positions"]
                 axes.plot(
                     [], [], color=colour, marker=marker, label=f"T = {temperature:g}, n = {n}"
@@ -70,7 +73,7 @@ def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
                     # a logarithmic axis has no 0
                     values = [value if (value := number(row, key)) > 0.0 else nan for row in chosen]
                     mark = marker if style == "-" else ""
-                    axes.plot(kept, values, linestyle=style, marker=mark, color=colour)
+                    axes.plot(top_k, values, linestyle=style, marker=mark, color=colour)
             axes.set(xscale="log", yscale="log")
             axes.set_xticks([32, 320, 3200, 32000], ["32", "320", "3200", "32000"])
             axes.set_ylim(_LEAST, _MOST)

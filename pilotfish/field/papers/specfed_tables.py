@@ -1,8 +1,8 @@
-"""specfed's payloads and bounds, with two workers made up by Zipf's law.
+"""specfed's payloads and bounds, for two workers with Zipf distributions.
 
 The paper's figures 2 and 3 are measured on models; so are ours, in `field.papers.specfed_measured`.
-Here both reconstructions are worked out on distributions that we chose, and held against the
-bounds, which hold for any.
+This module computes both reconstructions for distributions that we chose, and compares them with
+the bounds, which hold for any distribution.
 """
 
 from pathlib import Path
@@ -69,23 +69,23 @@ def zipf(exponent: float, wobble: float) -> Values:
 
 
 def workers() -> Values:
-    """Both workers' distributions, [2, V]."""
+    """Return both workers' distributions, [2, V]."""
     return np.stack([zipf(1.4, 0.0), zipf(1.3, 1.0)])
 
 
 def drafter() -> Values:
-    """The drafter's distribution, [V]."""
+    """Return the drafter's distribution, [V]."""
     return zipf(1.2, 2.0)
 
 
 def payloads() -> Sheet:
-    """Bytes a worker and window, and how long they take, against K."""
+    """Tabulate bytes and upload time of a worker's window against K."""
     full = upload_bits(LENGTH + 1, VOCABULARY, VOCABULARY, PROBABILITY_BITS) / 8.0
     rows: list[dict[str, Value]] = []
-    for kept in KEPT:
-        size = upload_bits(LENGTH + 1, kept, VOCABULARY, PROBABILITY_BITS) / 8.0
+    for top_k in KEPT:
+        size = upload_bits(LENGTH + 1, top_k, VOCABULARY, PROBABILITY_BITS) / 8.0
         times = {f"uplink_{m}mbps_ms": transfer_s(size, m * 1e6) * 1e3 for m in RATES_MBPS}
-        rows.append({"kept": kept, "upload_bytes": size, "share": size / full, **times})
+        rows.append({"kept": top_k, "upload_bytes": size, "share": size / full, **times})
     columns: dict[str, tuple[str, int | None]] = {
         "kept": ("K", 0),
         "upload_bytes": ("bytes", 0),
@@ -95,26 +95,26 @@ def payloads() -> Sheet:
     return Sheet("payloads", "What a worker uploads a window", columns, rows)
 
 
-def _rebuilt(p: Values, kept: list[NDArray[np.integer]], scheme: str) -> Values:
+def _rebuild(p: Values, top_ids: list[NDArray[np.integer]], scheme: str) -> Values:
     rebuild = eq_5_renormalised if scheme == "renormalised" else eq_6_spread
-    return np.stack([rebuild(*worker) for worker in zip(p, kept, strict=True)])
+    return np.stack([rebuild(*worker) for worker in zip(p, top_ids, strict=True)])
 
 
-def distortion(count: int) -> dict[str, Value]:
-    """Errors of both reconstructions with K = count, and their bounds."""
+def distortion(top_k: int) -> dict[str, Value]:
+    """Compute the errors of both reconstructions with K = top_k, and their bounds."""
     p, q = workers(), drafter()
-    kept = [largest(worker, count) for worker in p]
-    retained = np.array([eq_4_retained(*worker) for worker in zip(p, kept, strict=True)])
+    top_ids = [largest(worker, top_k) for worker in p]
+    retained = np.array([eq_4_retained(*worker) for worker in zip(p, top_ids, strict=True)])
     aggregate = eq_1_aggregate(WEIGHTS, p)
-    row: dict[str, Value] = {"kept": count, "retained_1": retained[0], "retained_2": retained[1]}
+    row: dict[str, Value] = {"kept": top_k, "retained_1": retained[0], "retained_2": retained[1]}
     for scheme in ("renormalised", "spread"):
-        rebuilt = _rebuilt(p, kept, scheme)
+        rebuilt = _rebuild(p, top_ids, scheme)
         merged = eq_1_aggregate(WEIGHTS, rebuilt)
         row[f"local_error_1_{scheme}"] = eq_8_error(rebuilt[0], p[0])
         row[f"bias_{scheme}"] = eq_8_error(merged, aggregate)
         row[f"acceptance_{scheme}"] = float(beta(merged, q))
         row[f"acceptance_variation_{scheme}"] = eq_10_acceptance_variation(merged, aggregate, q)
-    others = VOCABULARY - count
+    others = VOCABULARY - top_k
     row["local_error_1_spread_bound"] = eq_12_spread_error_bound(float(retained[0]), others)
     row["acceptance_full"] = float(beta(aggregate, q))
     row["bias_bound"] = eq_17_bias_bound(WEIGHTS, retained)
@@ -123,7 +123,7 @@ def distortion(count: int) -> dict[str, Value]:
 
 
 def distortions() -> Sheet:
-    """`distortion` against K."""
+    """Tabulate `distortion` against K."""
     columns: dict[str, tuple[str, int | None]] = {
         "kept": ("K", 0),
         "retained_1": ("ρ₁", 3),
@@ -136,11 +136,11 @@ def distortions() -> Sheet:
         "acceptance_bound": ("bound (19)", 4),
     }
     title = "Two Zipf workers (ours): bias in L1 and change of acceptance"
-    return Sheet("distortions", title, columns, [distortion(kept) for kept in KEPT])
+    return Sheet("distortions", title, columns, [distortion(top_k) for top_k in KEPT])
 
 
 def bounds() -> Sheet:
-    """The bounds as functions of the retained masses and of the first worker's weight."""
+    """Tabulate the bounds against the retained masses and the first worker's weight."""
     rows: list[dict[str, Value]] = []
     for retained in ((0.8, 0.8), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.99, 0.99)):
         for first in (0.5, 0.8):
@@ -167,7 +167,7 @@ def bounds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Uplink time against K and rate; bias against K, worked out; figures 2 and 3, measured."""
+    """Draw uplink time and computed bias against K, and the measured figures 2 and 3."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     time_path, bias_path = folder / "specfed_uplink.png", folder / "specfed_bias.png"
@@ -181,7 +181,7 @@ def draw(folder: Path) -> list[Path]:
         axes.set_xticks([32, 320, 3200, 32000], ["32", "320", "3200", "32000"])
         axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
         axes.legend()
-    rows = [distortion(kept) for kept in KEPT[:-1]]
+    rows = [distortion(top_k) for top_k in KEPT[:-1]]
     title = "Bias of the aggregate\nclosed form, two Zipf workers (ours)"
     lines = {"bias_bound": "bound (17)", "bias_renormalised": "renormalised (5)"}
     lines["bias_spread"] = "spread (6)"
@@ -200,7 +200,7 @@ def draw(folder: Path) -> list[Path]:
 PAPER = Paper(
     title="SpecFed: Federated Inference with Speculative Decoding and Compressed Transmission",
     constants=_CONSTANTS,
-    sheets=lambda: [payloads(), distortions(), bounds(), specfed_measured.measured()],
+    sheets=lambda: [payloads(), distortions(), bounds(), specfed_measured.measurements()],
     remarks=_REMARKS,
     draw=draw,
 )

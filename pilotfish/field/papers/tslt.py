@@ -1,13 +1,13 @@
-"""tslt: what truncating the drafter's distribution to K tokens buys on a slow uplink.
+"""tslt: the speed-up from truncating the drafter's distribution to K tokens on a slow uplink.
 
-In:  levels L (a chain's length, a tree's depth), kept tokens K, acceptance α, seconds of a pass of
+In:  levels L (a chain's length, a tree's depth), top K tokens, acceptance α, seconds of a pass of
      each model, uplink rate. Out: seconds of an oracle call (a round), tokens a second, speed-up.
 From: tslt §2.2–§2.3, §4.2, §5. (1) is `speculation.latency.transfer_s`, (8) `tokens_per_round`,
      (7), (39) and (40) are `alpha` and `theta`, all of `speculation.theory`. The paper's downlink
      and propagation cost nothing.
-Misprints: (9) puts T_LLM outside the (1 − α) that N's denominator multiplies all of T with; (28)
-     takes N = Lα + 1, and 1 in place of 1/N, so that it cannot exceed 1. What holds is N/T, of
-     (8) and (5), and so are the functions here; the printed ones stand beside them.
+Misprints: (9) leaves T_LLM outside the factor (1 − α), which belongs to all of T; (28) takes
+     N = Lα + 1, and 1 instead of 1/N, so that it cannot exceed 1. N/T of (8) and (5) is right and
+     used here; ``eq_…_as_printed`` are the printed forms.
 """
 
 import math
@@ -18,17 +18,17 @@ from pilotfish.speculation.theory import tokens_per_round
 
 
 def eq_2_upload_bits(distributions: int, distribution_bits: float) -> float:
-    """D_up, so many distributions: L of a chain (2), |𝒬| of a tree (27)."""
+    """D_up: L distributions of a chain (2), |𝒬| of a tree (27)."""
     return distributions * distribution_bits
 
 
-def eq_3_distribution_bits(kept: int, vocabulary: int, probability_bits: int) -> float:
-    """D_V for K kept tokens: probability and index of each, K·(b_prob + ⌈log₂|V|⌉) (3).
+def eq_3_distribution_bits(top_k: int, vocabulary: int, probability_bits: int) -> float:
+    """D_V for the top K tokens: probability and index of each, K·(b_prob + ⌈log₂|V|⌉) (3).
 
-    Of a full vocabulary no index need travel; the paper's own D_V = 0.5 Mbit has none either.
+    A full vocabulary needs no index; the paper's D_V = 0.5 Mbit has none either.
     """
-    index_bits = math.ceil(math.log2(vocabulary)) if kept < vocabulary else 0
-    return float(kept * (probability_bits + index_bits))
+    index_bits = math.ceil(math.log2(vocabulary)) if top_k < vocabulary else 0
+    return float(top_k * (probability_bits + index_bits))
 
 
 def eq_4_communication_s(distributions: int, distribution_bits: float, rate_bps: float) -> float:
@@ -37,7 +37,7 @@ def eq_4_communication_s(distributions: int, distribution_bits: float, rate_bps:
 
 
 def eq_5_oracle_s(levels: int, draft_s: float, communication_s: float, verify_s: float) -> float:
-    """T_oracle = L·T_SLM + T_comm + T_LLM (5); of a tree (26), whose levels draft in parallel."""
+    """T_oracle = L·T_SLM + T_comm + T_LLM (5); (26) for a tree, whose levels draft in parallel."""
     return levels * draft_s + communication_s + verify_s
 
 
@@ -49,18 +49,18 @@ def eq_9_throughput(alpha: float, levels: int, oracle_s: float) -> float:
 def eq_9_as_printed(
     alpha: float, levels: int, draft_s: float, communication_s: float, verify_s: float
 ) -> float:
-    """(1 − α^{L+1}) / ((1 − α)·(L·T_SLM + T_comm) + T_LLM): T_LLM has lost its (1 − α)."""
+    """(1 − α^{L+1}) / ((1 − α)·(L·T_SLM + T_comm) + T_LLM): T_LLM lacks the factor (1 − α)."""
     slow_s = levels * draft_s + communication_s
     return (1.0 - alpha ** (levels + 1)) / ((1.0 - alpha) * slow_s + verify_s)
 
 
 def eq_10_speed_up(throughput: float, verify_s: float) -> float:
-    """S_inf = Θ_DSD / Θ_LLM, where the target alone makes 1/T_LLM (10)."""
+    """S_inf = Θ_DSD / Θ_LLM, with Θ_LLM = 1/T_LLM for the target alone (10)."""
     return throughput * verify_s
 
 
 def eq_27_distributions(expansion: Sequence[int]) -> int:
-    """|𝒬| = 1 + Σ_{1≤l<L} Π_{i≤l} kᵢ, one for each node that was expanded (27)."""
+    """|𝒬| = 1 + Σ_{1≤l<L} Π_{i≤l} kᵢ, one for each expanded node (27)."""
     return 1 + sum(math.prod(expansion[:level]) for level in range(1, len(expansion)))
 
 
@@ -100,7 +100,7 @@ def break_even_bps(
     draft_s: float,
     verify_s: float,
 ) -> float:
-    """The uplink rate at which the speed-up is 1; infinite where no rate makes speculation pay."""
+    """The uplink rate at which the speed-up is 1; infinite if speculation pays at no rate."""
     spare_s = tokens_per_round(alpha, levels) * verify_s - levels * draft_s - verify_s
     if spare_s <= 0.0:
         return math.inf

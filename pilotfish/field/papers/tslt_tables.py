@@ -1,4 +1,4 @@
-"""tslt's figures 5 and 6 as tables, and its two misprints, from `field.papers.tslt`."""
+"""tslt's figures 5 and 6 as tables, and its two misprints, with `field.papers.tslt`."""
 
 import math
 from collections.abc import Sequence
@@ -45,14 +45,14 @@ class _Candidates:
     name: str
     distributions: int
 
-    def alpha(self, kept: int) -> float:
-        first = ALPHA[kept]
+    def alpha(self, top_k: int) -> float:
+        first = ALPHA[top_k]
         return first if self.name == "SC" else float(theta(np.array([first, SECOND * first])))
 
-    def speed_up(self, kept: int, rate_bps: float) -> float:
-        bits = _bits(kept)
+    def speed_up(self, top_k: int, rate_bps: float) -> float:
+        bits = _bits(top_k)
         return speed_up(
-            self.alpha(kept), LEVELS, self.distributions, bits, rate_bps, DRAFT_S, VERIFY_S
+            self.alpha(top_k), LEVELS, self.distributions, bits, rate_bps, DRAFT_S, VERIFY_S
         )
 
 
@@ -93,22 +93,22 @@ _REMARKS = (
 )
 
 
-def _bits(kept: int) -> float:
-    return eq_3_distribution_bits(kept, VOCABULARY, PROBABILITY_BITS)
+def _bits(top_k: int) -> float:
+    return eq_3_distribution_bits(top_k, VOCABULARY, PROBABILITY_BITS)
 
 
 def figure(candidates: _Candidates) -> Sheet:
-    """Speed-up against uplink rate, a column for each K."""
+    """Tabulate the speed-up against the uplink rate, a column for each K."""
     rows: list[dict[str, Value]] = [
         {
             "uplink_mbps": mbps,
-            **{f"speed_up_k{kept}": candidates.speed_up(kept, mbps * 1e6) for kept in KEPT},
+            **{f"speed_up_k{top_k}": candidates.speed_up(top_k, mbps * 1e6) for top_k in KEPT},
         }
         for mbps in RATES_MBPS
     ]
     columns: dict[str, tuple[str, int | None]] = {
         "uplink_mbps": ("uplink, Mbit/s", 0),
-        **{f"speed_up_k{kept}": (f"K = {kept}", 2) for kept in KEPT},
+        **{f"speed_up_k{top_k}": (f"K = {top_k}", 2) for top_k in KEPT},
     }
     number, name = candidates.figure[-1], candidates.name
     title = f"Figure {number}: speed-up of {name}-DSD against uplink rate"
@@ -116,16 +116,16 @@ def figure(candidates: _Candidates) -> Sheet:
 
 
 def payloads() -> Sheet:
-    """What a round uploads and yields for each K, and from what rate on it pays."""
+    """Tabulate upload and tokens of a round for each K, and the rate from which it pays."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
-        for kept in KEPT:
-            alpha, bits, count = candidates.alpha(kept), _bits(kept), candidates.distributions
+        for top_k in KEPT:
+            alpha, bits, count = candidates.alpha(top_k), _bits(top_k), candidates.distributions
             even_bps = break_even_bps(alpha, LEVELS, count, bits, DRAFT_S, VERIFY_S)
             rows.append(
                 {
                     "candidates": candidates.name,
-                    "kept": kept,
+                    "kept": top_k,
                     "distribution_bits": bits,
                     "distributions": count,
                     "alpha": alpha,
@@ -148,21 +148,21 @@ def payloads() -> Sheet:
 
 
 def totals() -> Sheet:
-    """(41): seconds of an answer at each rate, computing and communicating."""
+    """Tabulate (41): seconds of an answer at each rate, computing and communicating."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
-        for kept in KEPT:
-            rounds = TOKENS / tokens_per_round(candidates.alpha(kept), LEVELS)
+        for top_k in KEPT:
+            rounds = TOKENS / tokens_per_round(candidates.alpha(top_k), LEVELS)
             compute_s = rounds * eq_5_oracle_s(LEVELS, DRAFT_S, 0.0, VERIFY_S)
             row: dict[str, Value] = {
                 "candidates": candidates.name,
-                "kept": kept,
+                "kept": top_k,
                 "rounds": rounds,
                 "compute_s": compute_s,
             }
             for mbps in (1, 10, 100):
                 communication_s = eq_4_communication_s(
-                    candidates.distributions, _bits(kept), mbps * 1e6
+                    candidates.distributions, _bits(top_k), mbps * 1e6
                 )
                 row[f"total_{mbps}mbps_s"] = eq_41_total_s(compute_s, rounds, communication_s)
             rows.append(row)
@@ -179,7 +179,7 @@ def totals() -> Sheet:
 
 
 def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
-    """(9) and (28) as printed beside N/T, as speed-ups, for K = 320."""
+    """Compare (9) and (28) as printed with N/T, as speed-ups, for K = 320."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         alpha, bits = candidates.alpha(320), _bits(320)
@@ -204,7 +204,7 @@ def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
         "eq_9_as_printed": ("(9) as printed", 3),
         "eq_28_as_printed": ("(28) as printed", 3),
     }
-    return Sheet("misprints", "Speed-up for K = 320: what holds and what is printed", columns, rows)
+    return Sheet("misprints", "Speed-up for K = 320: N/T and the printed forms", columns, rows)
 
 
 def draw(folder: Path) -> list[Path]:
@@ -219,9 +219,9 @@ def draw(folder: Path) -> list[Path]:
         with plot(
             path, title, "uplink rate (Mbit/s)", "speed-up over the target alone (×)"
         ) as axes:
-            for kept, colour, marker in zip(KEPT, PALETTE, MARKERS, strict=False):
-                values = [candidates.speed_up(kept, mbps * 1e6) for mbps in RATES_MBPS]
-                axes.plot(RATES_MBPS, values, marker=marker, color=colour, label=f"K = {kept}")
+            for top_k, colour, marker in zip(KEPT, PALETTE, MARKERS, strict=False):
+                values = [candidates.speed_up(top_k, mbps * 1e6) for mbps in RATES_MBPS]
+                axes.plot(RATES_MBPS, values, marker=marker, color=colour, label=f"K = {top_k}")
             axes.axhline(1.0, color="#888888", linewidth=0.8)
             axes.set_xscale("log")
             axes.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])

@@ -1,10 +1,10 @@
-"""wisv: seconds of a round when drafter hidden states go up, all of them or those asked for.
+"""wisv: seconds of a round that uploads drafter hidden states, all (FH) or requested ones (SH).
 
 In:  window L, requested positions m, sizes in bits, the link with its packet error rates, FLOPs.
 Out: seconds of communication, computing, a round and an answer.
-From: wisv §IV. The text has lost its formulas; docs/papers.md has them. (14), (16) are (11) of
-     (12), (15); (22) is the sum of (18) or (19) over the rounds that (21) counts. AAL, the tokens
-     that a round commits, has the correction in it.
+From: wisv §IV. The paper's text lacks its formulas; docs/papers.md has them. (14) and (16) are (11)
+     with (12) and (15); (22) is the sum of (18) or (19) over the rounds that (21) counts. AAL, the
+     committed tokens a round, includes the correction.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from pilotfish.speculation.latency import Link, communication_s
 
 @dataclass(frozen=True, kw_only=True)
 class MessageBits:
-    """Bits of what travels: b_tok, b_pos, d·b_h by (3), and each message's overhead O_up, O_down.
+    """Bits of a token b_tok, a position b_pos, a hidden state d·b_h (3), overheads O_up, O_down.
 
-    In the paper b_tok = ⌈log₂|V|⌉; its overheads are not printed.
+    In the paper b_tok = ⌈log₂|V|⌉; the overheads are not printed.
     """
 
     token: float
@@ -44,7 +44,7 @@ def eq_5_full_upload_bits(window: int, sizes: MessageBits) -> float:
 def eq_6_exchange_s(
     up_bits: float, down_bits: float, link: Link, per_up: float = 0.0, per_down: float = 0.0
 ) -> float:
-    """D_up/(R_up(1 − PER_up)) + D_down/(R_down(1 − PER_down)) + T_rtt (6); of FH and baselines."""
+    """D_up/(R_up(1 − PER_up)) + D_down/(R_down(1 − PER_down)) + T_rtt (6), FH and baselines."""
     goodput = Link(
         rtt_s=link.rtt_s,
         up_bps=link.up_bps * (1.0 - per_up),
@@ -59,7 +59,7 @@ def eq_7_first_upload_bits(window: int, sizes: MessageBits) -> float:
 
 
 def eq_8_request_bits(positions: float, sizes: MessageBits) -> float:
-    """SH: the positions that the edge asks for, m·b_pos + O_down (8)."""
+    """SH: the positions that the edge requests, m·b_pos + O_down (8)."""
     return positions * sizes.position + sizes.overhead_down
 
 
@@ -76,7 +76,7 @@ def eq_10_selective_s(
     per_up: float = 0.0,
     per_down: float = 0.0,
 ) -> float:
-    """T_comm of SH (10): ids against feedback, and where m > 0 a second exchange with its T_rtt."""
+    """T_comm of SH (10): ids and feedback, and if m > 0 a second exchange with its own T_rtt."""
     first = eq_7_first_upload_bits(window, sizes)
     seconds = eq_6_exchange_s(first, eq_4_feedback_bits(sizes), link, per_up, per_down)
     if positions > 0:
@@ -107,8 +107,8 @@ class DecoderDimensions:
     def eq_13_token_flops(self, context: int) -> float:
         """FLOPs of one new token: attention over the context, projections, MLP, output head (13).
 
-        The paper's implementation constants a, b, c of n·(a·context·d + b·d² + c·d·d_ff) + 2·d·|V|
-        are here a = 4, b = 4·(1 + key heads/heads), c = 6 (a gated MLP); a multiply-add is 2 FLOPs.
+        The paper's form is n·(a·context·d + b·d² + c·d·d_ff) + 2·d·|V|. Here a = 4,
+        b = 4·(1 + key heads/heads) and c = 6 (a gated MLP); a multiply-add is 2 FLOPs.
         """
         d = self.hidden
         attention = 4.0 * context * d
@@ -118,7 +118,7 @@ class DecoderDimensions:
 
 
 def eq_12_draft_flops(drafter: DecoderDimensions, context: int, window: int) -> float:
-    """L single-token passes, each over a context one longer (12)."""
+    """L single-token passes, each with a context one token longer (12)."""
     return sum(drafter.eq_13_token_flops(context + i) for i in range(window))
 
 
@@ -143,5 +143,5 @@ def eq_20_accepted_length(throughput: float, latency_s: float, rounds: float) ->
 
 
 def eq_22_latency_s(rounds: float, round_s: float) -> float:
-    """T of an answer, for rounds that take the same (22)."""
+    """T of an answer whose rounds all take round_s (22)."""
     return rounds * round_s

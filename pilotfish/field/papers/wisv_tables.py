@@ -1,4 +1,4 @@
-"""wisv's Table I and figure 4, printed and by the model, from `field.papers.wisv`."""
+"""wisv's Table I and figure 4, as printed and by the model of `field.papers.wisv`."""
 
 import math
 from pathlib import Path
@@ -44,14 +44,13 @@ TABLE1 = """
 64 wisv    16.653  15.489  13.152  12.233  17.394  17.343  12.092  12.057
 """
 RATES_MBPS = (500, 20)
-METHODS = ("greedy", "reject", "wisv")
 WINDOWS = (10, 16, 24, 32, 64)
 SETTINGS = ((20, 5), (20, 50), (500, 5), (500, 50))  # figure 4: Mbit/s, RTT ms
 FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")
 
 
 class TableCell(NamedTuple):
-    """What Table I prints of one method, window and rate."""
+    """Printed figures of Table I for one method, window and rate."""
 
     latency_s: float
     aal: float
@@ -129,7 +128,7 @@ _REMARKS = (
 
 
 def acceptance(aal: float, window: int) -> float:
-    """α for which a round of γ = window commits so many tokens, by tslt (8); bisection."""
+    """Find the α for which a round of γ = window commits ``aal`` tokens, by tslt (8); bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -138,7 +137,7 @@ def acceptance(aal: float, window: int) -> float:
 
 
 def mismatches(window: int, mbps: int) -> tuple[float, float]:
-    """Expected positions that differ from the target's argmax, and the chance of any."""
+    """Expected positions that differ from the target's argmax, and the probability of any."""
     alpha = acceptance(CELLS[window, "greedy", mbps].aal, window)
     return window * (1.0 - alpha), 1.0 - alpha**window
 
@@ -154,10 +153,10 @@ def communication_s(method: str, window: int, mbps: int, rtt_ms: float) -> float
         return eq_6_exchange_s(ids + full, feedback, link)
     if method == "fh":
         return eq_6_exchange_s(eq_5_full_upload_bits(window, SIZES), feedback, link)
-    positions, any_at_all = mismatches(window, mbps)
-    without = eq_10_selective_s(window, 0, SIZES, link)
-    asked = eq_10_selective_s(window, positions / any_at_all, SIZES, link)
-    return any_at_all * asked + (1.0 - any_at_all) * without
+    positions, any_mismatch = mismatches(window, mbps)
+    without_request = eq_10_selective_s(window, 0, SIZES, link)
+    with_request = eq_10_selective_s(window, positions / any_mismatch, SIZES, link)
+    return any_mismatch * with_request + (1.0 - any_mismatch) * without_request
 
 
 def round_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
@@ -219,7 +218,7 @@ def table1() -> Sheet:
 
 
 def figure4() -> Sheet:
-    """Latency against window in the four settings, and which hidden upload is the quicker."""
+    """Tabulate latency against window in the four settings, and the faster hidden upload."""
     rows: list[dict[str, Value]] = []
     for mbps, rtt_ms in SETTINGS:
         for window in WINDOWS:
@@ -240,13 +239,13 @@ def figure4() -> Sheet:
 
 
 def break_even_rtt_ms(window: int, mbps: int) -> float:
-    """The RTT at which FH and SH take equally long: below it SH is quicker."""
+    """Compute the RTT at which FH and SH take equally long; below it SH is faster."""
     full, selective = (communication_s(method, window, mbps, 0.0) for method in ("fh", "sh"))
     return max(0.0, full - selective) * 1e3 / mismatches(window, mbps)[1]
 
 
 def thresholds() -> Sheet:
-    """What §VII-B's one threshold, RTT > 10 ms → FH, would have to be at each rate and window."""
+    """Tabulate the break-even RTT at each rate and window; §VII-B has one threshold, 10 ms → FH."""
     rows: list[dict[str, Value]] = [
         {"rate_mbps": mbps, "window": window, "rtt_ms": break_even_rtt_ms(window, mbps)}
         for mbps in RATES_MBPS
@@ -262,7 +261,7 @@ def thresholds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Figure 4's four panels."""
+    """Draw figure 4's four panels."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     paths = []

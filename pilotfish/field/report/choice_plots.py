@@ -1,4 +1,4 @@
-"""Plot what `auto` chose: its cost beside that of every fixed choice, and its predictions.
+"""Plot the choices of `auto`: its cost against every fixed choice, and its predictions.
 
 In: `Hindsight` of one run. Out: files, and their descriptions in words.
 """
@@ -9,28 +9,28 @@ from pilotfish.field.drawing import MARKERS, PALETTE, MaxNLocator, plot
 from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
+    escape_math,
     format_counts,
     legend_below,
-    plain,
     title,
     whiskers,
 )
 from pilotfish.field.report.hindsight import Alternative, Hindsight
 
-_ROW = 0.27  # inches
-_ROWS = 7  # of which there is room for so many at least
+_ROW = 0.27  # height of a row, inches
+_ROWS = 7  # least rows that the plot has room for
 
 
-def alternatives(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
-    """Plot what `auto` took, as a line, and every alternative, measured and forecast."""
-    if seen is None:
+def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
+    """Plot the time of `auto`, as a line, and of every alternative, measured and forecast."""
+    if hindsight is None:
         return None
-    rows = [a for a in seen.alternatives if a.fixed is not None or a.forecast_ms is not None]
-    if seen.auto is None or not rows:
+    rows = [a for a in hindsight.alternatives if a.fixed is not None or a.forecast_ms is not None]
+    if hindsight.auto is None or not rows:
         return None
     rows.sort(key=_cost)
-    finding = f"auto took {seen.auto.median:.1f} ms a token" + _against_best(seen)
-    n = f"auto: n = {seen.auto.n} answers"
+    finding = f"auto took {hindsight.auto.median:.1f} ms a token" + _against_best(hindsight)
+    n = f"auto: n = {hindsight.auto.n} answers"
     if fixed := [a.fixed.n for a in rows if a.fixed is not None]:
         n += f"; fixed: {format_counts(fixed, 'each')}"
     with plot(
@@ -40,20 +40,24 @@ def alternatives(path: Path, run: str, seen: Hindsight | None) -> Picture | None
         "protocol and window γ (tokens)",
         (WIDTH, 1.8 + _ROW * max(len(rows), _ROWS)),
     ) as axes:
-        axes.axvline(seen.auto.median, color=PALETTE[6], linewidth=1.4, label="auto, measured")
-        measured = [(a.fixed, at) for at, a in enumerate(rows) if a.fixed is not None]
-        for found, at in measured:
-            axes.errorbar(found.median, at, xerr=whiskers(found), color=PALETTE[0], capsize=2)
+        axes.axvline(hindsight.auto.median, color=PALETTE[6], linewidth=1.4, label="auto, measured")
+        measured = [(a.fixed, row) for row, a in enumerate(rows) if a.fixed is not None]
+        for spread, row in measured:
+            axes.errorbar(spread.median, row, xerr=whiskers(spread), color=PALETTE[0], capsize=2)
         if measured:
-            medians = [found.median for found, _ in measured]
+            medians = [spread.median for spread, _ in measured]
             axes.scatter(
-                medians, [at for _, at in measured], color=PALETTE[0], s=24, label="fixed, measured"
+                medians,
+                [row for _, row in measured],
+                color=PALETTE[0],
+                s=24,
+                label="fixed, measured",
             )
-        expected = [(a.forecast_ms, at) for at, a in enumerate(rows) if a.forecast_ms is not None]
+        expected = [(a.forecast_ms, row) for row, a in enumerate(rows) if a.forecast_ms is not None]
         if expected:
             axes.scatter(
                 [ms for ms, _ in expected],
-                [at for _, at in expected],
+                [row for _, row in expected],
                 color=PALETTE[1],
                 marker=MARKERS[3],
                 facecolors="none",
@@ -64,12 +68,12 @@ def alternatives(path: Path, run: str, seen: Hindsight | None) -> Picture | None
         axes.set_yticks(range(len(rows)), [_row_name(a) for a in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        axes.set_xlabel(axes.get_xlabel(), loc="right")  # long names leave it little room
+        axes.set_xlabel(axes.get_xlabel(), loc="right")  # long row names leave little room
         legend_below(axes)
     return Picture(
         path=path,
         alt=f"{run}: time per committed token in ms of each protocol and window γ in tokens, "
-        f"measured and as auto expected it, beside what auto took; {finding} ({n}).",
+        f"measured and forecast by auto, and the time that auto took; {finding} ({n}).",
     )
 
 
@@ -81,21 +85,22 @@ def _cost(alternative: Alternative) -> float:
 
 def _row_name(alternative: Alternative) -> str:
     chosen = f" (chosen {alternative.chosen}×)" if alternative.chosen else ""
-    return plain(f"{alternative.configuration}{chosen}")
+    return escape_math(f"{alternative.configuration}{chosen}")
 
 
-def _against_best(seen: Hindsight) -> str:
-    if seen.best is None or seen.best.fixed is None:
+def _against_best(hindsight: Hindsight) -> str:
+    if hindsight.best is None or hindsight.best.fixed is None:
         return ""
-    return f", the best fixed choice ({seen.best.configuration}) {seen.best.fixed.median:.1f}"
+    best = hindsight.best
+    return f", the best fixed choice ({best.configuration}) {hindsight.best.fixed.median:.1f}"
 
 
-def predictions(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
-    """Plot predicted against measured, a point an answer; None where nothing was predicted."""
-    if seen is None or not seen.predicted or seen.error is None:
+def predictions(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
+    """Plot measured against predicted time, a point an answer; None without predictions."""
+    if hindsight is None or not hindsight.predicted or hindsight.error is None:
         return None
-    finding = f"predictions are off by {100 * seen.error:.0f} % in the median"
-    n = f"n = {len(seen.predicted)} answers"
+    finding = f"predictions are off by {100 * hindsight.error:.0f} % in the median"
+    n = f"n = {len(hindsight.predicted)} answers"
     with plot(
         path,
         title(run, finding, n),
@@ -103,12 +108,12 @@ def predictions(path: Path, run: str, seen: Hindsight | None) -> Picture | None:
         "measured time per token (ms)",
         (WIDTH, 3.4),
     ) as axes:
-        top = 1.08 * max(max(pair) for pair in seen.predicted)
+        top = 1.08 * max(max(pair) for pair in hindsight.predicted)
         axes.plot([0, top], [0, top], color="#999999", linewidth=1, label="as predicted")
         axes.fill_between(
             [0, top], [0, 0.9 * top], [0, 1.1 * top], color="#dddddd", label="within 10 %"
         )
-        predicted, measured = zip(*seen.predicted, strict=True)
+        predicted, measured = zip(*hindsight.predicted, strict=True)
         axes.scatter(predicted, measured, color=PALETTE[0], s=16, label="an answer")
         axes.set(xlim=(0, top), ylim=(0, top), aspect="equal")
         for axis in (axes.xaxis, axes.yaxis):

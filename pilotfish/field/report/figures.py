@@ -1,10 +1,10 @@
-"""Compute figures of a run's answers: one set for each (protocol, window) of the matrix.
+"""Compute the figures of a run's answers: one set for each (protocol, window) of the matrix.
 
 In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
 
-The first round of an answer reads the prompt, so times per token, per round and per stage are of
-the rounds after it, called *steady*. The first round counts in the first token's time, in the whole
-answer's tokens/s, and in acceptance, tokens a round and bytes.
+The first round of an answer reads the prompt. So times per token, per round and per stage cover
+only the *steady* rounds after it. The first round counts in the first token's time, the whole
+answer's tokens/s, acceptance, tokens a round and bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ from pilotfish.wire.protocols import (
 class Figures:
     """The figures of one (protocol, window). Bytes are frames as handed to ZeroMQ.
 
-    n: answers. rounds: all of them. A Spread is over answers, that of round_ms over steady rounds.
-    None is what was not measured: acceptance where nothing was drafted, joules without a sensor,
-    steady figures where every answer ended with its first round. notes: what the rounds noted, of
-    every counter there is, as a share of what it is a part of. asked: the share of rounds in which
-    the edge asked for hidden states, where it may.
+    n: answers. rounds: all rounds of the answers. A Spread is over answers; round_ms is over steady
+    rounds. None: not measured (acceptance without drafts, joules without a sensor, steady figures
+    if every answer ended with its first round). notes: share of every counter, by its name; None
+    if the protocol has no such counter. asked: share of rounds in which the edge requested hidden
+    states; None under protocols that never do.
     """
 
     configuration: Configuration
@@ -49,18 +49,18 @@ class Figures:
     tokens_per_round: float | None
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
-    stages_ms: dict[str, float]  # mean of a committed token, by stage
+    stages_ms: dict[str, float]  # mean per committed token, by stage
     positions: list[PositionCounts]
 
 
-def steady(answer: Answer) -> list[Round]:
+def steady_rounds(answer: Answer) -> list[Round]:
     """Return the rounds after the one that read the prompt."""
     return answer.rounds[1:]
 
 
 def steady_token_ms(answer: Answer) -> float | None:
     """Compute milliseconds per committed token of an answer's steady rounds, or None."""
-    rounds = steady(answer)
+    rounds = steady_rounds(answer)
     tokens = _tokens(rounds)
     return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
 
@@ -70,7 +70,10 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
-    return [_figures(each, groups[each]) for each in sorted(groups, key=order)]
+    return [
+        _figures(configuration, groups[configuration])
+        for configuration in sorted(groups, key=order)
+    ]
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
@@ -81,15 +84,15 @@ def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
     """Return the fixed choice with the least time per token.
 
-    Lossy ones are left out, since their text is not the target's, and so is ``auto``, which chooses
-    among the others.
+    Lossy protocols are left out, since their text is not the target's, and so is ``auto``, which
+    chooses among the others.
     """
     known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
 
 
 def order(configuration: Configuration) -> tuple[int, str, int, int]:
-    """Sort protocols as they are registered, and their windows from short to ``auto``."""
+    """Return a sort key: protocols as registered, and their windows from short to ``auto``."""
     protocol, window = configuration
     known = names()
     registered = known.index(protocol) if protocol in known else len(known)
@@ -99,20 +102,20 @@ def order(configuration: Configuration) -> tuple[int, str, int, int]:
 def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     rounds = [round_ for answer in answers for round_ in answer.rounds]
     drafted = [round_ for round_ in rounds if round_.window]
-    inquiring = [round_ for round_ in drafted if _inquires(round_.protocol)]
-    after_prompt = [round_ for answer in answers for round_ in steady(answer)]
+    inquiring = [round_ for round_ in drafted if _may_request_states(round_.protocol)]
+    after_prompt = [round_ for answer in answers for round_ in steady_rounds(answer)]
     tokens = _tokens(rounds)
     return Figures(
         configuration=configuration,
         n=len(answers),
         rounds=len(rounds),
-        token_ms=_over(answers, steady_token_ms),
+        token_ms=_spread_over(answers, steady_token_ms),
         round_ms=spread([r.timings.total * 1e3 for r in after_prompt], independent=False),
-        tokens_per_s=_over(answers, lambda a: a.tokens / a.total_s if a.total_s else None),
-        first_token_ms=_over(answers, lambda a: a.first_token_s * 1e3),
-        joules_per_token=_over(answers, _joules_per_token),
+        tokens_per_s=_spread_over(answers, lambda a: a.tokens / a.total_s if a.total_s else None),
+        first_token_ms=_spread_over(answers, lambda a: a.first_token_s * 1e3),
+        joules_per_token=_spread_over(answers, _joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
-        notes={name: _noted(one, drafted) for name, one in counters().items()},
+        notes={name: _counter_share(counter, drafted) for name, counter in counters().items()},
         asked=_share(sum(r.inquired > 0 for r in inquiring), len(inquiring)),
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
@@ -122,10 +125,12 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     )
 
 
-def noted_counters(all_figures: Sequence[Figures]) -> list[RoundCounter]:
-    """The counters of which any of these figures have something to say."""
+def counters_with_values(all_figures: Sequence[Figures]) -> list[RoundCounter]:
+    """Return the counters that have a value in any of these figures."""
     known = counters().values()
-    return [one for one in known if any(f.notes[one.name] is not None for f in all_figures)]
+    return [
+        counter for counter in known if any(f.notes[counter.name] is not None for f in all_figures)
+    ]
 
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
@@ -144,17 +149,19 @@ def _joules_per_token(answer: Answer) -> float | None:
     return answer.energy_j / answer.tokens
 
 
-def _over(answers: Sequence[Answer], value: Callable[[Answer], float | None]) -> Spread | None:
+def _spread_over(
+    answers: Sequence[Answer], value: Callable[[Answer], float | None]
+) -> Spread | None:
     """Compute the spread over the answers that have this value."""
-    return spread([found for found in map(value, answers) if found is not None])
+    return spread([number for number in map(value, answers) if number is not None])
 
 
-def _noted(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
-    """The counter's share in the rounds whose protocol has it."""
-    return counter.share([one for one in rounds if counter in counters_of(one.protocol)])
+def _counter_share(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
+    """Compute the counter's share over the rounds whose protocol has it."""
+    return counter.share([round_ for round_ in rounds if counter in counters_of(round_.protocol)])
 
 
-def _inquires(protocol: str) -> bool:
+def _may_request_states(protocol: str) -> bool:
     return protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].requests_states
 
 
@@ -166,8 +173,8 @@ def _tokens(rounds: Sequence[Round]) -> int:
     return sum(len(round_.tokens) for round_ in rounds)
 
 
-def flat(found: dict[str, Any]) -> dict[str, Any]:
-    """Figures as a dictionary has them, with keys of their own for configuration and notes."""
-    protocol, window = found.pop("configuration")
-    notes = found.pop("notes", {})
-    return {"protocol": protocol, "window": window, **found, **notes}
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Flatten a dictionary of figures: configuration and notes become keys of the top level."""
+    protocol, window = values.pop("configuration")
+    notes = values.pop("notes", {})
+    return {"protocol": protocol, "window": window, **values, **notes}

@@ -1,7 +1,7 @@
-"""What `auto` chose, and what other choices would have cost.
+"""Compare the choices of `auto` with the fixed choices of the same run.
 
-In: the answers of a run, those under ``auto`` with the choice that each began with. Out: choices by
-count, predicted against measured, and the fixed choices of the same run.
+In: the answers of a run; an answer under ``auto`` has the choice made at its begin. Out: how often
+each choice was made, its predicted and measured time, and its time as a fixed choice.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from pilotfish.field.run import Answer, Configuration
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A choice open to ``auto``, in milliseconds per committed token.
+    """A choice open to ``auto``. Times are milliseconds per committed token.
 
-    chosen: how often. forecast_ms: median of its predictions before an answer, over the
-    ``forecasts`` answers before which it was compared. measured: its time when it was chosen.
-    fixed: its time as a fixed configuration of the same run. reason: that of its last choice.
+    chosen: answers for which it was chosen. forecasts: answers for which its time was predicted.
+    forecast_ms: median of these predictions. measured: its time when chosen. fixed: its time as a
+    fixed configuration of the same run. reason: the reason of its last choice.
     """
 
     configuration: Configuration
@@ -45,7 +45,7 @@ class Hindsight:
 
     @property
     def best(self) -> Alternative | None:
-        """The fixed choice of the same run with the lowest median, of the protocols it compared."""
+        """The fixed choice with the lowest median, among the protocols that ``auto`` compared."""
         compared = {a.configuration.protocol for a in self.alternatives if a.forecasts or a.chosen}
         known = [
             a
@@ -56,7 +56,7 @@ class Hindsight:
 
     @property
     def excess(self) -> float | None:
-        """By what share auto's median exceeds that of the best fixed choice; may be negative."""
+        """The share by which auto's median exceeds the best fixed choice's; may be negative."""
         if self.auto is None or self.best is None or self.best.fixed is None:
             return None
         return self.auto.median / self.best.fixed.median - 1.0
@@ -68,54 +68,57 @@ class Hindsight:
 
 
 def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
-    """Compute it of the finished answers of a run; None where none was under ``auto``."""
-    under_auto = [answer for answer in answers if answer.protocol == AUTO]
-    if not under_auto:
+    """Compute the hindsight of a run's finished answers; None without answers under ``auto``."""
+    auto_answers = [answer for answer in answers if answer.protocol == AUTO]
+    if not auto_answers:
         return None
-    fixed = _milliseconds([answer for answer in answers if answer.protocol != AUTO])
+    fixed = _token_ms_by_configuration([answer for answer in answers if answer.protocol != AUTO])
     chosen: dict[Configuration, list[Answer]] = {}
     forecasts: dict[Configuration, list[float]] = {}
-    for answer in under_auto:
+    for answer in auto_answers:
         if answer.choice is not None:
-            chosen.setdefault(_named(answer.choice.protocol, answer.choice.window), []).append(
-                answer
-            )
-            for named, predicted_ms in _forecast_ms(answer.choice).items():
-                forecasts.setdefault(named, []).append(predicted_ms)
+            chosen.setdefault(
+                _configuration(answer.choice.protocol, answer.choice.window), []
+            ).append(answer)
+            for configuration, predicted_ms in _forecast_ms(answer.choice).items():
+                forecasts.setdefault(configuration, []).append(predicted_ms)
     alternatives = [
         Alternative(
-            configuration=each,
-            chosen=len(chosen.get(each, [])),
-            forecasts=len(forecasts.get(each, [])),
-            forecast_ms=median(forecasts[each]) if each in forecasts else None,
-            measured=spread([ms for a in chosen.get(each, []) if (ms := steady_token_ms(a))]),
-            fixed=spread(fixed.get(each, [])),
-            reason=_last_reason(chosen.get(each, [])),
+            configuration=choice,
+            chosen=len(chosen.get(choice, [])),
+            forecasts=len(forecasts.get(choice, [])),
+            forecast_ms=median(forecasts[choice]) if choice in forecasts else None,
+            measured=spread([ms for a in chosen.get(choice, []) if (ms := steady_token_ms(a))]),
+            fixed=spread(fixed.get(choice, [])),
+            reason=_last_reason(chosen.get(choice, [])),
         )
-        for each in sorted({*chosen, *fixed, *forecasts}, key=order)
+        for choice in sorted({*chosen, *fixed, *forecasts}, key=order)
     ]
-    choices = [(a.choice, steady_token_ms(a)) for a in under_auto if a.choice is not None]
+    choices = [(a.choice, steady_token_ms(a)) for a in auto_answers if a.choice is not None]
     return Hindsight(
         policies=list(dict.fromkeys(choice.policy for choice, _ in choices)),
-        n=len(under_auto),
-        auto=spread([ms for answer in under_auto if (ms := steady_token_ms(answer))]),
+        n=len(auto_answers),
+        auto=spread([ms for answer in auto_answers if (ms := steady_token_ms(answer))]),
         alternatives=alternatives,
         predicted=[(c.token_s * 1e3, ms) for c, ms in choices if c.token_s is not None and ms],
     )
 
 
-def _named(protocol: str, window: int) -> Configuration:
-    """Return the configuration of a choice: without windows, its window is 0."""
+def _configuration(protocol: str, window: int) -> Configuration:
+    """Return the configuration of a choice; window 0 stands for none."""
     return Configuration(protocol, window or None)
 
 
 def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
-    """Return the ms a token that were predicted: of several alike, by whose hints, the least."""
-    found: dict[Configuration, float] = {}
-    for one in choice.forecasts:
-        each, ms = _named(one.protocol, one.window), one.token_s * 1e3
-        found[each] = min(ms, found.get(each, ms))
-    return found
+    """Return the predicted ms a token; the least over forecasts that differ only in their hints."""
+    least_ms: dict[Configuration, float] = {}
+    for forecast in choice.forecasts:
+        configuration, ms = (
+            _configuration(forecast.protocol, forecast.window),
+            forecast.token_s * 1e3,
+        )
+        least_ms[configuration] = min(ms, least_ms.get(configuration, ms))
+    return least_ms
 
 
 def _last_reason(answers: Sequence[Answer]) -> str:
@@ -123,10 +126,10 @@ def _last_reason(answers: Sequence[Answer]) -> str:
     return reasons[-1] if reasons else ""
 
 
-def _milliseconds(answers: Sequence[Answer]) -> dict[Configuration, list[float]]:
+def _token_ms_by_configuration(answers: Sequence[Answer]) -> dict[Configuration, list[float]]:
     """Collect steady milliseconds per token of every configuration's answers."""
-    found: dict[Configuration, list[float]] = {}
+    token_ms: dict[Configuration, list[float]] = {}
     for answer in answers:
         if ms := steady_token_ms(answer):
-            found.setdefault(answer.configuration, []).append(ms)
-    return found
+            token_ms.setdefault(answer.configuration, []).append(ms)
+    return token_ms

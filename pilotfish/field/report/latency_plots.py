@@ -1,6 +1,6 @@
 """Plot latency against window, within a run and between runs.
 
-In: the figures of runs. Out: files, and a description of each in words (the alternative text).
+In: the figures of runs. Out: files, and their descriptions in words (the alternative text).
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
     PlotStyle,
+    escape_math,
     format_counts,
     legend_below,
-    plain,
     shorten,
     title,
     whiskers,
@@ -26,16 +26,16 @@ _WITHOUT_WINDOW = "no γ"
 
 
 def latency(
-    path: Path, run: str, all_figures: Sequence[Figures], looks: PlotStyle
+    path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Picture | None:
     """Plot time per token against the window, a line for each protocol (wisv figures 4 and 7)."""
-    known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
-    if not known:
+    measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+    if not measured:
         return None
-    finding = _lowest([f for f, _ in known])
-    n = format_counts((found.n for _, found in known), "answers a point")
-    columns = _columns([f for f, _ in known])
-    protocols = protocols_of([f for f, _ in known])
+    finding = _lowest([f for f, _ in measured])
+    n = format_counts((spread.n for _, spread in measured), "answers a point")
+    columns = _columns([f for f, _ in measured])
+    protocols = protocols_of([f for f, _ in measured])
     with plot(
         path,
         title(run, finding, n),
@@ -44,13 +44,13 @@ def latency(
         (WIDTH, 3.9),
     ) as axes:
         for i, protocol in enumerate(protocols):
-            aside = 0.24 * ((i + 0.5) / len(protocols) - 0.5)  # so that intervals do not cover
+            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)  # so that intervals do not overlap
             points = sorted(
-                (columns.index(_column(f)) + aside, found)
-                for f, found in known
+                (columns.index(_column(f)) + offset, spread)
+                for f, spread in measured
                 if f.configuration.protocol == protocol
             )
-            _line(axes, points, protocol, looks)
+            _line(axes, points, protocol, styles)
         axes.set_xticks(range(len(columns)), columns)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(bottom=0)
@@ -70,29 +70,29 @@ def _lowest(all_figures: Sequence[Figures]) -> str:
 
 
 def _line(
-    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: PlotStyle
+    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
 ) -> None:
-    """Draw medians with intervals, joined where the protocol has windows to compare."""
-    for x, found in points:
+    """Draw medians with intervals, joined by a line; one point alone gets a dotted level."""
+    for x, spread in points:
         axes.errorbar(
             x,
-            found.median,
-            whiskers(found),
-            color=looks.colour_of(protocol),
+            spread.median,
+            whiskers(spread),
+            color=styles.colour_of(protocol),
             capsize=2,
             linewidth=1,
         )
-    if len(points) == 1:  # a level to hold the others against
+    if len(points) == 1:  # a level to compare with
         axes.axhline(
-            points[0][1].median, color=looks.colour_of(protocol), linewidth=0.8, linestyle=":"
+            points[0][1].median, color=styles.colour_of(protocol), linewidth=0.8, linestyle=":"
         )
     axes.plot(
         [x for x, _ in points],
-        [found.median for _, found in points],
-        color=looks.colour_of(protocol),
-        marker=looks.marker_of(protocol),
+        [spread.median for _, spread in points],
+        color=styles.colour_of(protocol),
+        marker=styles.marker_of(protocol),
         linewidth=1.4,
-        label=plain(protocol),
+        label=escape_math(protocol),
     )
 
 
@@ -102,7 +102,7 @@ def _column(figures: Figures) -> str:
 
 
 def _columns(all_figures: Sequence[Figures]) -> list[str]:
-    """Order windows from short to long, then adaptive ones, then protocols without."""
+    """Order windows from short to long, then ``auto``, then none."""
 
     def order(window: WindowSetting | None) -> tuple[int, int]:
         return (0, window) if isinstance(window, int) else (1 if window == "auto" else 2, 0)
@@ -112,66 +112,68 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
 
 
 def compare_runs(
-    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], looks: PlotStyle
+    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle
 ) -> Picture | None:
-    """Plot runs below each other, each protocol at its best window; None for less than two."""
-    known = [(run, best) for run, found in runs if (best := _best_windows(found))]
-    if len(known) < 2:
+    """Plot a row for each run, each protocol at its best window; None for fewer than two runs."""
+    measured = [(run, best) for run, spread in runs if (best := _best_windows(spread))]
+    if len(measured) < 2:
         return None
-    n = format_counts((f.n for _, best in known for f, _ in best), "answers a point")
+    n = format_counts((f.n for _, best in measured for f, _ in best), "answers a point")
     with plot(
         path,
-        title("Each protocol at its best window", f"{len(known)} runs", n),
+        title("Each protocol at its best window", f"{len(measured)} runs", n),
         "time per committed token (ms)",
         "run",
-        (WIDTH, 1.9 + 0.5 * len(known)),
+        (WIDTH, 1.9 + 0.5 * len(measured)),
     ) as axes:
-        protocols = protocols_of([f for _, best in known for f, _ in best])
+        protocols = protocols_of([f for _, best in measured for f, _ in best])
         for i, protocol in enumerate(protocols):
-            aside = 0.5 * ((i + 0.5) / len(protocols) - 0.5)  # so that points do not cover
+            offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)  # so that points do not overlap
             points = [
-                (at + aside, found)
-                for at, (_, best) in enumerate(known)
-                for f, found in best
+                (row + offset, spread)
+                for row, (_, best) in enumerate(measured)
+                for f, spread in best
                 if f.configuration.protocol == protocol
             ]
-            _dots(axes, points, protocol, looks)
-        axes.set_yticks(range(len(known)), [plain(shorten(run, 18)) for run, _ in known])
-        axes.set_ylim(len(known) - 0.4, -0.6)
+            _dots(axes, points, protocol, styles)
+        axes.set_yticks(
+            range(len(measured)), [escape_math(shorten(run, 18)) for run, _ in measured]
+        )
+        axes.set_ylim(len(measured) - 0.4, -0.6)
         axes.set_xlim(left=0)
         legend_below(axes, 4)
     return Picture(
         path=path,
         alt="Time per committed token in ms of every protocol at its best window, a row for each "
-        f"run: {', '.join(run for run, _ in known)} ({n}).",
+        f"run: {', '.join(run for run, _ in measured)} ({n}).",
     )
 
 
 def _dots(
-    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, looks: PlotStyle
+    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
 ) -> None:
     """Draw a protocol's medians with intervals, in the rows of the runs."""
-    colour = looks.colour_of(protocol)
-    for y, found in points:
-        axes.errorbar(found.median, y, xerr=whiskers(found), color=colour, capsize=2, linewidth=1)
+    colour = styles.colour_of(protocol)
+    for y, spread in points:
+        axes.errorbar(spread.median, y, xerr=whiskers(spread), color=colour, capsize=2, linewidth=1)
     axes.scatter(
-        [found.median for _, found in points],
+        [spread.median for _, spread in points],
         [y for y, _ in points],
         color=colour,
-        marker=looks.marker_of(protocol),
+        marker=styles.marker_of(protocol),
         s=22,
         zorder=3,
-        label=plain(protocol),
+        label=escape_math(protocol),
     )
 
 
 def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
     """Return for each protocol the figures with the lowest median time per token."""
-    known = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+    measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     return [
         min(
-            (pair for pair in known if pair[0].configuration.protocol == protocol),
+            (pair for pair in measured if pair[0].configuration.protocol == protocol),
             key=lambda pair: pair[1].median,
         )
-        for protocol in protocols_of([f for f, _ in known])
+        for protocol in protocols_of([f for f, _ in measured])
     ]

@@ -1,4 +1,4 @@
-"""The link during a run: quantities, units, and what is absent.
+"""Quantities of the link during a run, their units, and the quantities not measured.
 
 In: answers, each with the link's state at its begin. Out: numbers in the units of a panel.
 """
@@ -12,9 +12,9 @@ from pilotfish.wire.link.state import LinkState, Reading
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity of `LinkState`: its name, its panel and the panel's unit in SI.
+    """One quantity of `LinkState`.
 
-    The panel's label is a heading, and below it the unit in brackets.
+    panel: label of its panel: a heading, and below it the unit in brackets. si: that unit in SI.
     """
 
     name: str
@@ -34,7 +34,7 @@ QUANTITIES = (
     Quantity("goodput up", "goodput\n(Mbit/s)", 1e6, lambda link: link.up),
     Quantity("goodput down", "goodput\n(Mbit/s)", 1e6, lambda link: link.down),
     Quantity(
-        "retransmissions", "sent again\n(% of segments)", 1e-2, lambda link: link.retransmitted
+        "retransmissions", "retransmitted\n(% of segments)", 1e-2, lambda link: link.retransmitted
     ),
     Quantity("signal", "signal\n(dBm)", 1.0, lambda link: link.signal),
 )
@@ -46,6 +46,6 @@ def measured_quantities(answers: Sequence[Answer]) -> list[Quantity]:
 
 
 def unmeasured_names(answers: Sequence[Answer]) -> list[str]:
-    """List the names of the others."""
+    """List the names of the quantities without a reading."""
     known = measured_quantities(answers)
     return [quantity.name for quantity in QUANTITIES if quantity not in known]

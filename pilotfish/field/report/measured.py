@@ -1,4 +1,4 @@
-"""A run for a report: its facts, the answers that count, and how many do not."""
+"""Read a run for a report: its facts, the answers that count, and the numbers left out."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.field.report.figures import Figures, figures, flat
+from pilotfish.field.report.figures import Figures, figures, flatten
 from pilotfish.field.report.hindsight import Hindsight, hindsight
 from pilotfish.field.report.link import unmeasured_names
 from pilotfish.field.report.plausible import expect_plausible
@@ -16,7 +16,7 @@ from pilotfish.field.run import Answer, Facts, Run
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """A run file, read. name: distinguishes it from the report's other runs."""
+    """A run file's content and figures. name: unique in a report."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ class MeasuredRun:
     hindsight: Hindsight | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return its figures, for ``--json``; times in the units that the keys name."""
+        """Return the figures for ``--json``; keys name the units of times."""
         first, last = self.answers[0], self.answers[-1]
         return {
             "run": self.name,
@@ -38,14 +38,14 @@ class MeasuredRun:
             "answers": len(self.answers),
             "left_out": {"warm_up": self.warm_up, "unfinished": self.unfinished},
             "not_measured": unmeasured_names(self.answers),
-            "figures": [flat(asdict(found)) for found in self.figures],
-            "auto": None if self.hindsight is None else _auto(self.hindsight),
+            "figures": [flatten(asdict(figures)) for figures in self.figures],
+            "auto": None if self.hindsight is None else _auto_json(self.hindsight),
             "interval": {"level": LEVEL, "bootstrap_resamples": RESAMPLES},
         }
 
 
-def read(path: str | Path) -> MeasuredRun:
-    """Read a run file; `RunFileError` for another kind of file, or one without an answer."""
+def read_run(path: str | Path) -> MeasuredRun:
+    """Read a run file; raise `RunFileError` if it is no run file or has no answer."""
     path = Path(path)
     with Run.open(path) as run:
         every = list(run.answers(warm_up=True, finished=False))
@@ -70,20 +70,20 @@ def read(path: str | Path) -> MeasuredRun:
 
 
 def with_unique_names(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    """Number the runs that share a name with another one."""
-    apart: dict[str, MeasuredRun] = {}
+    """Number the runs whose name another run has too."""
+    renamed: dict[str, MeasuredRun] = {}
     for run in runs:
         name, number = run.name, 1
-        while name in apart:
+        while name in renamed:
             number += 1
             name = f"{run.name} ({number})"
-        apart[name] = replace(run, name=name)
-    return list(apart.values())
+        renamed[name] = replace(run, name=name)
+    return list(renamed.values())
 
 
-def _auto(seen: Hindsight) -> dict[str, Any]:
-    found = asdict(seen)
-    found["alternatives"] = [flat(each) for each in found["alternatives"]]
-    best = seen.best.configuration if seen.best is not None else None
-    found["best_fixed"] = None if best is None else best._asdict()
-    return {**found, "behind_best_fixed": seen.excess, "median_error": seen.error}
+def _auto_json(hindsight: Hindsight) -> dict[str, Any]:
+    values = asdict(hindsight)
+    values["alternatives"] = [flatten(alternative) for alternative in values["alternatives"]]
+    best = hindsight.best.configuration if hindsight.best is not None else None
+    values["best_fixed"] = None if best is None else best._asdict()
+    return {**values, "behind_best_fixed": hindsight.excess, "median_error": hindsight.error}

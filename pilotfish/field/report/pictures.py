@@ -1,4 +1,4 @@
-"""All plots of a report, their order and their headings."""
+"""Draw all plots of a report."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,64 +10,68 @@ from pilotfish.field.report.canvas import Picture, PlotStyle
 from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.timeline import timeline
 
-_KINDS = 7  # of plots of a run
+_KINDS = 7  # plots of a run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The pictures of a report by kind, each with one per run that has it, in the runs' order.
+    """The pictures of a report by kind: one for each run that has it, in the runs' order.
 
-    compared: one of all runs, where there are several.
+    compared: one picture for all runs; empty for a single run.
     """
 
     compared: list[Picture]
     latency: list[Picture]
     stages: list[Picture]
     depths: list[Picture]
-    freight: list[Picture]
+    bytes_per_token: list[Picture]
     link: list[Picture]
-    otherwise: list[Picture]
+    alternatives: list[Picture]
     predictions: list[Picture]
 
 
 def draw(
     runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
 ) -> Gallery:
-    """Draw everything into a folder; file names begin with the run's number and its name.
+    """Draw all plots into a folder; file names begin with the run's number and its name.
 
-    show: called after each plot with how many of how many are done.
+    show: callback after each plot, with the numbers of plots drawn and of all plots.
     """
-    looks = PlotStyle(f.configuration.protocol for run in runs for f in run.figures)
+    styles = PlotStyle(f.configuration.protocol for run in runs for f in run.figures)
     done = 0
 
-    def each(kind: str, one: Callable[[Path, MeasuredRun], Picture | None]) -> list[Picture]:
+    def each(kind: str, plot: Callable[[Path, MeasuredRun], Picture | None]) -> list[Picture]:
         nonlocal done
-        found = []
-        for at, run in enumerate(runs, 1):
-            found.append(one(folder / _name(at, run, kind), run))
+        drawn = []
+        for number, run in enumerate(runs, 1):
+            drawn.append(plot(folder / _name(number, run, kind), run))
             done += 1
             show(done, _KINDS * len(runs))
-        return [picture for picture in found if picture is not None]
+        return [picture for picture in drawn if picture is not None]
 
-    together = latency_plots.compare_runs(
-        folder / "compared.png", [(run.name, run.figures) for run in runs], looks
+    comparison = latency_plots.compare_runs(
+        folder / "compared.png", [(run.name, run.figures) for run in runs], styles
     )
     return Gallery(
-        compared=[together] if together else [],
+        compared=[comparison] if comparison else [],
         latency=each(
-            "latency", lambda to, run: latency_plots.latency(to, run.name, run.figures, looks)
+            "latency", lambda path, run: latency_plots.latency(path, run.name, run.figures, styles)
         ),
-        stages=each("stages", lambda to, run: plots.stages(to, run.name, run.figures)),
-        depths=each("acceptance", lambda to, run: plots.depths(to, run.name, run.figures, looks)),
-        freight=each("bytes", lambda to, run: plots.freight(to, run.name, run.figures)),
-        link=each("link", lambda to, run: timeline(to, run.name, run.answers)),
-        otherwise=each(
+        stages=each("stages", lambda path, run: plots.stages(path, run.name, run.figures)),
+        depths=each(
+            "acceptance", lambda path, run: plots.depths(path, run.name, run.figures, styles)
+        ),
+        bytes_per_token=each(
+            "bytes", lambda path, run: plots.bytes_per_token(path, run.name, run.figures)
+        ),
+        link=each("link", lambda path, run: timeline(path, run.name, run.answers)),
+        alternatives=each(
             "auto",
-            lambda to, run: choice_plots.alternatives(to, run.name, run.hindsight),
+            lambda path, run: choice_plots.alternatives(path, run.name, run.hindsight),
         ),
         predictions=each(
             "auto-predicted",
-            lambda to, run: choice_plots.predictions(to, run.name, run.hindsight),
+            lambda path, run: choice_plots.predictions(path, run.name, run.hindsight),
         ),
     )
 

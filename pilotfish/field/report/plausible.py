@@ -1,7 +1,7 @@
-"""Check that what a run file says is possible.
+"""Check that the values of a run file are possible.
 
-In: answers, each value of its type already. Out: nothing, or a `RunFileError`. Figures and plots
-may then divide, take logarithms and draw without further checks.
+In: answers with values of the right types. Out: nothing, or a `RunFileError`. Afterwards figures
+and plots may divide and take logarithms without further checks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer
 from pilotfish.wire.protocols import counters
 
-_LONGEST_S = 1e7  # of a stage or an answer: four months
+_LONGEST_S = 1e7  # longest stage or answer: four months
 _LATEST_UNIX_S = 4e9  # the year 2096
-_LARGEST = 1e15  # of what else is counted or measured
+_LARGEST = 1e15  # bound of every other count and measurement
 
 
 def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
     """Raise `RunFileError` for the first answer with an impossible value."""
     for answer in answers:
         for what, value, low, high in _values(answer):
-            if not low <= value <= high:  # NaN is neither
+            if not low <= value <= high:  # false for NaN
                 raise RunFileError(
                     f"{path} is damaged: answer {answer.id} has {value:g} as its {what}. Restore a "
                     "copy of it."
@@ -38,7 +38,7 @@ def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
     if isinstance(answer.window, int):
         yield "window", answer.window, 0, _LARGEST
     for round_ in answer.rounds:
-        yield from _of_round(round_)
+        yield from _round_values(round_)
     if answer.link is not None:
         for name in ("rtt", "jitter", "up", "down", "retransmitted"):
             reading = getattr(answer.link, name)
@@ -54,12 +54,17 @@ def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
         yield "largest forecast", max(times), 0.0, _LONGEST_S
 
 
-def _of_round(round_: Round) -> Iterator[tuple[str, float, float, float]]:
+def _round_values(round_: Round) -> Iterator[tuple[str, float, float, float]]:
     yield "window of a round", round_.window, 0, 1e4
     yield "accepted tokens of a round", round_.accepted, 0, round_.window
-    for name, one in counters().items():
-        most = one.upper_bound(round_.window, round_.accepted)
-        yield f"{one.metric.replace('_', ' ')} of a round", round_.notes.get(name, 0), 0, most
+    for name, counter in counters().items():
+        upper_bound = counter.upper_bound(round_.window, round_.accepted)
+        yield (
+            f"{counter.metric.replace('_', ' ')} of a round",
+            round_.notes.get(name, 0),
+            0,
+            upper_bound,
+        )
     yield "hidden states of a round", round_.inquired, 0, round_.window
     yield "bytes up of a round", round_.uplink_bytes, 0, _LARGEST
     yield "bytes down of a round", round_.downlink_bytes, 0, _LARGEST

@@ -1,6 +1,6 @@
-"""Plot what was measured: one PNG each, units on both axes, n in the title.
+"""Plot the stages, acceptance and bytes of a run: units on both axes, n in the title.
 
-In: the figures of one run. Out: files, and a description of each in words (the alternative text).
+In: the figures of one run. Out: PNG files, and their descriptions in words (the alternative text).
 """
 
 import math
@@ -22,42 +22,44 @@ from pilotfish.field.report.canvas import (
     WIDTH,
     Picture,
     PlotStyle,
+    escape_math,
     format_counts,
     legend_below,
-    plain,
     title,
 )
 from pilotfish.field.report.figures import Figures, protocols_of
 from pilotfish.field.report.statistics import PositionCounts, share_interval
 
-_ROW = 0.27  # inches a row of a chart with one row for each (protocol, window)
-_ROWS = 7  # of which there is room for so many at least
-FEW = 10  # a share of fewer rounds says too little to be drawn
+_ROW = 0.27  # height of a row, one for each (protocol, window); inches
+_ROWS = 7  # least rows that a plot has room for
+FEW = 10  # rounds; a share of fewer is not drawn
 
 
 def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot where the time of a committed token goes: a bar for each (protocol, window)."""
-    known = [f for f in all_figures if f.stages_ms]
-    if not known:
+    """Plot the time per committed token by stage: a bar for each (protocol, window)."""
+    measured = [f for f in all_figures if f.stages_ms]
+    if not measured:
         return None
-    means = {stage: sum(f.stages_ms[stage] for f in known) / len(known) for stage in STAGES}
+    means = {stage: sum(f.stages_ms[stage] for f in measured) / len(measured) for stage in STAGES}
     largest = max(STAGES, key=lambda stage: means[stage])
     share = 100 * means[largest] / (sum(means.values()) or 1.0)
     finding = f"on average {share:.0f} % of a token's time is {largest}"
-    n = format_counts((f.n for f in known), "answers a bar")
+    n = format_counts((f.n for f in measured), "answers a bar")
     with plot(
         path,
         title(run, finding, n),
         "time per committed token (ms, mean)",
         "protocol and window γ (tokens)",
-        (WIDTH, 1.7 + _ROW * max(len(known), _ROWS)),
+        (WIDTH, 1.7 + _ROW * max(len(measured), _ROWS)),
     ) as axes:
-        left = [0.0] * len(known)
+        left = [0.0] * len(measured)
         for stage, colour in zip(STAGES, PALETTE, strict=True):
-            widths = [f.stages_ms[stage] for f in known]
-            axes.barh(range(len(known)), widths, left=left, color=colour, label=stage, height=0.7)
+            widths = [f.stages_ms[stage] for f in measured]
+            axes.barh(
+                range(len(measured)), widths, left=left, color=colour, label=stage, height=0.7
+            )
             left = [a + b for a, b in zip(left, widths, strict=True)]
-        _rows(axes, known)
+        _rows(axes, measured)
         legend_below(axes, 4)
     return Picture(
         path=path,
@@ -68,24 +70,28 @@ def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | No
 
 def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
     """Place a row for each (protocol, window), the first one on top."""
-    axes.set_yticks(range(len(all_figures)), [plain(str(f.configuration)) for f in all_figures])
+    axes.set_yticks(
+        range(len(all_figures)), [escape_math(str(f.configuration)) for f in all_figures]
+    )
     axes.set_ylim(len(all_figures) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 
 
 def depths(
-    path: Path, run: str, all_figures: Sequence[Figures], looks: PlotStyle
+    path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Picture | None:
     """Plot acceptance by depth: rounds that reach each depth, and rounds that accept it.
 
-    All windows of a protocol together, each depth over the rounds that drafted so far; shares of
-    fewer than `FEW` rounds are not drawn. None where nothing was drafted.
+    All windows of a protocol are pooled; a depth counts the rounds that drafted it. Shares of fewer
+    than `FEW` rounds are not drawn. Returns None without drafts.
     """
-    pooled = {protocol: _pooled(all_figures, protocol) for protocol in protocols_of(all_figures)}
-    known = {protocol: found for protocol, found in pooled.items() if found}
-    if not known:
+    pooled = {
+        protocol: _pool_positions(all_figures, protocol) for protocol in protocols_of(all_figures)
+    }
+    measured = {protocol: counts for protocol, counts in pooled.items() if counts}
+    if not measured:
         return None
-    first = [found[0] for found in known.values()]
+    first = [counts[0] for counts in measured.values()]
     share = sum(p.accepted for p in first) / sum(p.reached for p in first)
     finding = f"the first drafted token is accepted in {100 * share:.0f} % of rounds"
     n = format_counts((p.drafted for p in first), "rounds a protocol")
@@ -93,9 +99,9 @@ def depths(
     with panels(
         path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
     ) as (reached, accepted):
-        for i, (protocol, found) in enumerate(known.items()):
-            aside = 0.2 * ((i + 0.5) / len(known) - 0.5)  # so that equals do not cover each other
-            _depths(reached, accepted, found, aside, protocol, looks)
+        for i, (protocol, counts) in enumerate(measured.items()):
+            offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)  # so that equal points do not overlap
+            _depths(reached, accepted, counts, offset, protocol, styles)
         for axes in (reached, accepted):
             axes.set_ylim(0, 104)
         accepted.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -110,75 +116,77 @@ def depths(
 def _depths(
     reached: Axes,
     accepted: Axes,
-    found: Sequence[PositionCounts],
-    aside: float,
+    counts: Sequence[PositionCounts],
+    offset: float,
     protocol: str,
-    looks: PlotStyle,
+    styles: PlotStyle,
 ) -> None:
     """Draw the two lines of a protocol, and the intervals of its acceptance."""
-    colour, marker = looks.colour_of(protocol), looks.marker_of(protocol)
+    colour, marker = styles.colour_of(protocol), styles.marker_of(protocol)
     reached.plot(
-        [p.depth + aside for p in found],
-        [100 * p.reached / p.drafted for p in found],
+        [p.depth + offset for p in counts],
+        [100 * p.reached / p.drafted for p in counts],
         color=colour,
         marker=marker,
         linewidth=1.4,
-        label=plain(protocol),
+        label=escape_math(protocol),
     )
-    met = [p for p in found if p.reached >= FEW]
-    shares = [100 * p.accepted / p.reached for p in met]
+    enough = [p for p in counts if p.reached >= FEW]
+    shares = [100 * p.accepted / p.reached for p in enough]
     accepted.plot(
-        [p.depth + aside for p in met], shares, color=colour, marker=marker, linewidth=1.4
+        [p.depth + offset for p in enough], shares, color=colour, marker=marker, linewidth=1.4
     )
-    for p in met:
+    for p in enough:
         low, high = share_interval(p.accepted, p.reached)
-        accepted.vlines(p.depth + aside, 100 * low, 100 * high, color=colour, linewidth=0.8)
+        accepted.vlines(p.depth + offset, 100 * low, 100 * high, color=colour, linewidth=0.8)
 
 
-def _pooled(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
+def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
     """Pool the positions of all windows of a protocol."""
-    found = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
+    counts = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
     return [
         PositionCounts(
             depth=depth,
-            drafted=sum(p.drafted for p in found if p.depth == depth),
-            reached=sum(p.reached for p in found if p.depth == depth),
-            accepted=sum(p.accepted for p in found if p.depth == depth),
+            drafted=sum(p.drafted for p in counts if p.depth == depth),
+            reached=sum(p.reached for p in counts if p.depth == depth),
+            accepted=sum(p.accepted for p in counts if p.depth == depth),
         )
-        for depth in sorted({p.depth for p in found})
+        for depth in sorted({p.depth for p in counts})
     ]
 
 
-def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot bytes of a committed token, up and down, on a log scale; None if nothing was sent."""
-    known = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
-    if not known:
+def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+    """Plot bytes per committed token, up and down, on a log scale; None if nothing was sent."""
+    measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
+    if not measured:
         return None
-    ways = (
-        ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in known]),
-        ("down", PALETTE[1], MARKERS[4], [f.down_bytes_per_token or 0.0 for f in known]),
+    directions = (
+        ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in measured]),
+        ("down", PALETTE[1], MARKERS[4], [f.down_bytes_per_token or 0.0 for f in measured]),
     )
-    totals = [sum(way[3][at] for way in ways) for at in range(len(known))]
-    least = known[totals.index(min(totals))].configuration
-    most = known[totals.index(max(totals))].configuration
+    totals = [sum(direction[3][row] for direction in directions) for row in range(len(measured))]
+    least = measured[totals.index(min(totals))].configuration
+    most = measured[totals.index(max(totals))].configuration
     finding = f"{min(totals):.0f} bytes a token ({least}) to {max(totals):,.0f} ({most})"
-    n = format_counts((f.n for f in known), "answers each")
+    n = format_counts((f.n for f in measured), "answers each")
     with plot(
         path,
         title(run, finding, n),
         "bytes per committed token (log scale)",
         "protocol and window γ (tokens)",
-        (WIDTH, 1.5 + _ROW * max(len(known), _ROWS)),
+        (WIDTH, 1.5 + _ROW * max(len(measured), _ROWS)),
     ) as axes:
-        for at in range(len(known)):
-            ends = [way[3][at] for way in ways if way[3][at]]
-            axes.plot(ends, [at] * len(ends), color="#bbbbbb", linewidth=1)
-        for name, colour, marker, values in ways:
-            shown = [at for at, value in enumerate(values) if value]
-            sizes = [values[at] for at in shown]
-            axes.scatter(sizes, shown, color=colour, marker=marker, s=26, label=name)
-        _decades(axes, [value for way in ways for value in way[3] if value])
-        _rows(axes, known)
+        for row in range(len(measured)):
+            ends = [direction[3][row] for direction in directions if direction[3][row]]
+            axes.plot(ends, [row] * len(ends), color="#bbbbbb", linewidth=1)
+        for name, colour, marker, values in directions:
+            rows = [row for row, value in enumerate(values) if value]
+            sizes = [values[row] for row in rows]
+            axes.scatter(sizes, rows, color=colour, marker=marker, s=26, label=name)
+        _scale_by_decades(
+            axes, [value for direction in directions for value in direction[3] if value]
+        )
+        _rows(axes, measured)
         legend_below(axes)
     return Picture(
         path=path,
@@ -187,8 +195,8 @@ def freight(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | N
     )
 
 
-def _decades(axes: Axes, values: Sequence[float]) -> None:
-    """Set a log scale between powers of ten, so that it has two labels at least."""
+def _scale_by_decades(axes: Axes, values: Sequence[float]) -> None:
+    """Set a log scale between powers of ten, so that it has at least two labels."""
     axes.set_xscale("log")
     axes.set_xlim(
         10.0 ** math.floor(math.log10(0.9 * min(values))),

@@ -1,55 +1,74 @@
-"""The report as one self-contained HTML page: no network, no other file, no script.
+"""Write the report: one self-contained HTML page (no network, no other file, no script), and PNGs.
 
-In: runs as measured, and their pictures as PNG files. Out: HTML text with the pictures inside it.
+In: runs as measured. Out: a folder with ``report.html``, which holds the pictures, and each picture
+as a file of its own.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 
 import jinja2
 
+from pilotfish.base.files import PRIVATE, private_folder, write_whole
 from pilotfish.base.version import SOFTWARE
 from pilotfish.field.report import tables
 from pilotfish.field.report.canvas import Picture
 from pilotfish.field.report.figures import lowest
 from pilotfish.field.report.link import unmeasured_names
 from pilotfish.field.report.measured import MeasuredRun
-from pilotfish.field.report.pictures import Gallery
+from pilotfish.field.report.pictures import Gallery, draw
 from pilotfish.field.report.plots import FEW
 from pilotfish.field.report.statistics import RESAMPLES
 from pilotfish.field.report.template import TEMPLATE
 
+PAGE = "report.html"
+
+
+def write(
+    runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+) -> Path:
+    """Write page and plots into ``folder``, which is created; return the page's path.
+
+    show: callback after each plot, with the numbers of plots drawn and of all plots. Raises
+    `OSError` if a file cannot be written.
+    """
+    private_folder(folder)
+    path = folder / PAGE
+    write_whole(path, page(runs, draw(runs, folder, show)).encode(), PRIVATE)
+    return path
+
 
 def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
-    """Render the page; every text that comes from a file is escaped."""
+    """Render the page; escape all text from files."""
     # autoescape: values are text unless the template marks them as HTML
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["embedded"] = _embedded
+    environment.filters["embedded"] = _embed
     environment.filters["groups"] = _groups
     return environment.from_string(TEMPLATE).render(
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         software=SOFTWARE,
         runs=runs,
         gallery=gallery,
-        glance={run.name: _glance(run) for run in runs},
+        summaries={run.name: _run_summary(run) for run in runs},
         differences=tables.differences(runs),
         common=tables.common(runs),
         latencies={run.name: tables.latencies(run) for run in runs},
         positions={run.name: tables.positions(run) for run in runs},
         choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
-        auto={run.name: _auto(run) for run in runs if run.hindsight},
+        auto={run.name: _auto_summary(run) for run in runs if run.hindsight},
         unmeasured={run.name: unmeasured_names(run.answers) for run in runs},
         resamples=RESAMPLES,
         few=FEW,
     )
 
 
-def _embedded(picture: Picture) -> str:
+def _embed(picture: Picture) -> str:
     """Encode the PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
 
@@ -59,17 +78,17 @@ def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
     return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
-def _glance(run: MeasuredRun) -> str:
+def _run_summary(run: MeasuredRun) -> str:
     """Summarise a run in a sentence or two."""
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
         return "No fixed choice with a target has answers with steady rounds."
-    found = best.token_ms
-    low_high = tables.interval(found)
-    sure = "" if low_high == tables.NONE else f", 95 % interval {low_high}"
+    spread = best.token_ms
+    bounds = tables.interval(spread)
+    interval = "" if bounds == tables.NONE else f", 95 % interval {bounds}"
     text = (
-        f"Of the fixed choices {best.configuration} took least: {found.median:.1f} ms per "
-        f"committed token (median, n = {found.n}{sure})."
+        f"Of the fixed choices {best.configuration} took least: {spread.median:.1f} ms per "
+        f"committed token (median, n = {spread.n}{interval})."
     )
     if run.hindsight is not None and run.hindsight.auto is not None:
         auto = run.hindsight.auto
@@ -77,25 +96,30 @@ def _glance(run: MeasuredRun) -> str:
     return text
 
 
-def _auto(run: MeasuredRun) -> str:
+def _auto_summary(run: MeasuredRun) -> str:
     """Summarise `auto`'s choices in a sentence or two."""
-    seen = run.hindsight
-    if seen is None or seen.auto is None:
+    hindsight = run.hindsight
+    if hindsight is None or hindsight.auto is None:
         return "auto has no answer with steady rounds."
-    text = f"auto took {seen.auto.median:.1f} ms per committed token (median, n = {seen.auto.n})"
-    if seen.best is not None and seen.best.fixed is not None and seen.excess is not None:
+    auto = hindsight.auto
+    text = f"auto took {auto.median:.1f} ms per committed token (median, n = {auto.n})"
+    if (
+        hindsight.best is not None
+        and hindsight.best.fixed is not None
+        and hindsight.excess is not None
+    ):
         text += (
-            f", {_compared(seen.excess)} the best fixed choice of the same run, "
-            f"{seen.best.configuration} at {seen.best.fixed.median:.1f} ms"
+            f", {_format_excess(hindsight.excess)} the best fixed choice of the same run, "
+            f"{hindsight.best.configuration} at {hindsight.best.fixed.median:.1f} ms"
         )
     else:
-        text += "; no fixed choice of the same run to hold it against"
-    if seen.error is not None:
-        text += f". Its predictions were off by {seen.error * 100:.0f} % in the median"
+        text += "; the run has no fixed choice to compare it with"
+    if hindsight.error is not None:
+        text += f". Its predictions were off by {hindsight.error * 100:.0f} % in the median"
     return text + "."
 
 
-def _compared(behind: float) -> str:
-    if abs(behind) < 0.005:
+def _format_excess(excess: float) -> str:
+    if abs(excess) < 0.005:
         return "as much as"
-    return f"{abs(behind) * 100:.0f} % {'more' if behind > 0 else 'less'} than"
+    return f"{abs(excess) * 100:.0f} % {'more' if excess > 0 else 'less'} than"

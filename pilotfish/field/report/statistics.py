@@ -1,6 +1,6 @@
 """Statistics of repeated measurements: medians, tails, intervals, acceptance by depth.
 
-In: numbers of independent answers, or rounds as recorded. Out: figures with their uncertainty.
+In: numbers of independent answers, or recorded rounds. Out: figures with their uncertainty.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from pilotfish.device_runtime.record import Round
 
 RESAMPLES = 2000
 LEVEL = 0.95
-_SEED = 0  # a report of the same file says the same
+_SEED = 0  # fixed: the same file gives the same report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """n values: their median, their 95th percentile, and an interval for the median.
 
-    low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, which are too
-    few, and for values that are not independent.
+    low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, or values
+    that are not independent.
     """
 
     n: int
@@ -31,18 +31,19 @@ class Spread:
 
 
 def spread(values: Sequence[float], *, independent: bool = True) -> Spread | None:
-    """Compute the figures of some values; None for no values.
+    """Compute the spread of some values; None for no values.
 
-    independent: of each other, which an interval requires. Rounds of one answer are not.
+    independent: whether the values are independent, as an interval requires; rounds of one answer
+    are not.
     """
     if not values:
         return None
-    found = np.asarray(values, dtype=np.float64)
+    array = np.asarray(values, dtype=np.float64)
     low, high = median_interval(values) if independent and len(values) > 2 else (None, None)
     return Spread(
-        n=len(found),
-        median=float(np.median(found)),
-        p95=float(np.percentile(found, 95)),
+        n=len(array),
+        median=float(np.median(array)),
+        p95=float(np.percentile(array, 95)),
         low=low,
         high=high,
     )
@@ -51,8 +52,8 @@ def spread(values: Sequence[float], *, independent: bool = True) -> Spread | Non
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Compute a 95 % interval for the median of the values' distribution.
 
-    Percentile bootstrap: the values are drawn again with replacement, as many as there are, and the
-    interval holds the medians of 95 % of such draws (Efron 1979).
+    Percentile bootstrap (Efron 1979): each resample draws as many values with replacement; the
+    interval spans the medians of 95 % of the resamples.
     """
     drawn = np.random.default_rng(_SEED).choice(
         np.asarray(values, dtype=np.float64), (RESAMPLES, len(values))
@@ -64,19 +65,18 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionCounts:
-    """One depth of the windows, from 1: how many rounds drafted, reached and accepted it."""
+    """Counts of rounds at one depth of the windows, from 1."""
 
     depth: int
-    drafted: int  # rounds whose window was so long
-    reached: int  # of which all tokens before it were accepted
-    accepted: int
+    drafted: int  # rounds whose window has this depth
+    reached: int  # drafted rounds that accepted all tokens before it
+    accepted: int  # rounds that accepted this token
 
 
 def positions(rounds: Sequence[Round]) -> list[PositionCounts]:
-    """Count acceptance at each depth: a position counts once all before it passed.
+    """Count acceptance at each depth (tslt Definition 2.1).
 
-    tslt Definition 2.1. accepted/reached is α at this depth; accepted/drafted the chance that a
-    window gets so far.
+    accepted/reached is α at this depth; accepted/drafted is the share of windows that get so far.
     """
     return [
         PositionCounts(

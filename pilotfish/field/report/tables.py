@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from pilotfish.field.report.figures import Figures, lowest, noted_counters
+from pilotfish.field.report.figures import Figures, counters_with_values, lowest
 from pilotfish.field.report.hindsight import Hindsight
 from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.statistics import Spread
@@ -20,7 +20,7 @@ NONE = "–"  # not measured
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """headings: (group, heading) of each column; a group's columns are neighbours."""
+    """A table. headings: (group, heading) of each column; columns of a group are adjacent."""
 
     headings: list[tuple[str, str]]
     rows: list[list[str]]
@@ -36,25 +36,25 @@ def _percent(share: float | None) -> str:
     return NONE if share is None else number(100 * share)
 
 
-def interval(found: Spread | None, digits: int = 1) -> str:
-    """Format low and high end."""
-    if found is None or found.low is None:
+def interval(spread: Spread | None, digits: int = 1) -> str:
+    """Format an interval as low–high; – without one."""
+    if spread is None or spread.low is None:
         return NONE
-    return f"{number(found.low, digits)}–{number(found.high, digits)}"
+    return f"{number(spread.low, digits)}–{number(spread.high, digits)}"
 
 
 def _median(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[[Figures], str]:
     def cell(figures: Figures) -> str:
-        found = pick(figures)
-        return NONE if found is None else number(found.median, digits)
+        spread = pick(figures)
+        return NONE if spread is None else number(spread.median, digits)
 
     return cell
 
 
 def _p95(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[[Figures], str]:
     def cell(figures: Figures) -> str:
-        found = pick(figures)
-        return NONE if found is None else number(found.p95, digits)
+        spread = pick(figures)
+        return NONE if spread is None else number(spread.p95, digits)
 
     return cell
 
@@ -76,13 +76,13 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("bytes a token", "down", lambda f: number(f.down_bytes_per_token)),
     ("energy", "J a token", _median(lambda f: f.joules_per_token, 2)),
 )
-_ASKED: tuple[str, str, Callable[[Figures], str]] = (
-    *("of rounds, %", "asked back"),
+_STATES_REQUESTED: tuple[str, str, Callable[[Figures], str]] = (
+    *("rounds, %", "with states request"),
     lambda f: _percent(f.asked),
 )
 
 
-def _noted(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
+def _counter_column(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
     name = counter.name
     if counter.counts_tokens:
         return f"of {counter.unit}, %", name, lambda f: _percent(f.notes[name])
@@ -92,9 +92,9 @@ def _noted(counter: RoundCounter) -> tuple[str, str, Callable[[Figures], str]]:
 def latencies(run: MeasuredRun) -> Table:
     """Tabulate medians and tails of every (protocol, window) of a run."""
     best = lowest(run.figures)
-    columns = [*_COLUMNS, *map(_noted, noted_counters(run.figures))]
+    columns = [*_COLUMNS, *map(_counter_column, counters_with_values(run.figures))]
     if any(figures.asked is not None for figures in run.figures):
-        columns.append(_ASKED)
+        columns.append(_STATES_REQUESTED)
     return Table(
         headings=[(group, heading) for group, heading, _ in columns],
         rows=[[cell(figures) for _, _, cell in columns] for figures in run.figures],
@@ -127,11 +127,11 @@ def positions(run: MeasuredRun) -> Table:
     )
 
 
-def choices(seen: Hindsight) -> Table:
-    """Tabulate every choice open to ``auto``: how often it was taken, and what it costs."""
+def choices(hindsight: Hindsight) -> Table:
+    """Tabulate every choice open to ``auto``: how often it was chosen, and its times."""
 
-    def median(found: Spread | None) -> str:
-        return NONE if found is None else number(found.median)
+    def median(spread: Spread | None) -> str:
+        return NONE if spread is None else number(spread.median)
 
     return Table(
         headings=[
@@ -145,21 +145,21 @@ def choices(seen: Hindsight) -> Table:
         ],
         rows=[
             [
-                str(each.configuration),
-                f"{each.chosen}×" if each.chosen else NONE,
-                number(each.forecast_ms),
-                median(each.measured),
-                median(each.fixed),
-                interval(each.fixed),
-                each.reason or NONE,
+                str(alternative.configuration),
+                f"{alternative.chosen}×" if alternative.chosen else NONE,
+                number(alternative.forecast_ms),
+                median(alternative.measured),
+                median(alternative.fixed),
+                interval(alternative.fixed),
+                alternative.reason or NONE,
             ]
-            for each in seen.alternatives
+            for alternative in hindsight.alternatives
         ],
     )
 
 
 def differences(runs: Sequence[MeasuredRun]) -> Table:
-    """Tabulate the facts in which runs differ: a row for each fact, a column for each run."""
+    """Tabulate the facts that differ between runs: a row for each fact, a column for each run."""
     facts = _facts(runs)
     return Table(
         headings=[("", "")] + [("", run.name) for run in runs],
@@ -168,7 +168,7 @@ def differences(runs: Sequence[MeasuredRun]) -> Table:
 
 
 def common(runs: Sequence[MeasuredRun]) -> Table:
-    """Tabulate the facts that all runs share; of a single run, all facts."""
+    """Tabulate the facts that all runs share; for a single run, all its facts."""
     facts = _facts(runs)
     return Table(
         headings=[("", ""), ("", "all runs" if len(runs) > 1 else runs[0].name)],
@@ -213,8 +213,8 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
 
 
 def _span(began_s: float, ended_s: float) -> str:
-    """Format begin and end; the day is not repeated."""
-    began, ended = (datetime.fromtimestamp(at, timezone.utc) for at in (began_s, ended_s))
+    """Format begin and end; an end on the same day has the time only."""
+    began, ended = (datetime.fromtimestamp(time_s, timezone.utc) for time_s in (began_s, ended_s))
     until = "%H:%M" if began.date() == ended.date() else "%Y-%m-%d %H:%M"
     return f"{began:%Y-%m-%d %H:%M} to {ended:{until}}"
 
@@ -225,7 +225,7 @@ def _model(model: Model) -> str:
 
 
 def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Flatten nested facts; bytes become GiB."""
+    """Flatten nested facts; convert bytes to GiB."""
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from _leaves(value)

@@ -1,7 +1,7 @@
 """The page's HTML and style, a Jinja template; `field.report.report_page` fills it in.
 
-It reads at 360 CSS pixels: only tables are wider than a phone, and they scroll in boxes of their
-own. Colours follow the reader's light or dark scheme; plots stand on white cards.
+The page is legible at 360 CSS pixels: only tables are wider than a phone, and each scrolls in its
+own box. Colours follow the reader's light or dark scheme; plots are on white cards.
 """
 
 TEMPLATE = """\
@@ -107,7 +107,7 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 <dl>
 {% for run in runs %}
 <dt>{{ run.name }}</dt>
-<dd>{{ glance[run.name] }}</dd>
+<dd>{{ summaries[run.name] }}</dd>
 {% endfor %}
 </dl>
 
@@ -117,11 +117,12 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 {% endif %}
 <div class="facts">{{ table(common) }}</div>
 
-<h2>Time per token, per round, and what it took</h2>
-<p>Times per token and per round are of <em>steady</em> rounds: the first round of an answer reads
-the prompt, and is in the first token's time and in the whole answer's tokens/s only. Under stream
-a round is a token. Bytes are frames as handed to ZeroMQ. The fixed choice with the lowest
-median is marked; local does not compete, for its text is the drafter's and not the target's.</p>
+<h2>Time per token and per round, bytes, energy</h2>
+<p>Times per token and per round cover the <em>steady</em> rounds: the first round of an answer
+reads the prompt, and counts only in the first token's time and in the whole answer's tokens/s.
+Under stream a round is a token. Bytes are frames as handed to ZeroMQ. The fixed choice with the
+lowest median is marked; local does not compete, since its text is the drafter's and not the
+target's.</p>
 {% for run in runs %}
 <h3>{{ run.name }}</h3>
 {{ table(latencies[run.name]) }}
@@ -138,17 +139,17 @@ median is marked; local does not compete, for its text is the drafter's and not 
 
 {% if gallery.stages %}
 <h2>Where the time goes</h2>
-<p>Means over the steady rounds, so that the stages add up. Queue is all that a round spent at the
-edge outside of the target's pass; uplink and downlink are told apart by the edge's clock, their sum
-needs no assumption. Under stream the wait for a token is split into the target's pass and the
+<p>Means over the steady rounds, so that the stages add up. Queue is a round's time at the edge
+outside of the target's pass. The split between uplink and downlink relies on the edge's clock, and
+their sum does not. Under stream the wait for a token is split into the target's pass and the
 rest.</p>
 {{ pictures(gallery.stages) }}
 {% endif %}
 
 {% if gallery.depths %}
 <h2>Acceptance by position</h2>
-<p>A depth is reached when every drafted token before it was accepted. All windows of a protocol
-together, each depth over the rounds that drafted so far; lines at the points are 95 % intervals of
+<p>A round reaches a depth if it accepted every drafted token before it. All windows of a protocol
+are pooled; each depth counts the rounds that drafted it. Lines at the points are 95 % intervals of
 the share; shares of fewer than {{ few }} rounds are not drawn.</p>
 {{ pictures(gallery.depths) }}
 {% for run in runs if positions[run.name].rows %}
@@ -158,25 +159,25 @@ the share; shares of fewer than {{ few }} rounds are not drawn.</p>
 {% endfor %}
 {% endif %}
 
-{% if gallery.freight %}
+{% if gallery.bytes_per_token %}
 <h2>Bytes per token</h2>
-<p>Of all rounds, without handshake, prompt and probes. What encryption and TCP add is not in
-them.</p>
-{{ pictures(gallery.freight) }}
+<p>Bytes of all rounds, without handshake, prompt and probes, and without the overhead of encryption
+and TCP.</p>
+{{ pictures(gallery.bytes_per_token) }}
 {% endif %}
 
 <h2>The link over time</h2>
-<p>As the device knew the link at the begin of each answer.</p>
+<p>The device's estimates of the link at the begin of each answer.</p>
 {{ pictures(gallery.link) }}
 {% for run in runs if unmeasured[run.name] %}
 <p class="soft">{{ run.name }}: not measured: {{ unmeasured[run.name] | join(", ") }}.</p>
 {% endfor %}
 
-<h2>What auto chose, and what else would have cost</h2>
+<h2>The choices of auto, and the cost of the alternatives</h2>
 {% if auto %}
-<p>A forecast is what auto expected of a possibility before an answer, the median over answers;
-fixed choices are the answers of the same run that asked for a protocol and window by name.</p>
-{{ pictures(gallery.otherwise) }}
+<p>A forecast is the time that auto expected of a choice before an answer, the median over answers.
+Fixed choices are the answers of the same run that requested a protocol and window by name.</p>
+{{ pictures(gallery.alternatives) }}
 {{ pictures(gallery.predictions) }}
 {% for run in runs if run.name in auto %}
 <h3>{{ run.name }}{% if run.hindsight.policies %}, policy {{ run.hindsight.policies | join(", ") }}
@@ -185,16 +186,16 @@ fixed choices are the answers of the same run that asked for a protocol and wind
 <div class="reasons">{{ table(choices[run.name]) }}</div>
 {% endfor %}
 {% else %}
-<p class="soft">Not measured: no answer was asked for under protocol auto.</p>
+<p class="soft">Not measured: the run has no answer under protocol auto.</p>
 {% endif %}
 
-<h2>How the figures are made</h2>
-<p>Warm-up answers and those that were cut off are left out; their numbers are above. A median's
-95 % interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a
-fixed seed. It says how far the median would move with other prompts and moments like these, not how
-another link would do. p95 is the 95th percentile, over answers or
-rounds likewise. Intervals of shares are Wilson's. α is the share accepted of the positions that
-were verified. n counts answers where nothing else is said.</p>
+<h2>How the figures are computed</h2>
+<p>Warm-up answers and unfinished ones are left out; their numbers are above. A median's 95 %
+interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a fixed
+seed. It shows how far the median would move with similar prompts at other times, not over another
+link. p95 is the 95th percentile over answers, or over rounds for a round's time. Intervals of
+shares are Wilson's. α is the share of verified positions that were accepted. n counts answers
+unless another unit is named.</p>
 </body>
 </html>
 """

@@ -1,6 +1,6 @@
-"""Plot the link over the time of a run, as the device knew it when each answer began.
+"""Plot the link over the time of a run, as the device estimated it when each answer began.
 
-In: the answers' link states. Out: a plot with a panel for each quantity that was measured.
+In: the answers' link states. Out: a plot with a panel for each measured quantity.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from pilotfish.field.report.canvas import WIDTH, Picture, title
 from pilotfish.field.report.link import Quantity, measured_quantities
 from pilotfish.field.run import Answer
 
-_PAUSE_S = 600.0  # without an answer for so long, the run was interrupted
+_PAUSE_S = 600.0  # a longer gap between two answers is an interruption of the run
 
 
 def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
-    """Draw the plot; None where nothing was measured."""
-    known = measured_quantities(answers)
-    if not known:
+    """Draw the plot; return None if nothing was measured."""
+    measured = measured_quantities(answers)
+    if not measured:
         return None
-    labels = list(dict.fromkeys(quantity.panel for quantity in known))
+    labels = list(dict.fromkeys(quantity.panel for quantity in measured))
     n = f"n = {sum(a.link is not None for a in answers)} answers"
-    finding = _finding(known[0], answers)
+    finding = _finding(measured[0], answers)
     elapsed, pauses = _elapsed_s([answer.started_unix_s for answer in answers])
     scale, unit = (60.0, "minutes") if elapsed[-1] > 180.0 else (1.0, "seconds")
     with panels(
@@ -31,13 +31,13 @@ def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
         f"time in the run ({unit}{', pauses cut out' if pauses else ''})",
         labels,
         (WIDTH, 1.5 + 1.25 * len(labels)),
-    ) as found:
-        for axes, label in zip(found, labels, strict=True):
-            lines = [quantity for quantity in known if quantity.panel == label]
+    ) as stacked_axes:
+        for axes, label in zip(stacked_axes, labels, strict=True):
+            lines = [quantity for quantity in measured if quantity.panel == label]
             for line, colour in zip(lines, PALETTE, strict=False):
                 points = line.points(answers)
                 axes.plot(
-                    [elapsed[at] / scale for at, _ in points],
+                    [elapsed[index] / scale for index, _ in points],
                     [value for _, value in points],
                     color=colour,
                     marker=".",
@@ -50,13 +50,13 @@ def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
             _finish(axes, label, len(lines))
     return Picture(
         path=path,
-        alt=f"{run}: against time in {unit}, {', '.join(line.name for line in known)} of the "
+        alt=f"{run}: against time in {unit}, {', '.join(line.name for line in measured)} of the "
         f"link ({', '.join(label.split(chr(10))[-1] for label in labels)}); {finding} ({n}).",
     )
 
 
 def _finish(axes: Axes, label: str, lines: int) -> None:
-    """Start an axis at zero where zero is meaningful, with room to see a line at zero."""
+    """Start an axis just below zero, so that a line at zero shows; leave an axis in dBm."""
     if "dBm" not in label:
         top = axes.get_ylim()[1] if axes.dataLim.ymax > 0 else 1.0
         axes.set_ylim(-0.04 * top, top)
@@ -65,7 +65,7 @@ def _finish(axes: Axes, label: str, lines: int) -> None:
 
 
 def _finding(quantity: Quantity, answers: Sequence[Answer]) -> str:
-    """Return the range of the values."""
+    """Describe the range of the values."""
     values = [value for _, value in quantity.points(answers)]
     unit = quantity.panel.split("(")[1].rstrip(")")
     low, high = (f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values)))
@@ -73,7 +73,7 @@ def _finding(quantity: Quantity, answers: Sequence[Answer]) -> str:
 
 
 def _elapsed_s(started_s: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return seconds since the first answer, pauses cut out, and where the pauses were."""
+    """Return seconds since the first answer, without pauses, and the times of the pauses."""
     elapsed, pauses = [0.0], []
     for before, after in pairwise(started_s):
         if 0.0 <= after - before < _PAUSE_S:
