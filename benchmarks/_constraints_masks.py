@@ -27,7 +27,9 @@ def _grammars() -> dict[str, Grammar]:
         nested = {"type": "array", "items": nested, "minItems": 1, "maxItems": 4}
     return {
         "small schema": Grammar.from_schema(schemas()[17]),
-        "enum of 500": Grammar.from_schema({"enum": [f"{i * 7919:x} word {i}" for i in range(500)]}),
+        "enum of 500": Grammar.from_schema(
+            {"enum": [f"{i * 7919:x} word {i}" for i in range(500)]}
+        ),
         "nested arrays": Grammar.from_schema(nested),
         "patterns": Grammar.from_schema({"type": "object", "properties": {
             f"p{i}": {"type": "string", "pattern": f"^[A-Z]{{{i + 1}}}-[0-9a-f]{{2,{i + 4}}}$"}

@@ -62,7 +62,8 @@ def runtime_version() -> tuple[int, ...]:
     if len(versions) > 1:
         raise ProviderError(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files: "
-            f"pip uninstall both, then {install_command('cpu')}; with NVIDIA's GPU: {install_command('gpu')}"
+            f"pip uninstall both, then {install_command('cpu')}; with NVIDIA's GPU: "
+            f"{install_command('gpu')}"
         )
     version = next(iter(versions.values()))
     return tuple(int(part) for part in version.split(".")[:2])

@@ -309,7 +309,8 @@ def test_control_tokens_are_no_text(small: Grammars, text: str) -> None:
 @pytest.mark.parametrize(
     "grammar",
     [Grammar("regex", "the model of the"), Grammar("regex", " the model of the"),
-     Grammar.from_schema({"const": {"the": ["left", "right"]}}), Grammar.from_choices([" yes", "no"])],
+     Grammar.from_schema({"const": {"the": ["left", "right"]}}),
+     Grammar.from_choices([" yes", "no"])],
 )  # fmt: skip
 def test_a_vocabulary_that_puts_spaces_before_texts(grammar: Grammar) -> None:
     """What is forced is in the middle of a text, wherever it is."""

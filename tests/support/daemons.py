@@ -1,7 +1,7 @@
 """Edge daemons as systemd runs them: supervised, configured by a file, controlled by signals.
 
-`Systemd` is the notification socket of a service manager; `ServiceDaemon` is `pilotfish edge serve`, or
-`edge worker`.
+`Systemd` is the notification socket of a service manager; `ServiceDaemon` is `pilotfish edge serve`
+or `edge worker`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def load_library() -> Any:
         return _library()
     except ImportError:
         raise ProviderError(
-            f"GGUF artifacts run on llama.cpp, which is not installed: {install_command('llamacpp')}"
+            "GGUF artifacts run on llama.cpp, which is not installed: "
+            f"{install_command('llamacpp')}"
         ) from None
     except (OSError, RuntimeError, AttributeError) as error:
         raise ProviderError(f"llama-cpp-python cannot be loaded: {error}") from None
