@@ -76,13 +76,8 @@ def test_a_run_that_is_cut_short_leaves_no_process(case: str, tmp_path: Path) ->
     with (tmp_path / "said").open("wb") as reply:
         # a session of its own, as where CI or a terminal ends pytest alone
         run = subprocess.Popen(
-<<<<<<< HEAD
-            command, env={**os.environ, NAMES: str(names)}, stdout=reply, stderr=reply,
-            start_new_session=True,
-=======
             command, env={**os.environ, NAMES: str(names), "TMPDIR": str(tmp_path)},
-            stdout=said, stderr=said, start_new_session=True,
->>>>>>> wt-suite1
+            stdout=reply, stderr=reply, start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + 120
     while not names.exists():
