@@ -17,10 +17,10 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Path:
+def version_1(tmp_path: Path) -> Path:
     return tiny_bundle(tmp_path / "one", version="1.0")
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Path:
+def version_2(tmp_path: Path) -> Path:
     return tiny_bundle(tmp_path / "two", version="2.0", settings="draft = 'y'\n")

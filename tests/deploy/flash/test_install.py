@@ -42,8 +42,10 @@ def check(root: Path) -> list[str]:
     return installation(root)[0].check()
 
 
-def test_what_is_installed_runs_and_a_second_run_changes_nothing(root: Path, folder: Path) -> None:
-    info = put(root, folder)
+def test_what_is_installed_runs_and_a_second_run_changes_nothing(
+    root: Path, version_1: Path
+) -> None:
+    info = put(root, version_1)
     assert "pilotfish-device.service enabled" in info
     launcher = root / HOME / "current/bin/pilotfish"
     assert launcher.read_text().startswith(f"#!/usr/bin/python{PYTHON} ")
@@ -56,7 +58,7 @@ def test_what_is_installed_runs_and_a_second_run_changes_nothing(root: Path, fol
     assert script.read_text().startswith(f"#!/usr/bin/python{PYTHON}\n")
     assert script.stat().st_mode & 0o777 == 0o755
     before, times = snapshot(root), _changes(root)
-    assert put(root, folder) == []
+    assert put(root, version_1) == []
     assert snapshot(root) == before
     assert _changes(root) == times
     assert check(root) == []
@@ -72,10 +74,10 @@ def _changes(root: Path) -> dict[str, int]:
 
 
 def test_upgrade_keeps_one_version_to_go_back_to(
-    root: Path, folder: Path, two: Path, tmp_path: Path
+    root: Path, version_1: Path, version_2: Path, tmp_path: Path
 ) -> None:
-    put(root, folder)
-    put(root, two)
+    put(root, version_1)
+    put(root, version_2)
     assert current(root) == "2.0"
     three = tiny_bundle(tmp_path / "three", version="3.0")
     put(root, three)
@@ -92,20 +94,22 @@ def test_upgrade_keeps_one_version_to_go_back_to(
         assert check(root) == []
 
 
-def test_there_is_nothing_to_go_back_to_after_the_first_version(root: Path, folder: Path) -> None:
-    put(root, folder)
+def test_there_is_nothing_to_go_back_to_after_the_first_version(
+    root: Path, version_1: Path
+) -> None:
+    put(root, version_1)
     with pytest.raises(InstallError, match="no previous version"):
         installation(root)[0].roll_back()
     assert current(root) == "1.0"
 
 
-def test_edited_settings_and_keys_stay(root: Path, folder: Path, two: Path) -> None:
-    put(root, folder)
+def test_edited_settings_and_keys_stay(root: Path, version_1: Path, version_2: Path) -> None:
+    put(root, version_1)
     settings, secret = root / "etc/pilotfish/device.toml", root / "etc/pilotfish/keys/device.key"
     settings.write_text("draft = 'mine'\n")
     settings.chmod(0o600)
-    (two / "keys/device.key").write_text("another\n")
-    info = put(root, seal(two))
+    (version_2 / "keys/device.key").write_text("another\n")
+    info = put(root, seal(version_2))
     assert settings.read_text() == "draft = 'mine'\n"
     assert settings.with_name("device.toml.new").read_text() == "draft = 'y'\n"
     assert secret.read_text() == "secret\n"
@@ -114,15 +118,15 @@ def test_edited_settings_and_keys_stay(root: Path, folder: Path, two: Path) -> N
     assert "another" not in "".join(info).replace("another key", "")
     # adopting the new one asks no more
     settings.write_text("draft = 'y'\n")
-    put(root, two)
+    put(root, version_2)
     assert not settings.with_name("device.toml.new").exists()
 
 
 def test_a_unit_that_was_disabled_stays_so_and_one_that_is_gone_goes(
-    root: Path, folder: Path, tmp_path: Path
+    root: Path, version_1: Path, tmp_path: Path
 ) -> None:
     device, build = "pilotfish-device.service", "pilotfish-engine-build.service"
-    put(root, folder)
+    put(root, version_1)
     subprocess.run(["systemctl", f"--root={root}", "disable", "-q", device], check=True)
     more = tiny_bundle(
         tmp_path / "more", version="2.0", units={device: UNIT.format(2), build: UNIT.format("b")}
@@ -136,8 +140,8 @@ def test_a_unit_that_was_disabled_stays_so_and_one_that_is_gone_goes(
     assert not (root / "usr/lib/systemd/system" / build).exists()
 
 
-def test_check_names_what_was_changed(root: Path, folder: Path) -> None:
-    put(root, folder)
+def test_check_names_what_was_changed(root: Path, version_1: Path) -> None:
+    put(root, version_1)
     site = root / HOME / "current/site"
     (site / "pilotfish/cli.py").write_text("evil")
     (site / "odd/__init__.py").unlink()
@@ -153,13 +157,13 @@ def test_check_names_what_was_changed(root: Path, folder: Path) -> None:
         "device.service is missing or was changed",
     ):
         assert words in faults
-    put(root, folder)  # mends it
+    put(root, version_1)  # mends it
     assert check(root) == []
 
 
-def test_uninstall_leaves_settings_and_purge_nothing(root: Path, folder: Path) -> None:
+def test_uninstall_leaves_settings_and_purge_nothing(root: Path, version_1: Path) -> None:
     before = set(snapshot(root))
-    put(root, folder)
+    put(root, version_1)
     installation(root)[0].uninstall(purge=False)
     left = {path for path in set(snapshot(root)) - before if not (root / path).is_dir()}
     users = {"etc/passwd", "etc/shadow", "etc/group", "etc/gshadow", "etc/.pwd.lock"}
@@ -300,15 +304,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_bundle_is_refused_and_changes_nothing(
-    root: Path, folder: Path, two: Path, damage: str
+    root: Path, version_1: Path, version_2: Path, damage: str
 ) -> None:
-    put(root, two)
+    put(root, version_2)
     before = snapshot(root)
     spoil, words = DAMAGES[damage]
-    spoil(folder)
+    spoil(version_1)
     for unsigned in (True, False):
         with pytest.raises(BundleError, match=words if unsigned else None) as caught:
-            put(root, folder, unsigned=unsigned, downgrade=True)
+            put(root, version_1, unsigned=unsigned, downgrade=True)
         assert "\n" not in str(caught.value)
     assert not list(root.parent.rglob("evil*"))
     assert snapshot(root) == before
@@ -330,14 +334,14 @@ def test_a_bundle_for_another_board_is_refused(
     assert snapshot(root) == before
 
 
-def test_another_digest_than_was_noted_is_refused(root: Path, folder: Path) -> None:
-    held = manifest.read(folder)
+def test_another_digest_than_was_noted_is_refused(root: Path, version_1: Path) -> None:
+    held = manifest.read(version_1)
     with pytest.raises(BundleError, match="digest is"):
-        put(root, folder, digest="0" * 64)
+        put(root, version_1, digest="0" * 64)
     for text in ("", held.digest[:12], held.digest + "0", held.digest[:-1] + "g"):
         with pytest.raises(UnsupportedError, match="64 hex digits"):
-            put(root, folder, digest=text)
-    put(root, folder, digest=held.digest.upper())
+            put(root, version_1, digest=text)
+    put(root, version_1, digest=held.digest.upper())
 
 
 def test_a_bsp_is_told_from_its_root_file_system(tmp_path: Path) -> None:
@@ -366,10 +370,10 @@ def test_files_belong_to_root_so_only_root_installs() -> None:
     assert "run this with sudo" in done.stderr.splitlines()[-1]
 
 
-def test_two_installations_at_once_are_one_too_many(root: Path, folder: Path) -> None:
+def test_two_installations_at_once_are_one_too_many(root: Path, version_1: Path) -> None:
     here, _ = installation(root)
     with here.versions.locked(), pytest.raises(InstallError, match="Another installation"):
-        put(root, folder)
+        put(root, version_1)
 
 
 # --- the command ---
@@ -381,9 +385,15 @@ def run(*arguments: object) -> int:
 
 
 def test_the_command_installs_checks_goes_back_and_uninstalls(
-    root: Path, folder: Path, two: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, version_1: Path, version_2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for arguments in ((folder,), (two,), ("--check",), ("--rollback",), ("--uninstall", "--purge")):
+    for arguments in (
+        (version_1,),
+        (version_2,),
+        ("--check",),
+        ("--rollback",),
+        ("--uninstall", "--purge"),
+    ):
         assert run("--rootfs", root, *arguments) == 0, capsys.readouterr().err
     assert run("--rootfs", root, "--check") == 1
     assert "Nothing is installed" in capsys.readouterr().err
@@ -408,13 +418,13 @@ def test_what_makes_no_sense_is_refused_in_one_line(
 
 
 def test_the_installer_runs_from_the_wheel_with_nothing_but_python(
-    tmp_path: Path, root: Path, folder: Path
+    tmp_path: Path, root: Path, version_1: Path
 ) -> None:
     wheel = pack(tmp_path).path
     done = subprocess.run(
         [
             *(os.path.realpath(sys.executable), "-S", "-s", "-B", "-m", "pilotfish.deploy.install"),
-            *("--root", str(root), "--signers", str(release() / "signers"), str(folder)),
+            *("--root", str(root), "--signers", str(release() / "signers"), str(version_1)),
         ],
         env={"PYTHONPATH": str(wheel), "PATH": os.environ["PATH"]},
         cwd=tmp_path,

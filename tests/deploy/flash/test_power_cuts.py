@@ -83,16 +83,16 @@ def kills(
 
 @pytest.mark.parametrize("nth", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_power_cuts_in_an_upgrade_leave_a_whole_version(
-    nth: int, root: Path, folder: Path, two: Path
+    nth: int, root: Path, version_1: Path, version_2: Path
 ) -> None:
-    put(root, folder)
+    put(root, version_1)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
     old = {path: what for path, what in settled(root).items() if "versions" not in path}
-    put(root, two)
+    put(root, version_2)
     wanted = settled(root)
     restored(template, root)
     seen = set()
-    for step in kills(template, root, lambda: put(root, two), nth):
+    for step in kills(template, root, lambda: put(root, version_2), nth):
         version = current(root)
         seen.add(version)
         here, _ = installation(root)
@@ -103,27 +103,29 @@ def test_power_cuts_in_an_upgrade_leave_a_whole_version(
         if version == "1.0":  # nothing of the old version was touched
             touched = {path for path, what in old.items() if now.get(path) != what}
             assert touched <= {f"{HOME}/previous"}, step
-        put(root, two)
+        put(root, version_2)
         assert settled(root) == wanted, step
     assert seen == {"1.0", "2.0"}
 
 
 @each
 def test_power_cuts_in_a_first_installation_are_made_good(
-    nth: int, root: Path, folder: Path
+    nth: int, root: Path, version_1: Path
 ) -> None:
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
-    put(root, folder)
+    put(root, version_1)
     wanted = settled(root)
     restored(template, root)
-    for step in kills(template, root, lambda: put(root, folder), 3 * nth):
-        put(root, folder)
+    for step in kills(template, root, lambda: put(root, version_1), 3 * nth):
+        put(root, version_1)
         assert settled(root) == wanted, step
 
 
-def test_power_cuts_on_the_way_back_are_made_good(root: Path, folder: Path, two: Path) -> None:
-    put(root, folder)
-    put(root, two)
+def test_power_cuts_on_the_way_back_are_made_good(
+    root: Path, version_1: Path, version_2: Path
+) -> None:
+    put(root, version_1)
+    put(root, version_2)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
 
     def back() -> None:
@@ -138,28 +140,30 @@ def test_power_cuts_on_the_way_back_are_made_good(root: Path, folder: Path, two:
         ):
             back()
         else:  # it was on version 1.0 already: installing that one settles the rest
-            put(root, folder)
+            put(root, version_1)
         assert settled(root) == wanted, step
 
 
 @each
 def test_power_cuts_in_a_repair_leave_no_moment_without_the_version(
-    nth: int, root: Path, folder: Path
+    nth: int, root: Path, version_1: Path
 ) -> None:
-    put(root, folder)
+    put(root, version_1)
     wanted = settled(root)
     (root / HOME / "current/site/pilotfish/cli.py").write_text("evil")
     (root / HOME / "current/site/more.py").write_text("evil")
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
-    for step in kills(template, root, lambda: put(root, folder), 3 * nth):
+    for step in kills(template, root, lambda: put(root, version_1), 3 * nth):
         assert (root / HOME / "current/bin/pilotfish").is_file(), step
-        put(root, folder)
+        put(root, version_1)
         assert settled(root) == wanted, step
 
 
-def test_power_cuts_in_an_uninstall_are_made_good(root: Path, folder: Path, two: Path) -> None:
-    put(root, folder)
-    put(root, two)
+def test_power_cuts_in_an_uninstall_are_made_good(
+    root: Path, version_1: Path, version_2: Path
+) -> None:
+    put(root, version_1)
+    put(root, version_2)
     template = Path(shutil.copytree(root, root.parent / "template", symlinks=True))
 
     def away() -> None:

@@ -29,10 +29,10 @@ from tests.support.bundles import (
 pytestmark = can_install
 
 
-def test_links_of_a_root_file_system_do_not_lead_out_of_it(root: Path, folder: Path) -> None:
+def test_links_of_a_root_file_system_do_not_lead_out_of_it(root: Path, version_1: Path) -> None:
     (root / "data").mkdir()
     (root / "opt").symlink_to("/data")  # what the board sees as /data
-    put(root, folder)
+    put(root, version_1)
     assert (root / "data/pilotfish/current/bin/pilotfish").is_file()
     (root / "srv").symlink_to("../" * 30 + "etc")
     (root / "loop").symlink_to("loop")
@@ -44,13 +44,13 @@ def test_links_of_a_root_file_system_do_not_lead_out_of_it(root: Path, folder: P
 
 
 def test_an_installation_that_is_a_link_to_another_disk_stays_within(
-    root: Path, folder: Path
+    root: Path, version_1: Path
 ) -> None:
     outside = root.parent / "data"
     outside.mkdir()
     (root / "opt").mkdir()
     (root / HOME).symlink_to(outside)  # the board's own /data is elsewhere
-    put(root, folder)
+    put(root, version_1)
     assert list(outside.iterdir()) == []
     there = root / str(outside).lstrip("/")
     assert (there / "current/bin/pilotfish").is_file()
@@ -59,13 +59,13 @@ def test_an_installation_that_is_a_link_to_another_disk_stays_within(
     assert not there.exists()
 
 
-def test_settings_and_keys_that_are_links_stay(root: Path, folder: Path) -> None:
+def test_settings_and_keys_that_are_links_stay(root: Path, version_1: Path) -> None:
     """They lead to where the board has them, which this machine does not know."""
     (root / "etc/pilotfish/keys").mkdir(parents=True)
     links = [root / "etc/pilotfish" / name for name in ("device.toml", "keys/device.key")]
     for link in links:
         link.symlink_to("/data/pilotfish")
-    info = put(root, folder)
+    info = put(root, version_1)
     for link in links:
         assert os.readlink(link) == "/data/pilotfish"
         assert f"{link} is a link and stays" in info
@@ -91,7 +91,7 @@ def test_what_the_package_brought_is_the_packages(root: Path, tmp_path: Path) ->
     assert not (root / place / device).exists()
 
 
-def test_a_disk_that_is_full_keeps_the_version_that_it_has(root: Path, folder: Path) -> None:
+def test_a_disk_that_is_full_keeps_the_version_that_it_has(root: Path, version_1: Path) -> None:
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "none", root], capture_output=True, check=False
     )
@@ -99,10 +99,10 @@ def test_a_disk_that_is_full_keeps_the_version_that_it_has(root: Path, folder: P
         pytest.skip("no file system can be mounted here")
     try:
         tiny_rootfs(root)
-        put(root, folder)
+        put(root, version_1)
         before = snapshot(root)
         large = {"odd/__init__.py": os.urandom(3 << 20)}
-        two = tiny_bundle(folder.with_name("two"), version="2.0", wheels=large)
+        two = tiny_bundle(version_1.with_name("two"), version="2.0", wheels=large)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             put(root, two)
         assert snapshot(root) == before
@@ -111,11 +111,11 @@ def test_a_disk_that_is_full_keeps_the_version_that_it_has(root: Path, folder: P
 
 
 def test_a_file_system_that_cannot_be_written_is_an_error_in_one_line(
-    root: Path, folder: Path
+    root: Path, version_1: Path
 ) -> None:
     command = f'mount --bind {root} {root} && mount -o remount,ro,bind {root} && exec "$@"'
     flags = ["--root", str(root), "--signers", str(release() / "signers")]
-    install = [sys.executable, "-m", "pilotfish.deploy.install", *flags, str(folder)]
+    install = [sys.executable, "-m", "pilotfish.deploy.install", *flags, str(version_1)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command, "sh", *install],
         capture_output=True,
@@ -128,18 +128,20 @@ def test_a_file_system_that_cannot_be_written_is_an_error_in_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_manifest_that_is_damaged_is_a_fault_that_check_names(root: Path, folder: Path) -> None:
-    put(root, folder)
+def test_a_manifest_that_is_damaged_is_a_fault_that_check_names(
+    root: Path, version_1: Path
+) -> None:
+    put(root, version_1)
     (root / HOME / "current/manifest.json").write_text("x")
     (fault,) = installation(root)[0].check()
     assert "manifest.json was changed" in fault
-    put(root, folder)
+    put(root, version_1)
     assert installation(root)[0].check() == []
 
 
-def test_running_it_as_root_leaves_the_installation_as_it_was(root: Path, folder: Path) -> None:
+def test_running_it_as_root_leaves_the_installation_as_it_was(root: Path, version_1: Path) -> None:
     """A BSP on a machine without the board's Python has modules that are not compiled."""
-    put(root, folder)
+    put(root, version_1)
     here = root / HOME / "current"
     listed = json.loads((here / "installed.json").read_text())
     for path in [path for path in listed if path.endswith(".pyc")]:
@@ -151,7 +153,9 @@ def test_running_it_as_root_leaves_the_installation_as_it_was(root: Path, folder
     assert installation(root)[0].check() == []
 
 
-def test_in_a_chroot_everything_is_installed_and_nothing_started(root: Path, folder: Path) -> None:
+def test_in_a_chroot_everything_is_installed_and_nothing_started(
+    root: Path, version_1: Path
+) -> None:
     """The whole machine under an overlay, so that ``/`` can be installed into."""
     if Path("/run/systemd/system").is_dir():
         pytest.skip("systemd runs here: this would be a live system")
@@ -160,7 +164,7 @@ def test_in_a_chroot_everything_is_installed_and_nothing_started(root: Path, fol
         f"mkdir {root}/up/up {root}/up/work && mount -t overlay -o "
         f"lowerdir=/,upperdir={root}/up/up,workdir={root}/up/work none {root}/all && "
         f"mount --rbind /proc {root}/all/proc && mount --rbind /dev {root}/all/dev || exit 99; "
-        f"cp -r {folder} {root}/all/bundle; cp -r {release()}/signers {root}/all/signers; "
+        f"cp -r {version_1} {root}/all/bundle; cp -r {release()}/signers {root}/all/signers; "
         f'exec chroot {root}/all "$@"'
     )
     install = [sys.executable, "-m", "pilotfish.deploy.install", "--signers", "/signers", "/bundle"]

@@ -124,12 +124,12 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], int, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_no_trusted_signer_signed_is_refused_and_changes_nothing(
-    root: Path, item: Path, other: Path, case: str, capfd: pytest.CaptureFixture[str]
+    root: Path, version_1: Path, other: Path, case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = snapshot(root)
     spoil, code, words = REFUSED[case]
-    spoil(item, other)
-    assert flash(root, item, release() / "signers") == code
+    spoil(version_1, other)
+    assert flash(root, version_1, release() / "signers") == code
     (line,) = capfd.readouterr().err.splitlines()
     assert words in line
     assert snapshot(root) == before
@@ -173,43 +173,43 @@ def test_a_public_key_with_flipped_bits_is_another_key_or_none(trusted: Path) ->
 
 
 def test_an_unsigned_bundle_is_installed_if_that_is_said_and_brings_no_signers(
-    root: Path, item: Path, tmp_path: Path
+    root: Path, version_1: Path, tmp_path: Path
 ) -> None:
-    (item / "signers").mkdir()
-    trust(item / "signers", release(), "mine.pub")
-    (seal(item) / SIGNATURE).unlink()
-    assert flash(root, item, tmp_path / "none", "--unsigned") == 0
+    (version_1 / "signers").mkdir()
+    trust(version_1 / "signers", release(), "mine.pub")
+    (seal(version_1) / SIGNATURE).unlink()
+    assert flash(root, version_1, tmp_path / "none", "--unsigned") == 0
     assert current(root) == "1.0"
     assert not (root / SIGNERS).exists()
 
 
 def test_signers_that_cannot_be_relied_upon_are_told(
-    root: Path, item: Path, trusted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, version_1: Path, trusted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = snapshot(root)
-    assert flash(root, item, tmp_path / "none") == 77
+    assert flash(root, version_1, tmp_path / "none") == 77
     assert "or name their folder with --signers" in capfd.readouterr().err
     trusted.chmod(0o777)
-    assert flash(root, item, trusted) == 77
+    assert flash(root, version_1, trusted) == 77
     assert "chmod o-w" in capfd.readouterr().err
     trusted.chmod(0o755)
     (trusted / "signer.pub").chmod(0o666)
-    assert flash(root, item, trusted) == 65
+    assert flash(root, version_1, trusted) == 65
     assert f"Every user may write to {trusted}/signer.pub" in capfd.readouterr().err
     (trusted / "signer.pub").unlink()
-    assert flash(root, item, trusted) == 65
+    assert flash(root, version_1, trusted) == 65
     assert "not among the 0 trusted signers" in capfd.readouterr().err
     assert snapshot(root) == before
 
 
 @pytest.mark.parametrize("content", ["", "ssh-ed25519 AAAA\n", "ssh-rsa AAAA x\n", "two\nlines\n"])
 def test_a_broken_file_takes_no_trust_from_others_and_is_told(
-    root: Path, item: Path, trusted: Path, content: str, capfd: pytest.CaptureFixture[str]
+    root: Path, version_1: Path, trusted: Path, content: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (trusted / "odd name;.pub").write_text(content)
     (trusted / "a-link.pub").symlink_to(trusted / "signer.pub")
     os.mkfifo(trusted / "a-pipe.pub")
-    assert flash(root, item, trusted) == 0
+    assert flash(root, version_1, trusted) == 0
     err = capfd.readouterr().err
     for name in ("odd name;.pub", "a-link.pub", "a-pipe.pub"):
         assert str(trusted / name) in err
@@ -221,7 +221,7 @@ def test_a_broken_file_takes_no_trust_from_others_and_is_told(
 
 def test_without_ssh_keygen_it_says_what_to_install(
     root: Path,
-    item: Path,
+    version_1: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -231,7 +231,7 @@ def test_without_ssh_keygen_it_says_what_to_install(
     signers = release() / "signers"
     monkeypatch.setenv("PATH", str(tmp_path))
     for command in (
-        ["flash", "--rootfs", str(root), "--signers", str(signers), str(item)],
+        ["flash", "--rootfs", str(root), "--signers", str(signers), str(version_1)],
         ["keys", "new", "signer", "--keys", str(tmp_path / "new")],
     ):
         assert main(command) == 65
@@ -244,36 +244,36 @@ def test_without_ssh_keygen_it_says_what_to_install(
 
 
 def test_the_first_installation_brings_the_signers_and_then_they_decide(
-    root: Path, item: Path, two: Path, other: Path, trusted: Path
+    root: Path, version_1: Path, version_2: Path, other: Path, trusted: Path
 ) -> None:
-    assert "signer signer is trusted by" in "\n".join(put(root, item))
+    assert "signer signer is trusted by" in "\n".join(put(root, version_1))
     ours = root / SIGNERS
     assert (ours.stat().st_mode & 0o777, os.listdir(ours)) == (0o755, ["signer.pub"])
     assert (ours / "signer.pub").stat().st_mode & 0o777 == 0o644
     # one that is trusted here and not there
     trust(trusted, other, "other.pub")
     with pytest.raises(SignatureError, match=f"trusted signers in {ours}"):
-        put(root, sign(two, other), signers=trusted)
+        put(root, sign(version_2, other), signers=trusted)
     # one that is trusted there and not here
     trust(ours, other, "other.pub")
-    assert "installed, signed by other" in "\n".join(put(root, two))
+    assert "installed, signed by other" in "\n".join(put(root, version_2))
     # one that was taken away there: its bundles, of whatever version, are refused
     (ours / "other.pub").unlink()
     with pytest.raises(SignatureError, match="not among the 1 trusted"):
-        put(root, two, signers=trusted)
+        put(root, version_2, signers=trusted)
     (ours / "signer.pub").unlink()
     with pytest.raises(SignatureError, match="not among the 0 trusted"):
-        put(root, item, downgrade=True)
+        put(root, version_1, downgrade=True)
     assert current(root) == "2.0"
 
 
 def test_a_list_of_the_root_that_cannot_be_read_is_not_an_absent_one(
-    root: Path, item: Path, trusted: Path
+    root: Path, version_1: Path, trusted: Path
 ) -> None:
     (root / "etc/pilotfish").mkdir()
     (root / SIGNERS).write_text("")
     with pytest.raises(KeysError, match=r"cannot be read \(Not a directory\)"):
-        put(root, item, signers=trusted)
+        put(root, version_1, signers=trusted)
     code = (
         "import os, sys; from pathlib import Path\n"
         "from pilotfish.deploy.signatures import Signers\n"
@@ -287,26 +287,26 @@ def test_a_list_of_the_root_that_cannot_be_read_is_not_an_absent_one(
 
 
 def test_a_list_of_the_root_on_a_disk_that_is_not_there_is_not_an_absent_one(
-    root: Path, item: Path, trusted: Path
+    root: Path, version_1: Path, trusted: Path
 ) -> None:
     (root / "etc/pilotfish").mkdir()
     (root / SIGNERS).symlink_to("/data/signers")
     with pytest.raises(KeysError, match="leads nowhere"):
-        put(root, item, signers=trusted)
+        put(root, version_1, signers=trusted)
     assert not (root / "data").exists()
     shutil.copytree(trusted, root / "data/signers")
-    assert put(root, item)
+    assert put(root, version_1)
 
 
 def test_a_key_is_rotated_by_a_bundle_of_the_old_one(
-    root: Path, item: Path, two: Path, other: Path, tmp_path: Path
+    root: Path, version_1: Path, version_2: Path, other: Path, tmp_path: Path
 ) -> None:
-    put(root, item)
-    (two / "signers").mkdir()
-    trust(two / "signers", other, "next.pub")
+    put(root, version_1)
+    (version_2 / "signers").mkdir()
+    trust(version_2 / "signers", other, "next.pub")
     with pytest.raises(SignatureError, match="not among"):
-        put(root, sign(seal(two), other))  # it does not vouch for itself
-    assert "signer next is trusted by" in "\n".join(put(root, seal(two)))
+        put(root, sign(seal(version_2), other))  # it does not vouch for itself
+    assert "signer next is trusted by" in "\n".join(put(root, seal(version_2)))
     ours = root / SIGNERS
     assert sorted(os.listdir(ours)) == ["next.pub", "signer.pub"]
     (ours / "signer.pub").unlink()
@@ -314,19 +314,19 @@ def test_a_key_is_rotated_by_a_bundle_of_the_old_one(
     put(root, three)
     assert current(root) == "3.0"
     with pytest.raises(SignatureError, match="not among"):
-        put(root, two, downgrade=True)
+        put(root, version_2, downgrade=True)
 
 
 @pytest.mark.parametrize("name", ["stolen.revoked", "STOLEN.REVOKED"])
 def test_a_revoked_signer_is_brought_back_by_nothing(
-    root: Path, item: Path, two: Path, other: Path, tmp_path: Path, name: str
+    root: Path, version_1: Path, version_2: Path, other: Path, tmp_path: Path, name: str
 ) -> None:
-    put(root, item)
+    put(root, version_1)
     ours = root / SIGNERS
     trust(ours, other, name)
-    (two / "signers").mkdir()
-    trust(two / "signers", other, "other.pub")
-    assert "signers/other.pub is revoked" in "\n".join(put(root, seal(two)))
+    (version_2 / "signers").mkdir()
+    trust(version_2 / "signers", other, "other.pub")
+    assert "signers/other.pub is revoked" in "\n".join(put(root, seal(version_2)))
     assert sorted(os.listdir(ours)) == sorted(["signer.pub", name])
     trust(ours, other, "again.pub")
     with pytest.raises(SignatureError, match=rf"revoked key \(.*{re.escape(name)}\)"):
@@ -334,21 +334,21 @@ def test_a_revoked_signer_is_brought_back_by_nothing(
 
 
 def test_a_signer_under_a_name_that_is_taken_stays_outside(
-    root: Path, item: Path, two: Path, other: Path
+    root: Path, version_1: Path, version_2: Path, other: Path
 ) -> None:
-    put(root, item)
-    (two / "signers").mkdir()
-    trust(two / "signers", other, "signer.pub")
-    assert "is another signer than the bundle's, and stays" in "\n".join(put(root, seal(two)))
+    put(root, version_1)
+    (version_2 / "signers").mkdir()
+    trust(version_2 / "signers", other, "signer.pub")
+    assert "is another signer than the bundle's, and stays" in "\n".join(put(root, seal(version_2)))
     with pytest.raises(SignatureError, match="not among"):
-        put(root, sign(two, other))
+        put(root, sign(version_2, other))
 
 
 # --- the keys ---
 
 
 def test_a_signers_pair_is_made_once_and_signs(
-    root: Path, item: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, version_1: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "keys"
     new = ["keys", "new", "signer", "--keys", str(folder)]
@@ -363,15 +363,15 @@ def test_a_signers_pair_is_made_once_and_signs(
     assert secret.read_bytes() == content
     assert main(["keys", "new", "device", "--keys", str(folder)]) == 0
     assert main(["keys", "list", "--keys", str(folder)]) == 0  # one folder for all of them
-    _by_ssh_keygen(item, secret, signatures.NAMESPACE)  # on a machine without pilotfish, say
-    assert flash(root, item, folder / "signers") == 0
+    _by_ssh_keygen(version_1, secret, signatures.NAMESPACE)  # on a machine without pilotfish, say
+    assert flash(root, version_1, folder / "signers") == 0
 
 
 def test_a_key_that_cannot_sign_is_told_before_anything_is_made(
-    item: Path, other: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    version_1: Path, other: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def bundle(key: Path) -> str:
-        words = ["--artifact", str(item / "artifacts/draft"), "--edge", "tcp://127.0.0.1:7077"]
+        words = ["--artifact", str(version_1 / "artifacts/draft"), "--edge", "tcp://127.0.0.1:7077"]
         out = tmp_path / "out"
         assert main(["bundle", *words, "--sign", str(key), "--out", str(out)]) == 77
         assert not out.exists()
