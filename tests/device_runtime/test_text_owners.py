@@ -22,7 +22,7 @@ from pilotfish.device_runtime.service.access import ApiKeys, Client
 from pilotfish.speculation.corpus import BREAK
 from pilotfish.wire.protocols import LOCAL, STREAM, lossless, names
 from tests.conftest import Pair
-from tests.device_runtime.test_text_memory import TEXTS, holder, ids, kept, written
+from tests.device_runtime.test_text_memory import TEXTS, holder, ids, kept_rows, written
 
 SIZE = 100
 SECRET = [1, 2, 3, 41, 42, 43, 44]
@@ -308,7 +308,7 @@ def test_another_process_may_have_other_owners(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     memory = TextMemory(tmp_path)
-    assert kept(memory) == TEXTS
+    assert kept_rows(memory) == TEXTS
     memory.close()
 
 

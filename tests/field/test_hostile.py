@@ -20,7 +20,7 @@ from pilotfish.field.report.measured import read_run
 from pilotfish.field.report.report_page import write
 from pilotfish.field.run import Run
 from pilotfish.speculation.latency import Link
-from tests.field.test_run import CHOICE, FACTS, LINK, a_round, asked
+from tests.field.test_run import CHOICE, FACTS, LINK, a_round, requests
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 BLOAT = "hex(zeroblob(400000000))"
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "walk.pilotfish"
     with Recorder.create(path, FACTS) as recorder:
         for repeat in range(2):
-            number = recorder.begin(asked(repeat=repeat))
+            number = recorder.begin(requests(repeat=repeat))
             for at in range(6):
                 recorder.add_round(number, at, 0.1 * at, a_round(at))
             recorder.end(
