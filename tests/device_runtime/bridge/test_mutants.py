@@ -188,7 +188,7 @@ def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
     alone, at most, in rounds that are accepted in part.
     """
     pair, exchange = pair_of(words), PROTOCOL_REGISTRY["tree"]
-    opened = drafter(artifact, provider="cpu", threads=1, context=None)
+    opened = drafter.open(artifact, provider="cpu", threads=1, context=None)
     opened.set_bridge(pair.bridge() if bridge is None else bridge(pair.shared, pair._translator()))
     opened.start(pair.prompt(PROMPT))
     alone, rng = Decoder(artifact, threads=1), np.random.default_rng(1)
