@@ -77,7 +77,7 @@ def python_files(path: Path) -> list[Path]:
 
 def check(path: Path) -> Iterator[Fault]:
     """Yield the faults of one file: names where they are defined, comments, docstrings."""
-    name = path.relative_to(ROOT).as_posix()
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
     text = path.read_text(encoding="utf-8")
     for line, word in sorted(set(defined_names(ast.parse(text)))):
         if word.lstrip("_") in NAMES:
