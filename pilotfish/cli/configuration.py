@@ -44,11 +44,11 @@ class ConfiguredParser(argparse.ArgumentParser):
         if self._file is None:
             return super().parse_known_args(words, namespace)
         flags = list(_flags(self._file))
-        found, rest = super().parse_known_args([*flags, *words], namespace)
+        result, rest = super().parse_known_args([*flags, *words], namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        found.again = partial(self.parse_args, words)
-        return found, rest
+        result.again = partial(self.parse_args, words)
+        return result, rest
 
     def error(self, message: str) -> NoReturn:
         """End the program; where a file may be to blame, by an error that says so."""
@@ -71,19 +71,19 @@ def config_option(parser: ConfiguredParser, example: str) -> None:
 def reread_args(args: argparse.Namespace) -> argparse.Namespace:
     """The same command line with its file as it is now; `ConfigError` if that is broken."""
     reread = getattr(args, "again", None)
-    found: argparse.Namespace = args if reread is None else reread()
-    return found
+    result: argparse.Namespace = args if reread is None else reread()
+    return result
 
 
 def _named(words: Sequence[str]) -> Path | None:
     """The file behind the last ``--config``."""
-    found = None
+    result = None
     for at, word in enumerate(words):
         if word == "--config" and at + 1 < len(words):
-            found = Path(words[at + 1])
+            result = Path(words[at + 1])
         elif word.startswith("--config="):
-            found = Path(word.partition("=")[2])
-    return found
+            result = Path(word.partition("=")[2])
+    return result
 
 
 def _flags(path: Path) -> Iterator[str]:

@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, DemoSettings)
+    settings = from_args(args, DemoSettings)
     drafter, target = default_pair()
     screen = AnswerScreen(quiet=args.json == "-")
     with tempfile.TemporaryDirectory(prefix="pilotfish-demo-") as folder:
@@ -71,10 +71,10 @@ def _run(args: argparse.Namespace) -> int:
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
             screen.legend()
             # the target alone at both temperatures, for what is lossless is compared with it
-            plain = dict.fromkeys([(STREAM, 0.0), (STREAM, told.temperature)])
-            sampled = [(name, told.temperature) for name in ("dsd", "coupled")]
+            plain = dict.fromkeys([(STREAM, 0.0), (STREAM, settings.temperature)])
+            sampled = [(name, settings.temperature) for name in ("dsd", "coupled")]
             generations = {
-                run: _generate(device, screen, told, *run)
+                run: _generate(device, screen, settings, *run)
                 for run in (("greedy", 0.0), *sampled, *plain, (LOCAL, 0.0))
             }
     figures = _figures(generations)

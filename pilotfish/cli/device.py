@@ -112,9 +112,9 @@ def _run(args: argparse.Namespace) -> int:
         choice = device.last.choice
         turn = device.last.turn
     if args.json:
-        calls = [{"name": one.name, "arguments": one.arguments} for one in turn.calls]
-        said = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
-        write_json(args.json, {**figures, "answer": said})
+        calls = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
+        fields = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
+        write_json(args.json, {**figures, "answer": fields})
     if args.stats:
         if choice is not None:
             screen.notes.print(f"auto: {choice.reason}")

@@ -53,22 +53,22 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, DistillSettings)
+    settings = from_args(args, DistillSettings)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     from pilotfish.distill.distill_report import write  # first: without matplotlib nothing is begun
 
     with export_tools():
         from pilotfish.distill.running import distill
 
-    with _Stages({ANSWERS: told.sessions}) as stages:
-        found = distill(told, stages.update)
-    page = write(told.folder, found)
-    console.print(_table(found))
-    console.print(f"{found.learnt} answers learnt from; the report is {page}", markup=False)
+    with _Stages({ANSWERS: settings.sessions}) as stages:
+        result = distill(settings, stages.update)
+    page = write(settings.folder, result)
+    console.print(_table(result))
+    console.print(f"{result.learnt} answers learnt from; the report is {page}", markup=False)
     if args.json:
-        write_json(args.json, found.figures())
+        write_json(args.json, result.figures())
     if args.json != "-":
-        print(told.out)
+        print(settings.out)
     return 0
 
 

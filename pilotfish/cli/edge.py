@@ -45,13 +45,13 @@ def add_to(commands: Commands) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    asked = from_args(args, EdgeConfig)
-    config = replace(asked, target=_first_stage(asked))
+    settings = from_args(args, EdgeConfig)
+    config = replace(settings, target=_first_stage(settings))
 
     def reread() -> EdgeConfig:
         """The configuration as it is now; the target's folder is not looked for again."""
         now = from_args(reread_args(args), EdgeConfig)
-        same = (now.target, now.cluster.stages) == (asked.target, asked.cluster.stages)
+        same = (now.target, now.cluster.stages) == (settings.target, settings.cluster.stages)
         return replace(now, target=config.target) if same else now
 
     if args.parent_fd is None:

@@ -66,19 +66,19 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, EmulateSettings)
-    proxy = Proxy(told.listen, told.connect, told.conditions)
+    settings = from_args(args, EmulateSettings)
+    proxy = Proxy(settings.listen, settings.connect, settings.conditions)
     started_s = monotonic()
     with _signals(proxy) as received:
         print(
-            f"pilotfish: the link to {told.connect} begins at {proxy.endpoint}",
+            f"pilotfish: the link to {settings.connect} begins at {proxy.endpoint}",
             file=sys.stderr,
             flush=True,
         )
         take_precedence()
         proxy.run()
     proxy.close()
-    _tell(proxy.traffic(), told, monotonic() - started_s)
+    _tell(proxy.traffic(), settings, monotonic() - started_s)
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     return 0

@@ -269,44 +269,50 @@ def export_model(
 
 
 def _model(args: argparse.Namespace) -> int:
-    told = from_args(args, ModelSettings)
-    if wrong := told.trial.problem(told.precision):
+    settings = from_args(args, ModelSettings)
+    if wrong := settings.trial.problem(settings.precision):
         args.usage(wrong)
-    if told.dialect in {LLAMACPP, GENAI} and told.precision != "fp32":
-        args.usage(f"--dialect {told.dialect} keeps the source's precision: leave --precision out")
+    if settings.dialect in {LLAMACPP, GENAI} and settings.precision != "fp32":
+        args.usage(
+            f"--dialect {settings.dialect} keeps the source's precision: leave --precision out"
+        )
 
-    if wrong := told.keep.problem:
+    if wrong := settings.keep.problem:
         args.usage(wrong)
-    source: str | WeightSource = told.source
-    kept = None
-    if told.keep.keep_tokens is not None:
-        if told.dialect in {LLAMACPP, GENAI}:
-            args.usage(f"--dialect {told.dialect} keeps the source's head: leave --keep-tokens out")
-        source = _opened(told)
-        kept = export_keep.choose_kept_tokens(source, told.keep)
+    source: str | WeightSource = settings.source
+    selection = None
+    if settings.keep.keep_tokens is not None:
+        if settings.dialect in {LLAMACPP, GENAI}:
+            args.usage(
+                f"--dialect {settings.dialect} keeps the source's head: leave --keep-tokens out"
+            )
+        source = _opened(settings)
+        selection = export_keep.choose_kept_tokens(source, settings.keep)
 
-    tried = told.precision == export_auto.AUTO and told.trial.requested  # which tells it, too
+    tried = (
+        settings.precision == export_auto.AUTO and settings.trial.requested
+    )  # which tells it, too
 
     def export(precision: Precision, out: Path) -> None:
         export_model(
             source,
             out,
             precision,
-            told.dialect,
-            told.first_layers,
-            told.context,
-            told.ignore_keys,
-            kept=kept,
-            check=told.check and not tried,
+            settings.dialect,
+            settings.first_layers,
+            settings.context,
+            settings.ignore_keys,
+            kept=selection,
+            check=settings.check and not tried,
         )
 
-    if told.precision != export_auto.AUTO:
-        export(told.precision, told.out)
-    elif told.trial.requested:
-        export_auto.export_fastest(told.out, told.dialect, told.trial, export)
+    if settings.precision != export_auto.AUTO:
+        export(settings.precision, settings.out)
+    elif settings.trial.requested:
+        export_auto.export_fastest(settings.out, settings.dialect, settings.trial, export)
     else:
-        export(export_auto.default_choice(), told.out)
-    print(told.out)
+        export(export_auto.default_choice(), settings.out)
+    print(settings.out)
     return 0
 
 
@@ -323,14 +329,14 @@ def _engine(args: argparse.Namespace) -> int:
     from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
     from pilotfish.engines.tensorrt.gates import tensorrt_version
 
-    told = from_args(args, EngineBuildSettings)
-    paths, slots, context = told.artifacts, told.slots or 1, told.context
-    if told.config:
+    settings = from_args(args, EngineBuildSettings)
+    paths, slots, context = settings.artifacts, settings.slots or 1, settings.context
+    if settings.config:
         from pilotfish.cli import parser
 
-        served = parser().parse_args(["device", "serve", "--config", str(told.config)])
+        served = parser().parse_args(["device", "serve", "--config", str(settings.config)])
         paths = (*paths, served.draft)
-        slots, context = told.slots or served.lanes, told.context or served.context
+        slots, context = settings.slots or served.lanes, settings.context or served.context
     if not paths:
         args.usage("name an artifact, or a --config that does")
     artifacts = [Artifact.open(path) for path in paths]
@@ -355,14 +361,14 @@ def _engine(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from pilotfish.export.catalog import list_artifacts
 
-    told = from_args(args, ListSettings)
-    if told.supported:
-        if told.folder:
+    settings = from_args(args, ListSettings)
+    if settings.supported:
+        if settings.folder:
             args.usage("--supported lists classes of models, not a folder")
-        return _list_supported(told)
-    folder = told.folder or artifacts_directory()
+        return _list_supported(settings)
+    folder = settings.folder or artifacts_directory()
     entries = list_artifacts(folder)
-    if told.json:
+    if settings.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))
         return 0
     table = _folding("folder", "model", "precision", "dialect", "MiB")

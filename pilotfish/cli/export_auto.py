@@ -77,8 +77,8 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
 
     def problem(self, precision: str) -> str:
         """Say what makes no sense with this precision; "" if all does."""
-        told = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
-        named = [name for name, value in told.items() if value is not None]
+        options = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
+        named = [name for name, value in options.items() if value is not None]
         if named and precision != AUTO:
             return f"{named[0]} goes with --precision auto"
         if named == ["--rtt"]:

@@ -86,15 +86,17 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, BridgeSettings)
-    drafter, target = Artifact.open(told.draft), Artifact.open(told.target)
-    own, other = drafter.manifest, target.manifest
-    if (own.tokenizer_fingerprint, own.vocab_size) == (
+    settings = from_args(args, BridgeSettings)
+    drafter, target = Artifact.open(settings.draft), Artifact.open(settings.target)
+    ours, other = drafter.manifest, target.manifest
+    if (ours.tokenizer_fingerprint, ours.vocab_size) == (
         other.tokenizer_fingerprint,
         other.vocab_size,
     ):
         _show(
-            args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
+            args,
+            {"trivial": True, "hopeless": False, "shared": ours.vocab_size},
+            _same(ours, other),
         )
         return 0
     from pilotfish.device_runtime.bridge.pair_report import (  # with it comes what runs a model
@@ -102,20 +104,24 @@ def _run(args: argparse.Namespace) -> int:
         compare_vocabularies,
     )
 
-    text = SAMPLE if told.text is None else _read(told.text, args.usage)
+    text = SAMPLE if settings.text is None else _read(settings.text, args.usage)
     with Bars() as bars:
-        found = compare_vocabularies(
+        vocabularies = compare_vocabularies(
             drafter,
             target,
             text,
-            provider=told.provider,
-            threads=told.threads,
+            provider=settings.provider,
+            threads=settings.threads,
             progress=bars.show,
         )
-    _show(args, {"trivial": False, "hopeless": found.hopeless} | asdict(found), _table(found))
+    _show(
+        args,
+        {"trivial": False, "hopeless": vocabularies.hopeless} | asdict(vocabularies),
+        _table(vocabularies),
+    )
     if args.json != "-":
-        Console(highlight=False).print(_verdict(found))
-    return _HOPELESS if found.hopeless else 0
+        Console(highlight=False).print(_verdict(vocabularies))
+    return _HOPELESS if vocabularies.hopeless else 0
 
 
 def _read(path: str, usage: Callable[[str], object]) -> str:
@@ -190,10 +196,10 @@ def _turn_end(found: "PairReport") -> tuple[str, str]:
     end = found.turn_end
     if end is None:
         return "-", "the target has no end token"
-    own = found.specials.get(end)
-    if own is None:
+    value = found.specials.get(end)
+    if value is None:
         return end, "is never drafted: the edge ends every answer"
-    return end, "both call it so" if own == end else f"the drafter's {own} is drafted for it"
+    return end, "both call it so" if value == end else f"the drafter's {value} is drafted for it"
 
 
 def _verdict(found: "PairReport") -> str:

@@ -82,12 +82,12 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
         """What makes no sense together; "" if all does."""
         if self.keep_tokens is not None and not self.texts:
             return "--keep-tokens needs to know what the target writes: --for TEXT|DIR|ADDRESS"
-        told = {"--for": self.texts, "--prompts": self.prompts, "--keys": self.keys}
-        named = [name for name, value in told.items() if value]
+        options = {"--for": self.texts, "--prompts": self.prompts, "--keys": self.keys}
+        named = [name for name, value in options.items() if value]
         if named and self.keep_tokens is None:
             return f"{named[0]} goes with --keep-tokens"
-        asked = any(_is_target(text) for text in self.texts)
-        return "" if asked or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
+        wanted = any(_is_target(text) for text in self.texts)
+        return "" if wanted or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
 
 
 class _TargetTexts(NamedTuple):
@@ -103,7 +103,7 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
         from pilotfish.export.chat_check import vocabulary_of
         from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
     assert settings.keep_tokens is not None
-    own = vocabulary_of(source)
+    ours = vocabulary_of(source)
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts
@@ -112,19 +112,19 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
     with Bars() as bars:
         for text in settings.texts:
             if _is_target(text):
-                said = _asked(source, own, text, settings, bars.show)
-                targets.append(said.shared)
-                texts: Iterator[str] = iter(said.texts)
+                reply = _asked(source, ours, text, settings, bars.show)
+                targets.append(reply.shared)
+                texts: Iterator[str] = iter(reply.texts)
             else:
                 texts = read_texts(Path(text))
-            shown = _shown(texts, text, bars.show)
-            counts += count_tokens(shown, own.tokenizer, source.vocab_size)
+            display = _shown(texts, text, bars.show)
+            counts += count_tokens(display, ours.tokenizer, source.vocab_size)
     some = [shared for shared in targets if shared is not None]
     # where one target has all tokens, each of them can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
-    kept = choose_tokens(source, settings.keep_tokens, counts, useful)
-    _say(counts, kept, useful, source.vocab_size)
-    return kept
+    tokens = choose_tokens(source, settings.keep_tokens, counts, useful)
+    _say(counts, tokens, useful, source.vocab_size)
+    return tokens
 
 
 def _is_target(text: str) -> bool:

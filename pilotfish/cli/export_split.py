@@ -100,17 +100,21 @@ def stages_of(artifact: Artifact, count: int) -> Path:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, SplitSettings)
-    if told.stages is None and not told.layers:
+    settings = from_args(args, SplitSettings)
+    if settings.stages is None and not settings.layers:
         args.usage("say how many --stages, or which --layers")
     with export_tools():
         from pilotfish.export.split import split_artifact
-    whole = told.artifact.resolve()
-    count = told.stages or len(told.layers)
-    out = told.out or whole.with_name(f"{whole.name}-{count}-stages")
+    whole = settings.artifact.resolve()
+    count = settings.stages or len(settings.layers)
+    out = settings.out or whole.with_name(f"{whole.name}-{count}-stages")
     with Bars() as bars:
         stages = split_artifact(
-            told.artifact, out, stages=told.stages, layers=told.layers or None, progress=bars.show
+            settings.artifact,
+            out,
+            stages=settings.stages,
+            layers=settings.layers or None,
+            progress=bars.show,
         )
     if args.json:
         write_json(args.json, [_figures(stage) for stage in stages])

@@ -31,7 +31,7 @@ def add_flags(
 ) -> None:
     """A flag for each setting, required ones first. defaults: of this command, by field."""
     exclusive: dict[str, argparse._ActionsContainer] = {}
-    for setting in sorted(settings(struct), key=lambda one: one.default is not REQUIRED):
+    for setting in sorted(settings(struct), key=lambda item: item.default is not REQUIRED):
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
@@ -66,17 +66,17 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
 
 def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
     """The settings as the flags have them. others: the fields that are no flags, or differ."""
-    found = dict(others)
+    table = dict(others)
     for setting in settings(struct):
-        if setting.name in found:
+        if setting.name in table:
             continue
         if setting.group:
-            found[setting.name] = from_args(args, setting.type)
+            table[setting.name] = from_args(args, setting.type)
         elif setting.meta.description:
             value = getattr(args, setting.flag.replace("-", "_"))
             if value is not None:
-                found[setting.name] = tuple(value) if isinstance(value, list) else value
-    return struct(**found)
+                table[setting.name] = tuple(value) if isinstance(value, list) else value
+    return struct(**table)
 
 
 def bounded(kind: Callable[[str], _Number], meta: Meta) -> Callable[[str], _Number]:
@@ -169,13 +169,13 @@ def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
 
 
 def _help(setting: Setting, bare: object) -> str:
-    said, default = setting.meta.description or "", setting.default
+    reply, default = setting.meta.description or "", setting.default
     if bare is not None:
-        said += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
+        reply += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
     silent = default is REQUIRED or default is None or isinstance(default, bool)
-    if silent or default in ("", ()) or "default" in said:
-        return said
-    shown = f"{default:g}" if isinstance(default, float) else default
+    if silent or default in ("", ()) or "default" in reply:
+        return reply
+    display = f"{default:g}" if isinstance(default, float) else default
     if isinstance(default, tuple):
-        shown = ",".join(map(str, default))
-    return f"{said} ({shown})"
+        display = ",".join(map(str, default))
+    return f"{reply} ({display})"

@@ -138,13 +138,19 @@ def generation_options(
 
 def constraint_options(parser: argparse.ArgumentParser) -> None:
     """What the answer must be."""
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--schema", type=Path, metavar="FILE", help="answer JSON of this JSON schema")
-    one.add_argument("--regex", metavar="R", help="answer a text that this regex matches wholly")
-    one.add_argument(
+    mutually_exclusive_group = parser.add_mutually_exclusive_group()
+    mutually_exclusive_group.add_argument(
+        "--schema", type=Path, metavar="FILE", help="answer JSON of this JSON schema"
+    )
+    mutually_exclusive_group.add_argument(
+        "--regex", metavar="R", help="answer a text that this regex matches wholly"
+    )
+    mutually_exclusive_group.add_argument(
         "--choice", action="append", metavar="TEXT", help="answer one of these; to be repeated"
     )
-    one.add_argument("--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar")
+    mutually_exclusive_group.add_argument(
+        "--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar"
+    )
 
 
 def talk_options(parser: argparse.ArgumentParser) -> None:
@@ -167,10 +173,10 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
     if args.tools is None:
         return options
     with reading_file(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
-        told = json.loads(read_text(args.tools))
-    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        payload = json.loads(read_text(args.tools))
+    if not isinstance(payload, list) or not all(isinstance(item, dict) for item in payload):
         raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
-    options["tools"] = told
+    options["tools"] = payload
     return options
 
 
@@ -200,8 +206,8 @@ def protocol_options(parser: argparse.ArgumentParser) -> None:
 
 def _flag(option: str) -> str:
     """The flag of a protocol's option, as it is written."""
-    declared = (one for kind in option_types() for one in settings(kind))
-    return "--" + next((one.flag for one in declared if one.name == option), option)
+    declared = (setting for kind in option_types() for setting in settings(kind))
+    return "--" + next((setting.flag for setting in declared if setting.name == option), option)
 
 
 def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:

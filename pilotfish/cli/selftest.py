@@ -99,15 +99,15 @@ def _run(args: argparse.Namespace) -> int:
         out.open("a").close()  # what cannot be written is said now, too
     wanted = [name for name in ORDER if not args.provider or name in args.provider]
     with Bars() as bars:
-        found = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)
-    figures = msgspec.to_builtins(found)
+        completed = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)
+    figures = msgspec.to_builtins(completed)
     if out is not None:
         write_json(str(out), figures)
     if args.json:
         write_json("-", figures)
     else:
-        show(found, Console(highlight=False), str(out))
-    if not found.passed:
+        show(completed, Console(highlight=False), str(out))
+    if not completed.passed:
         return _DIFFERS
-    absent = [name for name in wanted if not found.providers[name].there]
+    absent = [name for name in wanted if not completed.providers[name].there]
     return _ABSENT if args.provider and absent else 0

@@ -82,12 +82,12 @@ class Installation:
 
     def verify(self, bundle: Path, demands: AdmissionPolicy) -> AdmittedBundle:
         """Check in full whether a bundle may be installed here; change nothing."""
-        own = resolve(self.root.root, settings.SIGNERS)
+        ours = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
-        if os.path.lexists(link) and not own.exists() and not demands.unsigned:
+        if os.path.lexists(link) and not ours.exists() and not demands.unsigned:
             # not a root without a list of signers: its disk may not be mounted
             raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
-        admitted = admission.admit(bundle, demands, self.say, own)
+        admitted = admission.admit(bundle, demands, self.say, ours)
         held = admitted.held
         self.root.require(held.python, held.machine)
         if not demands.downgrade:

@@ -84,14 +84,14 @@ class BundleManifest:
 
     def verify(self, folder: Path, progress: Progress) -> None:
         """Compare every file of a bundle with the manifest; `BundleError` names the first fault."""
-        found = dict(_walk(folder))
-        for beside in (NAME, signatures.NAME):
-            found.pop(beside, None)
+        table = dict(_walk(folder))
+        for neighbour in (NAME, signatures.NAME):
+            table.pop(neighbour, None)
         for path in self.files:
-            if path not in found:
+            if path not in table:
                 raise BundleError(f"The bundle is incomplete: {path} is missing.")
         done = 0
-        for path, size in found.items():
+        for path, size in table.items():
             entry = self.files.get(path)
             if entry is None:
                 raise BundleError(

@@ -30,12 +30,12 @@ def set_mode(name: str, definitions: Path = MODES) -> None:
         known = modes(definitions.read_text(errors="replace"))
     except OSError as error:
         raise InstallError(f"{definitions} cannot be read: {error.strerror}.") from error
-    found = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
-    if found is None:
+    value = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
+    if value is None:
         raise InstallError(
             f"This board has no power mode {name!r}; it has {', '.join(known) or 'none'}."
         )
-    _run("nvpmodel", "-m", str(found))
+    _run("nvpmodel", "-m", str(value))
 
 
 def _run(*command: str) -> None:

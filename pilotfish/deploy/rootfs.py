@@ -42,13 +42,13 @@ class Rootfs:
             )
         if not root.is_dir():
             raise InstallError(f"{root} is no folder.")
-        found = cls(root, dict(_pythons(root)), _release(root))
-        if not found.pythons:
+        result = cls(root, dict(_pythons(root)), _release(root))
+        if not result.pythons:
             raise InstallError(
                 f"{root} is no root file system with Python: usr/bin holds no python3.N. In a BSP, "
                 "unpack the sample root file system and run apply_binaries.sh first."
             )
-        return found
+        return result
 
     @property
     def live(self) -> bool:
@@ -100,13 +100,13 @@ def resolve(root: Path, inside: str) -> Path:
 
 
 def _pythons(root: Path) -> "list[tuple[str, str]]":
-    found = []
+    results = []
     for path in sorted(resolve(root, "usr/bin").glob("python3.*")):
         version = path.name.removeprefix("python")
         machine = _machine(resolve(root, f"usr/bin/{path.name}"))
         if machine is not None and version.removeprefix("3.").isdecimal():
-            found.append((version, machine))
-    return found
+            results.append((version, machine))
+    return results
 
 
 def _machine(path: Path) -> str | None:

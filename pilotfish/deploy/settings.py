@@ -100,22 +100,22 @@ def _found(folder: Path, signers: Signers) -> None:
 def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
     """List the configuration files of a version that were edited since."""
     ours = _shipped(versions)
-    found = []
+    results = []
     for source in sorted((versions.folder(name) / "config").glob("*")):
         target = root.path(f"{FOLDER}/{source.name}")
         known = ours.get(source.name, set())
         if target.is_symlink() or (target.is_file() and _sha(target.read_bytes()) not in known):
-            found.append(source.name)
-    return found
+            results.append(source.name)
+    return results
 
 
 def _shipped(versions: Versions) -> dict[str, set[str]]:
     """Return the SHA-256s of each configuration file as any installed version wrote it."""
-    found: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     for name in versions.names():
         for path in (versions.folder(name) / "config").glob("*"):
-            found.setdefault(path.name, set()).add(manifest.hash_file(path))
-    return found
+            results.setdefault(path.name, set()).add(manifest.hash_file(path))
+    return results
 
 
 def _read(bundle: Path, path: str, entry: Entry) -> bytes:

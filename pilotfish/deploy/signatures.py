@@ -255,13 +255,13 @@ def _opened(signature: bytes) -> tuple[bytes, bytes]:
 
 
 def _tool() -> str:
-    found = shutil.which("ssh-keygen")
-    if found is None:
+    result = shutil.which("ssh-keygen")
+    if result is None:
         raise SignatureError(
             "ssh-keygen is missing here, which signs and verifies bundles: install the package "
             "openssh-client."
         )
-    return found
+    return result
 
 
 def _keygen(*arguments: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":

@@ -50,13 +50,13 @@ def require_tools() -> None:
 
 def targets(folder: Path) -> dict[Path, str]:
     """List the files of a version's ``systemd`` folder that systemd reads, with their places."""
-    found = {}
+    results = {}
     for path in sorted(folder.glob("*")):
         if path.suffix in _SUFFIXES:
-            found[path] = f"{UNITS}/{path.name}"
+            results[path] = f"{UNITS}/{path.name}"
         elif path.suffix in (".sysusers", ".tmpfiles"):
-            found[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
-    return found
+            results[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
+    return results
 
 
 def packaged(root: Rootfs) -> set[str]:

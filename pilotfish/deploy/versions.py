@@ -149,15 +149,15 @@ class Versions:
             expected = None
         if not isinstance(expected, dict):
             return [f"{folder / LISTING} is missing or damaged."]
-        found = listing(folder)
+        result = listing(folder)
         return [
-            *(f"{folder / path} is missing." for path in expected if path not in found),
+            *(f"{folder / path} is missing." for path in expected if path not in result),
             *(
                 f"{folder / path} was changed."
-                for path, entry in found.items()
+                for path, entry in result.items()
                 if path in expected and expected[path] != entry
             ),
-            *(f"{folder / path} does not belong there." for path in found if path not in expected),
+            *(f"{folder / path} does not belong there." for path in result if path not in expected),
         ]
 
     def _named(self, link: str) -> str | None:
@@ -170,16 +170,16 @@ class Versions:
 
 def listing(folder: Path) -> dict[str, list[str | int]]:
     """List every file of a version: SHA-256 and mode; of a link its target."""
-    found: dict[str, list[str | int]] = {}
+    results: dict[str, list[str | int]] = {}
     for parent, folders, names in os.walk(folder):
         for name in sorted([*names, *folders]):
             path = Path(parent) / name
             relative = str(path.relative_to(folder))
             if path.is_symlink():
-                found[relative] = [os.readlink(path)]
+                results[relative] = [os.readlink(path)]
             elif name in names and relative != LISTING:
-                found[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
-    return found
+                results[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
+    return results
 
 
 def _encode(found: dict[str, list[str | int]]) -> bytes:

@@ -47,11 +47,11 @@ def gather(
 ) -> list[Wheel]:
     """Fill the folder ``out`` with every wheel that a bundle needs."""
     progress("packing pilotfish", 0, 1)
-    own = pack(out)
+    ours = pack(out)
     progress("packing pilotfish", 1, 1)
     replacing = [_given(path, python, machine) for path in given]
     with tempfile.TemporaryDirectory() as scratch:
-        pins = resolve(Path(scratch), own, replacing, python, machine, progress)
+        pins = resolve(Path(scratch), ours, replacing, python, machine, progress)
         fetch(Path(scratch), pins, out, python, machine, progress)
     for wheel in replacing:
         shutil.copyfile(wheel.path, out / wheel.path.name)

@@ -73,29 +73,29 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, CompareSettings)
-    if not told.drafters:
+    settings = from_args(args, CompareSettings)
+    if not settings.drafters:
         args.usage("which drafters? Name the folders of their artifacts")
-    if told.resume and told.out is None:
+    if settings.resume and settings.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
-    names = list(dict.fromkeys(told.drafters))
+    names = list(dict.fromkeys(settings.drafters))
     sources(names)  # what is missing shows at once
-    plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
-    questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
-    if told.out is not None:
-        private_folder(told.out)
-    with _edge(told) as address:
-        asking, answers, welcome, vocabulary = _asked(told, names, questions, address)
+    plan(protocol=STREAM, temperature=settings.temperature, seed=settings.seed)
+    questions = BUILT_IN if settings.prompts is None else read_questions(settings.prompts)
+    if settings.out is not None:
+        private_folder(settings.out)
+    with _edge(settings) as address:
+        asking, answers, welcome, vocabulary = _asked(settings, names, questions, address)
     # the edge that was served here is gone, and its memory with it
-    found = _compared(told, names, asking, answers, welcome, vocabulary)
+    result = _compared(settings, names, asking, answers, welcome, vocabulary)
     if args.json != "-":
-        print_comparison(found, asking.target)  # before any file is written: the disk may be full
-    figures = as_json(asking, found)
+        print_comparison(result, asking.target)  # before any file is written: the disk may be full
+    figures = as_json(asking, result)
     if args.json:
         write_json(args.json, figures)
-    if told.out is not None:
-        write_json(str(told.out / _FIGURES), figures)
-        _draw(told.out / _PICTURE, found)
+    if settings.out is not None:
+        write_json(str(settings.out / _FIGURES), figures)
+        _draw(settings.out / _PICTURE, result)
     return 0
 
 
@@ -133,12 +133,12 @@ def _asked(
         with ExitStack() as stack:
             file = None
             if path is not None:
-                kept = AnswerFile(path, asking, vocabulary.vocab_size, resume=told.resume)
-                file = stack.enter_context(kept)
+                answer_file = AnswerFile(path, asking, vocabulary.vocab_size, resume=told.resume)
+                file = stack.enter_context(answer_file)
             answers = _answers(device, asking, file)
-    if not any(one.tokens for one in answers):
+    if not any(answer.tokens for answer in answers):
         raise UnsupportedError("No prompt was answered: all are too long for target and drafter.")
-    return asking, [one for one in answers if one.tokens], welcome, vocabulary
+    return asking, [answer for answer in answers if answer.tokens], welcome, vocabulary
 
 
 def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device:
@@ -161,12 +161,12 @@ def _answers(device: Device, asking: AnswerRequest, file: AnswerFile | None) -> 
     done = {} if file is None else dict(file.answers)
     with Countdown("the target answers, prompts", len(asking.prompts) - len(done)) as countdown:
         try:
-            for number, one in enumerate(answer_all(device, asking, dict(done)), 1):
+            for number, item in enumerate(answer_all(device, asking, dict(done)), 1):
                 if file is not None:
-                    file.add(one)
-                done[one.prompt] = one
-                if one.left_out:
-                    countdown.print_above(f"Prompt {one.prompt + 1} is left out: {one.left_out}")
+                    file.add(item)
+                done[item.prompt] = item
+                if item.left_out:
+                    countdown.print_above(f"Prompt {item.prompt + 1} is left out: {item.left_out}")
                 countdown.update(number)
         except BaseException:
             if file is not None:
@@ -194,17 +194,17 @@ def _compared(
         with Bars() as bars:
             seconds = drafting_s(contenders, asking, answers, bars.show)
     finally:
-        for one in contenders:
-            one.drafter.release()
-    order = {one.prompt: at for at, one in enumerate(answers)}
+        for contender in contenders:
+            contender.drafter.release()
+    order = {contender.prompt: at for at, contender in enumerate(answers)}
     entries = [
         DrafterEntry(
-            name=one.name,
-            size_bytes=one.size_bytes,
+            name=contender.name,
+            size_bytes=contender.size_bytes,
             draft_s=draft_s,
-            agreed={order[prompt]: agreed for prompt, agreed in one.agreed.items()},
+            agreed={order[prompt]: agreed for prompt, agreed in contender.agreed.items()},
         )
-        for one, draft_s in zip(contenders, seconds, strict=True)
+        for contender, draft_s in zip(contenders, seconds, strict=True)
     ]
     with Bars() as bars:
         return compare(

@@ -13,7 +13,7 @@ _RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 def _rtts(text: str) -> tuple[float, ...]:
     """Read ``0,5ms,20ms``."""
-    return tuple(sorted({duration(one) for one in text.split(",")}))
+    return tuple(sorted({duration(part) for part in text.split(",")}))
 
 
 class CompareSettings(EngineSettings, frozen=True, kw_only=True):

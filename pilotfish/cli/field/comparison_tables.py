@@ -27,14 +27,14 @@ def print_comparison(found: DrafterComparison, target: str) -> None:
 def _agreement(found: DrafterComparison, target: str) -> Table:
     survival = (f"S({length})" for length in _SHOWN)
     table = _table(f"drafts for {target}", ["MiB", "ms a\ndraft", "α", *survival, "tokens"])
-    for one in found.drafters:
+    for drafter in found.drafters:
         table.add_row(
-            escape(one.name),
-            f"{one.size_bytes / 2**20:.0f}",
-            f"{one.draft_s * 1e3:.1f}",
-            _share(one.acceptance),
-            *(_share(one.survival[length]) for length in _SHOWN),
-            f"{one.tokens}",
+            escape(drafter.name),
+            f"{drafter.size_bytes / 2**20:.0f}",
+            f"{drafter.draft_s * 1e3:.1f}",
+            _share(drafter.acceptance),
+            *(_share(drafter.survival[length]) for length in _SHOWN),
+            f"{drafter.tokens}",
         )
     return table
 
@@ -45,20 +45,20 @@ def _depths(found: DrafterComparison) -> Table:
         for first, end, *_ in found.drafters[0].by_depth
     ]
     table = _table("α by depth: drafts right before it", depths)
-    for one in found.drafters:
-        table.add_row(escape(one.name), *(_share(depth.seen) for depth in one.by_depth))
+    for drafter in found.drafters:
+        table.add_row(escape(drafter.name), *(_share(depth.seen) for depth in drafter.by_depth))
     return table
 
 
 def _speeds(found: DrafterComparison) -> Table:
-    rtts = [f"{one.rtt_s * 1e3:g} ms" for one in found.ship]
+    rtts = [f"{item.rtt_s * 1e3:g} ms" for item in found.ship]
     table = _table("tokens/s to expect, by RTT", rtts)
     for drafter in found.drafters:
         cells = [
-            f"{one.tokens_per_s.value:.1f}\n{_way(one.protocol, one.window)}"
+            f"{item.tokens_per_s.value:.1f}\n{_way(item.protocol, item.window)}"
             if drafter.prompts
             else "–"
-            for one in drafter.expected
+            for item in drafter.expected
         ]
         best = [
             f"[bold]{cell}[/]" if ship.drafter == drafter.name else cell
@@ -89,12 +89,12 @@ def _remarks(found: DrafterComparison) -> Iterator[str]:
         f"the target takes {found.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
         f"{found.pass_s[4] * 1e3:.1f}."
     )
-    for one in found.drafters:
-        if not one.prompts:
-            yield f"{one.name} had no room for any prompt and its answer: nothing is known of it."
-        elif one.left_out:
+    for drafter in found.drafters:
+        if not drafter.prompts:
+            yield f"{drafter.name} had no room for any prompt and its answer: nothing is known of it."
+        elif drafter.left_out:
             yield (
-                f"{one.name} had no room for {one.left_out} of the prompts and their answers: its "
+                f"{drafter.name} had no room for {drafter.left_out} of the prompts and their answers: its "
                 "figures are of the others."
             )
 
@@ -105,7 +105,7 @@ def _prompts(count: int) -> str:
 
 def _verdict(found: DrafterComparison) -> Iterator[str]:
     """Say what to ship: a line for RTTs in a row with the same answer."""
-    for _, alike in groupby(found.ship, key=lambda one: (one.drafter, one.protocol, one.alike)):
+    for _, alike in groupby(found.ship, key=lambda item: (item.drafter, item.protocol, item.alike)):
         yield _shipped(list(alike))
 
 
@@ -116,7 +116,7 @@ def _shipped(same: Sequence[Recommendation]) -> str:
         span += f" to {last.rtt_s * 1e3:g}"
     if first.drafter is None:
         return f"At RTT {span} ms no drafter gains 5 %: leave the target alone (stream)."
-    gains = [f"{one.gain:.2f}" for one in same]
+    gains = [f"{item.gain:.2f}" for item in same]
     gain = gains[0] if len({*gains}) == 1 else f"{gains[0]} to {gains[-1]}"
     others = ""
     if first.alike:
@@ -154,5 +154,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

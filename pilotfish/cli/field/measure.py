@@ -73,19 +73,19 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, MeasureSettings)
-    resumed = _facts_of(told.out) if told.resume and has_begun(told.out) else None
+    info = from_args(args, MeasureSettings)
+    resumed = _facts_of(info.out) if info.resume and has_begun(info.out) else None
     if resumed is None:
-        expect_nothing(told.out)
-    settings = _settings(args, told, resumed)
+        expect_nothing(info.out)
+    settings = _settings(args, info, resumed)
     matrix.check(settings)
-    if resumed is None or matrix.remaining(settings, _done(told.out)):
-        _measure(told, settings, resumed)
-    with Run.open(told.out) as run:
-        found = figures(list(run.answers()))
-    Console(stderr=True, highlight=False).print(_table(found))
+    if resumed is None or matrix.remaining(settings, _done(info.out)):
+        _measure(info, settings, resumed)
+    with Run.open(info.out) as run:
+        result = figures(list(run.answers()))
+    Console(stderr=True, highlight=False).print(_table(result))
     if args.json:
-        write_json(args.json, [flat(asdict(one)) for one in found])
+        write_json(args.json, [flat(asdict(item)) for item in result])
     return 0
 
 
@@ -152,15 +152,15 @@ def _settings(
     args: argparse.Namespace, told: MeasureSettings, resumed: Facts | None
 ) -> MatrixSettings:
     """What was asked for, and what was not as in the file, or as is usual."""
-    own = protocol_options_of(args)
-    given = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
+    ours = protocol_options_of(args)
+    values = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
     if told.prompts is not None:
-        given["prompts"] = read_prompts(told.prompts)
+        values["prompts"] = read_prompts(told.prompts)
     if resumed is None:
-        return MatrixSettings(**{"prompts": BUILT_IN, "options": own, **given})
+        return MatrixSettings(**{"prompts": BUILT_IN, "options": ours, **values})
     others = {"edge": told.edge, "note": told.note}
-    given |= {name: value for name, value in others.items() if value is not None}
-    expect_same_settings(told.out, resumed, {**given, **own})
+    values |= {name: value for name, value in others.items() if value is not None}
+    expect_same_settings(told.out, resumed, {**values, **ours})
     return resumed.settings
 
 
@@ -224,17 +224,17 @@ def _table(found: Sequence[Figures]) -> Table:
     table.add_column("", no_wrap=True)
     for heading in (*_HEADINGS, *(counter.name for counter in notes)):
         table.add_column(heading, justify="right")
-    for one in found:
+    for item in found:
         table.add_row(
-            escape(str(one.configuration)),
-            str(one.n),
-            _number(one.token_ms.median if one.token_ms else None, ".1f"),
-            _number(one.token_ms.p95 if one.token_ms else None, ".1f"),
-            _number(one.tokens_per_s.median if one.tokens_per_s else None, ".1f"),
-            _number(one.acceptance, ".2f"),
-            _number(one.tokens_per_round, ".2f"),
+            escape(str(item.configuration)),
+            str(item.n),
+            _number(item.token_ms.median if item.token_ms else None, ".1f"),
+            _number(item.token_ms.p95 if item.token_ms else None, ".1f"),
+            _number(item.tokens_per_s.median if item.tokens_per_s else None, ".1f"),
+            _number(item.acceptance, ".2f"),
+            _number(item.tokens_per_round, ".2f"),
             *(
-                _number(one.notes[each.name], ".1%" if each.counts_tokens else ".4f")
+                _number(item.notes[each.name], ".1%" if each.counts_tokens else ".4f")
                 for each in notes
             ),
         )

@@ -73,20 +73,20 @@ def add_to(actions: Commands) -> None:
 
 def _link(text: str) -> Link:
     """An argparse type: ``rtt=50ms,up=20mbit,down=100mbit``; rates may be left out."""
-    given: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name not in _PARTS or name in given:
+        if name not in _PARTS or name in values:
             raise argparse.ArgumentTypeError(
                 f"{part!r} does not belong there; write a link as rtt=50ms,up=20mbit,down=100mbit"
             )
-        given[name] = _PARTS[name](value)
-    if "rtt" not in given:
+        values[name] = _PARTS[name](value)
+    if "rtt" not in values:
         raise argparse.ArgumentTypeError(f"{text!r} does not say the round trip: add rtt=50ms")
     return Link(
-        rtt_s=given["rtt"],
-        up_bps=given.get("up", math.inf),
-        down_bps=given.get("down", math.inf),
+        rtt_s=values["rtt"],
+        up_bps=values.get("up", math.inf),
+        down_bps=values.get("down", math.inf),
     )
 
 
@@ -97,13 +97,13 @@ def _milliseconds(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> int:
     answers = [*read(args.file).answers]
-    found = replay(answers, args.link, args.draft_s, args.verify_s)
+    result = replay(answers, args.link, args.draft_s, args.verify_s)
     if args.json:
-        write_json(args.json, _figures(args, found))
+        write_json(args.json, _figures(args, result))
     if args.json != "-":
         console = Console(highlight=False)
         for at, link in enumerate(args.link):
-            console.print(_table(found, at, _in_words(link)))
+            console.print(_table(result, at, _in_words(link)))
         if left_out := sum(not replayable(answer) for answer in answers):
             console.print(_LEFT_OUT.format(left_out), style="dim", soft_wrap=True)
         console.print(_COMPUTE.format(**_compute(args)), style="dim", soft_wrap=True)
@@ -125,14 +125,14 @@ def _table(found: Sequence[Replay], at: int, link: str) -> Table:
     for heading in ("n", "measured ms/token", "tokens/s", "modelled ms/token", "tokens/s", ""):
         table.add_column(heading, justify="right")
     fastest = best(found, at)
-    for one in found:
+    for item in found:
         table.add_row(
-            escape(str(one.configuration)),
-            str(one.n),
-            *_times(one.measured_s),
-            *_times(one.modelled_s[at]),
-            "best" if one is fastest else "",
-            style="bold" if one is fastest else "",
+            escape(str(item.configuration)),
+            str(item.n),
+            *_times(item.measured_s),
+            *_times(item.modelled_s[at]),
+            "best" if item is fastest else "",
+            style="bold" if item is fastest else "",
         )
     return table
 
@@ -164,11 +164,11 @@ def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any
         ],
         "figures": [
             {
-                **one.configuration._asdict(),
-                "n": one.n,
-                "measured_token_s": one.measured_s,
-                "modelled_token_s": one.modelled_s,
+                **item.configuration._asdict(),
+                "n": item.n,
+                "measured_token_s": item.measured_s,
+                "modelled_token_s": item.modelled_s,
             }
-            for one in found
+            for item in found
         ],
     }

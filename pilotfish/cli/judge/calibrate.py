@@ -76,16 +76,16 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, CalibrateSettings)
-    expect_writable(told.out)
-    asked = _asked(told)
-    opened = OpenPair(told.draft, told.target)
+    settings = from_args(args, CalibrateSettings)
+    expect_writable(settings.out)
+    wanted = _asked(settings)
+    opened = OpenPair(settings.draft, settings.target)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
-    context = min(told.context, opened.context)
-    fitting = opened.fitting(asked, told.max_tokens, context)
-    if len(fitting) < len(asked):
+    context = min(settings.context, opened.context)
+    fitting = opened.fitting(wanted, settings.max_tokens, context)
+    if len(fitting) < len(wanted):
         screen.print(
-            f"{len(asked) - len(fitting)} of {len(asked)} prompts are left out, for they and their "
+            f"{len(wanted) - len(fitting)} of {len(wanted)} prompts are left out, for they and their "
             f"answers may have more than {context} tokens (--context, and the models' own)."
         )
     if len(fitting) < 2:
@@ -93,33 +93,33 @@ def _run(args: argparse.Namespace) -> int:
             f"It takes two prompts at least that have {context} tokens with their answers: one is "
             "kept out. Give more or shorter ones, or a larger --context."
         )
-    found = _observed(told, opened, fitting)
+    result = _observed(settings, opened, fitting)
     learnt, held = (
-        ObservedPositions.from_answers([found[key] for key in keys])
-        for keys in split([*found], _KEPT_OUT, told.seed)
+        ObservedPositions.from_answers([result[key] for key in keys])
+        for keys in split([*result], _KEPT_OUT, settings.seed)
     )
-    relaxation = choose_relaxation(learnt, told.tau, told.deviation, told.window)
+    relaxation = choose_relaxation(learnt, settings.tau, settings.deviation, settings.window)
     card = RelaxationCard(
         **vars(relaxation),
-        budget=told.deviation,
-        temperature=told.temperature,
-        draft_top_k=told.draft_top_k,
-        window=told.window,
-        max_tokens=told.max_tokens,
-        seed=told.seed,
+        budget=settings.deviation,
+        temperature=settings.temperature,
+        draft_top_k=settings.draft_top_k,
+        window=settings.window,
+        max_tokens=settings.max_tokens,
+        seed=settings.seed,
         drafter=model_card(opened.drafter),
         target=model_card(opened.target),
         prompts_sha256=_hash(fitting),
-        chosen=learnt.outcome(relaxation, told.window),
-        kept_out=held.outcome(relaxation, told.window),
+        chosen=learnt.outcome(relaxation, settings.window),
+        kept_out=held.outcome(relaxation, settings.window),
     )
-    write_relaxation(told.out, card)
+    write_relaxation(settings.out, card)
     screen.print(_table(card))
     screen.print(_told(card), markup=False)
     if args.json:
         write_json(args.json, msgspec.to_builtins(card))
     if args.json != "-":
-        print(told.out)
+        print(settings.out)
     return 0
 
 
@@ -127,7 +127,7 @@ def _asked(told: CalibrateSettings) -> list[Question]:
     if told.task is not None:
         return questions(told.prompts, task_named(told.task))[: told.count]
     prompts = read_prompts(told.prompts)[: told.count]
-    return [Question(f"{told.prompts.stem}-{n}", one, "") for n, one in enumerate(prompts, 1)]
+    return [Question(f"{told.prompts.stem}-{n}", item, "") for n, item in enumerate(prompts, 1)]
 
 
 def _observed(
@@ -161,8 +161,8 @@ class _Progress:
 
 def _hash(asked: Sequence[Question]) -> str:
     digest = hashlib.sha256()
-    for one in asked:
-        text = one.asked.encode()
+    for item in asked:
+        text = item.asked.encode()
         digest.update(len(text).to_bytes(4, "little") + text)
     return digest.hexdigest()
 

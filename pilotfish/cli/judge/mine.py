@@ -47,27 +47,27 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, MineSettings)
-    task = task_named(told.task, told.checker)
-    asked = questions(told.questions, task)[: told.count]
-    opened = OpenPair(told.draft, told.target)
+    settings = from_args(args, MineSettings)
+    task = task_named(settings.task, settings.checker)
+    wanted = questions(settings.questions, task)[: settings.count]
+    opened = OpenPair(settings.draft, settings.target)
     opened.require_hidden_states()
     mined = MiningRecord(
         task=task.name,
         instruction=task.instruction,
-        most=told.max_tokens,
-        slack=None if told.outcome_only else told.slack,
-        right_only=told.right_only,
+        most=settings.max_tokens,
+        slack=None if settings.outcome_only else settings.slack,
+        right_only=settings.right_only,
         drafter=msgspec.to_builtins(model_card(opened.drafter)),
         target=msgspec.to_builtins(model_card(opened.target)),
     )
-    mined.begin(told.out)
-    context = min(told.context, opened.context)
-    fitting = opened.fitting(asked, told.max_tokens, context)
+    mined.begin(settings.out)
+    context = min(settings.context, opened.context)
+    fitting = opened.fitting(wanted, settings.max_tokens, context)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
-    if len(fitting) < len(asked):
+    if len(fitting) < len(wanted):
         screen.print(
-            f"{len(asked) - len(fitting)} of {len(asked)} questions are left out, for they and "
+            f"{len(wanted) - len(fitting)} of {len(wanted)} questions are left out, for they and "
             f"their answers may have more than {context} tokens (--context, and the models' own)."
         )
     if not fitting:
@@ -75,16 +75,16 @@ def _run(args: argparse.Namespace) -> int:
             f"All questions are too long for {context} tokens: give a larger --context, or models "
             "that have it."
         )
-    there = finished_questions(told.out)
-    if left := [one for one in fitting if one.key not in there]:
-        readers = opened.readers(min(told.slots, len(left)), told.context, told)
+    there = finished_questions(settings.out)
+    if left := [item for item in fitting if item.key not in there]:
+        readers = opened.readers(min(settings.slots, len(left)), settings.context, settings)
         with Countdown("mining, questions", len(left)) as countdown:
-            found = mine(readers, opened.vocabularies, task, left, mined)
-            for number, episode in enumerate(found, 1):
-                episode.write(told.out)
+            result = mine(readers, opened.vocabularies, task, left, mined)
+            for number, episode in enumerate(result, 1):
+                episode.write(settings.out)
                 countdown.update(number)
-    keys = {one.key for one in fitting}
-    figures = _figures([one for one in episodes(told.out) if one.key in keys])
+    keys = {item.key for item in fitting}
+    figures = _figures([item for item in episodes(settings.out) if item.key in keys])
     screen.print(
         "{questions} questions, {right} answered rightly; {mismatches} mismatches: {critical} "
         "critical, {stalling} stall".format(**figures)
@@ -97,8 +97,8 @@ def _run(args: argparse.Namespace) -> int:
 def _figures(found: Sequence[Episode]) -> dict[str, int]:
     return {
         "questions": len(found),
-        "right": sum(one.right for one in found),
-        "mismatches": sum(len(one) for one in found),
-        "critical": sum(int(one.critical.sum()) for one in found),
-        "stalling": sum(int(one.stalling.sum()) for one in found),
+        "right": sum(item.right for item in found),
+        "mismatches": sum(len(item) for item in found),
+        "critical": sum(int(item.critical.sum()) for item in found),
+        "stalling": sum(int(item.stalling.sum()) for item in found),
     }

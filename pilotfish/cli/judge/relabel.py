@@ -43,10 +43,10 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _, sampling, found = from_args(args, MinedSettings).read()
-    Console(stderr=True, highlight=False).print(_table(found, sampling))
+    _, sampling, result = from_args(args, MinedSettings).read()
+    Console(stderr=True, highlight=False).print(_table(result, sampling))
     if args.json:
-        write_json(args.json, _figures(found, sampling))
+        write_json(args.json, _figures(result, sampling))
     return 0
 
 
@@ -59,10 +59,10 @@ def _table(found: Instances, sampling: InstanceOptions) -> Table:
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in kept_by_quality(found):
-        share = f"{one.kept / one.critical:.1%}" if one.critical else "–"
-        row = (str(one.channels), str(one.critical), share)
-        table.add_row(f"{one.low:.1f} to {one.high:.1f}", *row)
+    for item in kept_by_quality(found):
+        share = f"{item.kept / item.critical:.1%}" if item.critical else "–"
+        row = (str(item.channels), str(item.critical), share)
+        table.add_row(f"{item.low:.1f} to {item.high:.1f}", *row)
     table.add_section()
     for name, channel in (("poorest", POOR), ("best", GOOD)):
         expected = expected_share(found, channel, sampling.relabelling)
@@ -78,7 +78,7 @@ def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
         "mismatches": len(found),
         "critical": int(found.critical.sum()),
         "stalling": int(found.stalling.sum()),
-        "by_quality": [one._asdict() for one in kept_by_quality(found)],
+        "by_quality": [item._asdict() for item in kept_by_quality(found)],
         "expected": {
             name: expected_share(found, channel, sampling.relabelling)
             for name, channel in (("poorest", POOR), ("best", GOOD))
@@ -88,13 +88,13 @@ def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
 
 
 def _episode(found: Instances, index: int) -> dict[str, Any]:
-    own = found.question == index
-    labels = found.rejected[own].astype(int).T.tolist()
+    ours = found.question == index
+    labels = found.rejected[ours].astype(int).T.tolist()
     return {
         "key": found.keys[index],
-        "at": found.at[own].tolist(),
-        "critical": found.critical[own].astype(int).tolist(),
-        "stalling": found.stalling[own].astype(int).tolist(),
+        "at": found.at[ours].tolist(),
+        "critical": found.critical[ours].astype(int).tolist(),
+        "stalling": found.stalling[ours].astype(int).tolist(),
         "channels": [
             {**asdict(channel), "quality": channel.quality(), "labels": some}
             for channel, some in zip(found.channels[index], labels, strict=True)

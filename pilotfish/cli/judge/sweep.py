@@ -51,17 +51,17 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, SweepSettings)
-    kept = SweepFile(told.report or _given(told.out, "out"))
-    if not told.report:
-        _sweep(told, kept)
-    if not kept.tallies:
-        raise UnsupportedError(f"{kept.path} holds no questions yet.")
-    show(kept, pace_of(kept, told.draft_ms, told.verify_ms), args.json)
-    if told.plot:
-        draw(told.plot, kept)
-    if told.update_head:
-        _update(told.heads, kept)
+    settings = from_args(args, SweepSettings)
+    sweep_file = SweepFile(settings.report or _given(settings.out, "out"))
+    if not settings.report:
+        _sweep(settings, sweep_file)
+    if not sweep_file.tallies:
+        raise UnsupportedError(f"{sweep_file.path} holds no questions yet.")
+    show(sweep_file, pace_of(sweep_file, settings.draft_ms, settings.verify_ms), args.json)
+    if settings.plot:
+        draw(settings.plot, sweep_file)
+    if settings.update_head:
+        _update(settings.heads, sweep_file)
     return 0
 
 
@@ -79,13 +79,13 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
     draft, target = _given(told.draft, "draft"), _given(told.target, "target")
     names, asked_for = _given(told.heads, "head"), _given(told.questions, "questions")
     task = task_named(told.task, told.checker)
-    asked = questions(asked_for, task)[: told.count]
+    wanted = questions(asked_for, task)[: told.count]
     opened = OpenPair(draft, target)
     opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
     plan = _plan(told, opened, heads, task.instruction)
-    asked = opened.fitting(asked, told.max_tokens, opened.context)
-    if not asked:
+    wanted = opened.fitting(wanted, told.max_tokens, opened.context)
+    if not wanted:
         raise UnsupportedError(
             f"All questions are too long for the models' {opened.context} tokens."
         )
@@ -94,15 +94,15 @@ def _sweep(told: SweepSettings, kept: SweepFile) -> None:
         kept.set_pace(asdict(pace_of(kept, told.draft_ms, told.verify_ms)))
     elif kept.pace is None:
         kept.set_pace(asdict(measure_pace(draft, target, plan.windows, told)))
-    left = [one for one in asked if one.key not in kept.tallies]
+    left = [item for item in wanted if item.key not in kept.tallies]
     if not left:
         return
-    context = max(length(one, opened.vocabularies, told.max_tokens) for one in asked)
+    context = max(length(item, opened.vocabularies, told.max_tokens) for item in wanted)
     readers = opened.readers(min(told.slots, len(left)), context, told)
-    whole = {one.key for one in asked[: told.whole]}
+    whole = {item.key for item in wanted[: told.whole]}
     with Countdown("sweeping, questions", len(left)) as countdown:
-        found = sweep(readers, opened.vocabularies, task, left, plan, heads, whole)
-        for number, (key, tallies) in enumerate(found, 1):
+        result = sweep(readers, opened.vocabularies, task, left, plan, heads, whole)
+        for number, (key, tallies) in enumerate(result, 1):
             kept.add(key, tallies)
             countdown.update(number)
 
@@ -121,8 +121,8 @@ def _plan(
             )
     thresholds = {name: told.thresholds or _of_curve(head) for name, head in heads.items()}
     ends = (
-        msgspec.to_builtins(model_card(one)) | {"vocabulary": one.vocab_size}
-        for one in (drafter, target)
+        msgspec.to_builtins(model_card(item)) | {"vocabulary": item.vocab_size}
+        for item in (drafter, target)
     )
     return SweepHeader(
         task=told.task,
@@ -145,12 +145,12 @@ def _plan(
 
 def _of_curve(head: DecisionHead) -> list[float]:
     """List the thresholds of the head's own curve."""
-    found = sorted({point.threshold for point in head.card.curve})
-    if not found:
+    ordered = sorted({point.threshold for point in head.card.curve})
+    if not ordered:
         raise UnsupportedError(
             f"The decision head {head.card.name} has no curve: name --thresholds."
         )
-    return found
+    return ordered
 
 
 def pace_of(
@@ -169,7 +169,7 @@ def pace_of(
 def _update(names: Sequence[str], kept: SweepFile) -> None:
     """Put what was swept into the heads' curves."""
     assert kept.plan is not None
-    found = figures(kept.plan, list(kept.tallies.values()))
+    result = figures(kept.plan, list(kept.tallies.values()))
     for name in names:
         if name in list_shipped_heads():
             raise UnsupportedError(f"{name} came with Pilotfish: give the path of the head's file.")
@@ -177,8 +177,8 @@ def _update(names: Sequence[str], kept: SweepFile) -> None:
         known = kept.plan.heads.get(head.card.name)
         if known is None or known["sha256"] != head.card.sha256:
             raise UnsupportedError(f"The head {name} is not the one that was swept.")
-        points = curve(kept.plan, found, head.card.name, kept.plan.windows[0])
-        curve_ = {one.threshold: one for one in head.card.curve}
+        points = curve(kept.plan, result, head.card.name, kept.plan.windows[0])
+        curve_ = {item.threshold: item for item in head.card.curve}
         for threshold, figure in points.items():
             curve_[threshold] = CurvePoint(
                 threshold=threshold,

@@ -30,18 +30,18 @@ def show(kept: SweepFile, pace: ModelPace, json_path: str | None) -> None:
     """Print a table for each link and window; write the figures as JSON if asked."""
     assert kept.plan is not None
     plan, tallies = kept.plan, list(kept.tallies.values())
-    found, spent = figures(plan, tallies), costs(plan, tallies, pace)
+    result, spent = figures(plan, tallies), costs(plan, tallies, pace)
     if json_path:
-        write_json(json_path, as_json(plan, found, spent, pace))
+        write_json(json_path, as_json(plan, result, spent, pace))
     if json_path == "-":
         return
     console = Console(highlight=False)
     for profile in plan.profiles:
         for window in plan.windows:
-            console.print(_table(found, spent, profile, window))
+            console.print(_table(result, spent, profile, window))
     verify = ", ".join(f"{width}: {s * 1e3:.0f}" for width, s in sorted(pace.verify_s.items()))
-    told = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
-    console.print(told, style="dim", soft_wrap=True)
+    info = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
+    console.print(info, style="dim", soft_wrap=True)
 
 
 def as_json(
@@ -53,18 +53,18 @@ def as_json(
     """Collect all figures: those of `greedy` for each link."""
     lines = []
     for (at, profile), each in spent.items():
-        one = found[at]
-        told = {
-            **one.setting._asdict(),
-            **{name: value for name, value in asdict(one).items() if name != "setting"},
+        item = found[at]
+        options = {
+            **item.setting._asdict(),
+            **{name: value for name, value in asdict(item).items() if name != "setting"},
         }
-        told |= {"profile": profile._asdict(), "accuracy": one.accuracy}
-        told["accuracy_within"] = share_interval(one.right, one.n)
-        told["modelled"] = {
-            name: {**cost._asdict(), "tokens_per_s": one.tokens / cost.seconds}
+        options |= {"profile": profile._asdict(), "accuracy": item.accuracy}
+        options["accuracy_within"] = share_interval(item.right, item.n)
+        options["modelled"] = {
+            name: {**cost._asdict(), "tokens_per_s": item.tokens / cost.seconds}
             for name, cost in each.items()
         }
-        lines.append(told)
+        lines.append(options)
     return {
         "modelled": "seconds, tokens_per_s",
         "pace": asdict(pace),
@@ -80,13 +80,13 @@ def _table(
     window: int,
 ) -> Table:
     """Tabulate what the thresholds do under one link and window."""
-    own = [
-        (one, spent[at, profile])
-        for at, one in enumerate(found)
-        if (at, profile) in spent and one.setting.window == window
+    ours = [
+        (item, spent[at, profile])
+        for at, item in enumerate(found)
+        if (at, profile) in spent and item.setting.window == window
     ]
     table = Table(
-        title=f"{profile}, window {window}, {own[0][0].n} questions",
+        title=f"{profile}, window {window}, {ours[0][0].n} questions",
         title_justify="left",
         box=None,
         collapse_padding=True,
@@ -94,11 +94,11 @@ def _table(
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     head = None
-    for one, cost in own:
-        if one.setting.head != head:
-            head = one.setting.head
+    for item, cost in ours:
+        if item.setting.head != head:
+            head = item.setting.head
             table.add_row(head, end_section=True)
-        table.add_row(*(_plain_row(one, cost) if head is None else _judged_row(one, cost)))
+        table.add_row(*(_plain_row(item, cost) if head is None else _judged_row(item, cost)))
     return table
 
 
@@ -132,26 +132,26 @@ def draw(path: Path, kept: SweepFile) -> None:
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     assert kept.plan is not None
-    plan, found = kept.plan, figures(kept.plan, list(kept.tallies.values()))
+    plan, result = kept.plan, figures(kept.plan, list(kept.tallies.values()))
     window = plan.windows[0]
-    plain = next(one for one in found if one.setting.head is None)
-    judged = [one for one in found if one.setting.head and one.setting.window == window]
+    plain = next(item for item in result if item.setting.head is None)
+    judged = [item for item in result if item.setting.head and item.setting.window == window]
     head = judged[0].setting.head
     thresholds = sorted(
-        {one.setting.threshold or 0.0 for one in judged if one.setting.head == head}
+        {item.setting.threshold or 0.0 for item in judged if item.setting.head == head}
     )
     title = f"Accuracy by threshold: {head}, window {window}, n = {plain.n}"
     with plot(path, title, "threshold of ρ, evenly spaced", "answered rightly (%)") as axes:
         axes.axhline(100 * plain.accuracy, color=PALETTE[-1], linestyle="--", label=GREEDY)
         for number, profile in enumerate(plan.profiles):
             line = {
-                one.setting.threshold: 100 * one.accuracy
-                for one in judged
-                if (one.setting.head, one.setting.profile) == (head, profile)
+                item.setting.threshold: 100 * item.accuracy
+                for item in judged
+                if (item.setting.head, item.setting.profile) == (head, profile)
             }
             axes.plot(
                 range(len(thresholds)),
-                [line[one] for one in thresholds],
+                [line[item] for item in thresholds],
                 marker=MARKERS[number % len(MARKERS)],
                 color=PALETTE[number % len(PALETTE)],
                 label=str(profile),

@@ -40,15 +40,20 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, TrainSettings)
-    options = structs.replace(told.training, seed=told.options.seed)
-    mined, sampling, found = told.read()
+    settings = from_args(args, TrainSettings)
+    options = structs.replace(settings.training, seed=settings.options.seed)
+    mined, sampling, result = settings.read()
     with Countdown("training, epochs at most", options.epochs) as countdown:
         head = train(
-            told.out.name, mined, found, sampling, options, lambda done, _: countdown.update(done)
+            settings.out.name,
+            mined,
+            result,
+            sampling,
+            options,
+            lambda done, _: countdown.update(done),
         )
-    told.out.parent.mkdir(parents=True, exist_ok=True)
-    path = head.save(told.out.parent)
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    path = head.save(settings.out.parent)
     Console(stderr=True, highlight=False, soft_wrap=True).print(_told(head.card), markup=False)
     if args.json:
         write_json(args.json, to_builtins(head.card))

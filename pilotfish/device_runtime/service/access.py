@@ -108,11 +108,11 @@ class ApiKeys:
         if scheme.lower() != "bearer":
             return None
         digest = _digest(key.strip())
-        found = None
+        result = None
         for name, known in self._digests.items():
             if hmac.compare_digest(known, digest):
-                found = Client(name, digest.hex())
-        return found
+                result = Client(name, digest.hex())
+        return result
 
 
 def _entry(line: str, where: str) -> tuple[str, str]:

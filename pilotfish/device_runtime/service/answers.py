@@ -70,16 +70,16 @@ class CompletionFormat:
         """Return the body of an answer that is not streamed; its usage is of all generations."""
         told_of = most_likely(generations, self._best) if self._best else generations
         choices = [self._choice(at, generation) for at, generation in enumerate(told_of)]
-        told = [summary(generation) for generation in told_of]
+        info = [summary(generation) for generation in told_of]
         if len(choices) > 1:
             choices = [
-                {**choice, "pilotfish": its} for choice, its in zip(choices, told, strict=True)
+                {**choice, "pilotfish": its} for choice, its in zip(choices, info, strict=True)
             ]
         return {
             **self._head("chat.completion"),
             "choices": choices,
             "usage": usage(generations),
-            "pilotfish": told[0] if len(told) == 1 else None,
+            "pilotfish": info[0] if len(info) == 1 else None,
         }
 
     def _choice(self, index: int, generation: Generation) -> Body:
@@ -107,15 +107,15 @@ class CompletionFormat:
     def _logprobs_of(self, generation: Generation) -> Body | None:
         """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
         self._offsets = self._answer_offsets()
-        found = self._logprobs(generation.tokens, generation.logprobs)
-        if found is None or self._words is None or self._echo is None:
-            return found
+        result = self._logprobs(generation.tokens, generation.logprobs)
+        if result is None or self._words is None or self._echo is None:
+            return result
         before = generation.prompt_logprobs
         if not before:
-            return found
+            return result
         offsets = TextOffsets(self._words, special=self._marked)
-        asked = text_logprobs(generation.prompt_ids, before, self._words, offsets)
-        return {name: asked[name] + found[name] for name in found}
+        wanted = text_logprobs(generation.prompt_ids, before, self._words, offsets)
+        return {name: wanted[name] + result[name] for name in result}
 
     def _answer_offsets(self) -> TextOffsets | None:
         """Return where the tokens of a new choice begin."""
@@ -143,21 +143,21 @@ class CompletionFormat:
 
     def piece_events(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
-        said = delta_of(piece.parts) if self._chat else piece.text
-        told = {"origin": piece.origin, "tokens": len(piece.tokens)}
+        reply = delta_of(piece.parts) if self._chat else piece.text
+        options = {"origin": piece.origin, "tokens": len(piece.tokens)}
         before = self.start_events()
-        chunk = self._chunk(said, told=told)
+        chunk = self._chunk(reply, told=options)
         chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs)
         return [*before, chunk]
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token; the next choice follows."""
-        said: Body | str = {} if self._chat else ""
-        last = self._chunk(said, finish=self._finish(generation))
-        found = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
+        reply: Body | str = {} if self._chat else ""
+        last = self._chunk(reply, finish=self._finish(generation))
+        results = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
         self._ended.append(generation)
         self._begun = False
-        return found
+        return results
 
     def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
@@ -169,8 +169,8 @@ class CompletionFormat:
 
     def closing_events(self) -> bytes:
         """Return the end of a stream, and before it the usage if it was asked for."""
-        told = self.encode_event(self._usage()) if self._tells_usage else b""
-        return told + b"data: [DONE]\n\n"
+        info = self.encode_event(self._usage()) if self._tells_usage else b""
+        return info + b"data: [DONE]\n\n"
 
     def _usage(self) -> Body:
         return {
@@ -204,12 +204,12 @@ class CompletionFormat:
 
 def message_body(turn: Turn) -> Body:
     """Format a turn as a message."""
-    found: Body = {"role": "assistant", "content": turn.content, "refusal": None}
+    results: Body = {"role": "assistant", "content": turn.content, "refusal": None}
     if turn.reasoning:
-        found["reasoning_content"] = turn.reasoning
+        results["reasoning_content"] = turn.reasoning
     if turn.calls:
-        found["content"] = turn.content or None
-        found["tool_calls"] = [
+        results["content"] = turn.content or None
+        results["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -217,19 +217,19 @@ def message_body(turn: Turn) -> Body:
             }
             for call in turn.calls
         ]
-    return found
+    return results
 
 
 def delta_of(parts: Sequence[TurnPart]) -> Body:
     """Format the parts of a turn as what a message grows by."""
-    found: Body = {}
+    results: Body = {}
     calls: dict[int, Body] = {}
     for part in parts:
         match part.kind:
             case "content":
-                found["content"] = found.get("content", "") + part.text
+                results["content"] = results.get("content", "") + part.text
             case "reasoning":
-                found["reasoning_content"] = found.get("reasoning_content", "") + part.text
+                results["reasoning_content"] = results.get("reasoning_content", "") + part.text
             case "call":
                 function = {"name": part.text, "arguments": ""}
                 calls[part.call] = {
@@ -241,15 +241,15 @@ def delta_of(parts: Sequence[TurnPart]) -> Body:
                 )
                 call["function"]["arguments"] += part.text
     if calls:
-        found["tool_calls"] = [*calls.values()]
-    return found or {"content": ""}
+        results["tool_calls"] = [*calls.values()]
+    return results or {"content": ""}
 
 
 def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
     """Return the answers of the highest log-probability by token, the highest first."""
 
     def by_token(answer: Generation) -> float:
-        known = [told.logprob for told in answer.logprobs if told is not None]
+        known = [logprob.logprob for logprob in answer.logprobs if logprob is not None]
         return sum(known) / len(known) if known else -inf
 
     return sorted(answers, key=by_token, reverse=True)[:most]
@@ -258,7 +258,7 @@ def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
 def usage(generations: Sequence[Generation]) -> Body:
     """Count the tokens of the prompt and of all answers, their end tokens included."""
     prompt = generations[0].prompt_tokens
-    completion = sum(len(one.tokens) for one in generations)
+    completion = sum(len(generation.tokens) for generation in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -271,20 +271,24 @@ def summary(generation: Generation) -> Body:
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,
-        "window": max((one.window for one in rounds), default=0),
+        "window": max((recovery.window for recovery in rounds), default=0),
         "rounds": len(rounds),
-        "accepted": sum(one.accepted for one in rounds),
+        "accepted": sum(recovery.accepted for recovery in rounds),
         "forced": generation.forced,
         **generation.rounded_notes,
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),
         "total_ms": round(generation.total_s * 1e3, 2),
-        "uplink_bytes": sum(one.uplink_bytes for one in rounds),
-        "downlink_bytes": sum(one.downlink_bytes for one in rounds),
+        "uplink_bytes": sum(recovery.uplink_bytes for recovery in rounds),
+        "downlink_bytes": sum(recovery.downlink_bytes for recovery in rounds),
         "choice": None if generation.choice is None else generation.choice.reason,
         "recoveries": [
-            {"at": one.at, "lost_s": round(one.lost_s, 3), "local_tokens": one.local_tokens}
-            for one in generation.recoveries
+            {
+                "at": recovery.at,
+                "lost_s": round(recovery.lost_s, 3),
+                "local_tokens": recovery.local_tokens,
+            }
+            for recovery in generation.recoveries
         ],
     }

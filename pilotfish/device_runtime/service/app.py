@@ -44,8 +44,8 @@ def application(service: DeviceService) -> ASGIApp:
     async def refuse(_: Request, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
         service.count_refusal(refusal)
-        told = error.headers if isinstance(error, HTTPException) and error.headers else {}
-        return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
+        info = error.headers if isinstance(error, HTTPException) and error.headers else {}
+        return json_response(refusal.body, refusal.status, {**info, **refusal.headers})
 
     expected = (HTTPException, RefusalError, PilotfishError)
     app = Starlette(
@@ -116,18 +116,22 @@ def _completions(service: DeviceService) -> list[Route]:
 
 
 def _responses(service: DeviceService) -> list[Route]:
-    kept = service.responses
+    responses = service.responses
 
     async def respond(request: Request) -> Completion:
         client = _client(request)
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
-        asked = response_request(body, service.options, partial(kept.conversation, owner))
-        wanted = asked.completion
+        wanted_value = response_request(
+            body, service.options, partial(responses.conversation, owner)
+        )
+        wanted = wanted_value.completion
         _check(service, wanted)
-        keep = partial(kept.store, owner, asked.messages) if asked.store else None
+        keep = (
+            partial(responses.store, owner, wanted_value.messages) if wanted_value.store else None
+        )
         answer = ResponseFormat(
-            asked, model=service.config.model, keep=keep, tokens=service.tokens_in
+            wanted_value, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
         read = partial(service.read, client.name)
         return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
@@ -141,12 +145,12 @@ def _responses(service: DeviceService) -> list[Route]:
                 param="stream",
                 reason="unsupported",
             )
-        body = kept.body(_client(request).identity, request.path_params["name"])
+        body = responses.body(_client(request).identity, request.path_params["name"])
         return Response(body, media_type="application/json")
 
     async def forget(request: Request) -> Response:
         name = request.path_params["name"]
-        kept.forget(_client(request).identity, name)
+        responses.forget(_client(request).identity, name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
     return [
@@ -173,8 +177,8 @@ def _check(service: DeviceService, wanted: CompletionRequest) -> None:
 
 def _tokens(service: DeviceService) -> list[Route]:
     async def tokenize(request: Request) -> Response:
-        asked, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
-        work = partial(tokenize_response, service.device, asked, chat=chat, words=words)
+        wanted, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(tokenize_response, service.device, wanted, chat=chat, words=words)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
     async def detokenize(request: Request) -> Response:
@@ -264,8 +268,8 @@ def _state(service: DeviceService) -> list[Route]:
     async def status(_: Request) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
         service.status.set_link(service.link_status, service.link_state)
-        told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
-        return json_response(told)
+        info = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
+        return json_response(info)
 
     return [_route("/health", health), _route("/metrics", metrics), _route("/status", status)]
 

@@ -51,19 +51,21 @@ class Connection(H11Protocol):
     def _make_room(self) -> None:
         others = Connection.open_among(self.connections)
         if len(others) > self.most:
-            (Connection.idle_longest(one for one in others if one is not self) or self).abort()
+            (
+                Connection.idle_longest(other for other in others if other is not self) or self
+            ).abort()
 
     @staticmethod
     def open_among(connections: Iterable[object]) -> "list[Connection]":
         """List those of uvicorn's connections that are not ending."""
-        own = (one for one in connections if isinstance(one, Connection))
-        return [one for one in own if not one.transport.is_closing()]
+        ours = (connection for connection in connections if isinstance(connection, Connection))
+        return [connection for connection in ours if not connection.transport.is_closing()]
 
     @staticmethod
     def idle_longest(connections: "Iterable[Connection]") -> "Connection | None":
         """Return the one that has waited longest for a request; None: all are busy."""
-        idle = (one for one in connections if not one._busy)
-        return min(idle, key=lambda one: one._idle_since_s, default=None)
+        idle = (connection for connection in connections if not connection._busy)
+        return min(idle, key=lambda connection: connection._idle_since_s, default=None)
 
     def abort(self) -> None:
         """End it at once."""
@@ -161,7 +163,7 @@ class TlsHandshake(asyncio.Protocol):
     @classmethod
     def abort_oldest(cls) -> bool:
         """Abort the oldest handshake under way; False: there is none."""
-        oldest = next((one for one in cls._under_way if not one.is_closing()), None)
+        oldest = next((item for item in cls._under_way if not item.is_closing()), None)
         if oldest is not None:
             oldest.abort()
         return oldest is not None

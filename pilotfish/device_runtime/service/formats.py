@@ -62,30 +62,30 @@ def grammar_of(
     format: Format | FormatOfText | None, structured: StructuredOutputs | None
 ) -> Grammar | None:
     """Return what the answer must be; refuses a request that says so twice."""
-    found = []
+    results = []
     match format:
         case ObjectFormat(schema=schema):
-            found.append(Grammar.from_schema(_text_of(schema)))
+            results.append(Grammar.from_schema(_text_of(schema)))
         case SchemaFormat(json_schema=named) | (FlatFormat() as named):
-            found.append(Grammar.from_schema(_text_of(named.schema)))
+            results.append(Grammar.from_schema(_text_of(named.schema)))
     if structured is not None:
         if bytes(structured.json) != b"null":
-            found.append(Grammar.from_schema(_text_of(structured.json)))
+            results.append(Grammar.from_schema(_text_of(structured.json)))
         if structured.json_object:
-            found.append(Grammar.from_schema({"type": "object"}))
+            results.append(Grammar.from_schema({"type": "object"}))
         if structured.regex is not None:
-            found.append(Grammar("regex", structured.regex))
+            results.append(Grammar("regex", structured.regex))
         if structured.choice is not None:
-            found.append(Grammar.from_choices(structured.choice))
+            results.append(Grammar.from_choices(structured.choice))
         if structured.grammar is not None:
-            found.append(Grammar("lark", structured.grammar))
-    if len(found) > 1:
+            results.append(Grammar("lark", structured.grammar))
+    if len(results) > 1:
         raise bad_request(
             "structured_outputs",
             "An answer is of one format: response_format (in /v1/responses text.format), or one "
             "field of structured_outputs.",
         )
-    return found[0] if found else None
+    return results[0] if results else None
 
 
 def _text_of(schema: msgspec.Raw) -> str:

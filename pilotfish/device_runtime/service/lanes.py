@@ -190,11 +190,11 @@ class Lanes:
         A job that is larger than its client's share is let in where the client has no other; what
         is beyond the share takes nothing from others.
         """
-        own = self._held[client]
+        ours = self._held[client]
         held = sum(min(each, self._most_each) for each in self._held.values())
         if held + min(choices, self._most_each) > self._most:
             return "The queue"
-        return "Your share of the queue" if own and own + choices > self._most_each else None
+        return "Your share of the queue" if ours and ours + choices > self._most_each else None
 
     def _free_places(self, job: AnswerJob, count: int) -> None:
         job.places -= count

@@ -68,23 +68,23 @@ def prompt_logprobs(
     ids: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
 ) -> list[Body | None]:
     """Format those of a prompt's tokens; of the rank, only that among the likeliest is known."""
-    found: list[Body | None] = []
+    results: list[Body | None] = []
     for at, token in enumerate(ids):
         its = logprobs[at] if at < len(logprobs) else None
         if its is None:
-            found.append(None)
+            results.append(None)
             continue
         ranked: dict[int, tuple[float, int | None]] = {
             id: (value, rank) for rank, (id, value) in enumerate(its.top, start=1)
         }
         ranked.setdefault(token, (its.logprob, None))
-        found.append(
+        results.append(
             {
                 str(id): {"logprob": value, "rank": rank, "decoded_token": _text(id, tokenizer)}
                 for id, (value, rank) in ranked.items()
             }
         )
-    return found
+    return results
 
 
 def _said(

@@ -106,18 +106,18 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     role = message.role
     if role not in _ROLES:
         raise bad_request(f"{where}role", f"{where}role must be one of {', '.join(_ROLES)}.")
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "role": _ROLES[role], "content": content_of(message.content, role, f"{where}content")
     }  # fmt: skip
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            found[name] = value
+            results[name] = value
     if calls := calls_of(message.tool_calls, message.function_call, where):
         _expect_role("assistant", role, f"{where}tool_calls")
-        found["tool_calls"] = calls
+        results["tool_calls"] = calls
     if message.tool_call_id is not None:
-        _expect_role("tool", found["role"], f"{where}tool_call_id")
-    return found
+        _expect_role("tool", results["role"], f"{where}tool_call_id")
+    return results
 
 
 def _expect_role(wanted: str, role: str, field: str) -> None:
@@ -178,7 +178,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
         if isinstance(content, str):
             return content
         if isinstance(content, list):
-            return "".join(one.text for one in content)
+            return "".join(item.text for item in content)
         if role in _MAY_SAY_NOTHING:
             return ""
     raise bad_request(where, f"{where} must be a text or a list of text parts.")
@@ -188,10 +188,10 @@ def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
     """Read a raw prompt: one text or one list of token ids, or a list with one of these."""
     for kind in (_Prompt, tuple[_Prompt]):
         try:
-            found = msgspec.json.decode(prompt, type=kind)
+            decoded = msgspec.json.decode(prompt, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        return found[0] if isinstance(found, tuple) else found
+        return decoded[0] if isinstance(decoded, tuple) else decoded
     raise bad_request("prompt", "prompt must be one text or one list of token ids.")
 
 
@@ -249,5 +249,5 @@ def unknown_field(name: str) -> RefusalError:
 
 def unknown_name(error: Exception) -> str | None:
     """Return the unknown field that an error is about; None for another error."""
-    found = _UNKNOWN.fullmatch(str(error))
-    return found and found[1]
+    match = _UNKNOWN.fullmatch(str(error))
+    return match and match[1]

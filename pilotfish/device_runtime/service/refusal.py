@@ -103,14 +103,14 @@ class RefusalError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The response's headers."""
-        found = {}
+        results = {}
         if self.retry_s is not None:
-            found["retry-after"] = str(max(1, math.ceil(self.retry_s)))
+            results["retry-after"] = str(max(1, math.ceil(self.retry_s)))
         if self.status == 401:
-            found["www-authenticate"] = "Bearer"
+            results["www-authenticate"] = "Bearer"
         if self.close:
-            found["connection"] = "close"
-        return found
+            results["connection"] = "close"
+        return results
 
 
 _TYPES = {

@@ -57,16 +57,16 @@ class ResponseStore:
     def store(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
         """Keep a response to these messages, unless it alone is too large."""
         self.expire()
-        told = _StoredResponse(
+        info = _StoredResponse(
             client,
             self._clock() + _KEPT_S,
             msgspec.json.encode(response),
             msgspec.json.encode([*messages, assistant_message(turn)]),
         )
-        if told.size > self._most_bytes:
+        if info.size > self._most_bytes:
             return
-        self._kept[response["id"]] = told
-        self._bytes += told.size
+        self._kept[response["id"]] = info
+        self._bytes += info.size
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             self._drop(self._surplus())
 
@@ -76,8 +76,8 @@ class ResponseStore:
 
     def conversation(self, client: str, name: str) -> list[Message]:
         """Return the messages that a response answered, and its own; raises as `body` does."""
-        found = self._find(client, name, "previous_response_id")
-        messages: list[Message] = msgspec.json.decode(found.conversation)
+        result = self._find(client, name, "previous_response_id")
+        messages: list[Message] = msgspec.json.decode(result.conversation)
         return messages
 
     def forget(self, client: str, name: str) -> None:
@@ -93,8 +93,8 @@ class ResponseStore:
 
     def _find(self, client: str, name: str, param: str) -> _StoredResponse:
         self.expire()
-        found = self._kept.get(name)
-        if found is None or found.client != client:
+        value = self._kept.get(name)
+        if value is None or value.client != client:
             raise RefusalError(
                 404,
                 f"There is no response {name[:80]!r} here: the latest are kept for "
@@ -104,15 +104,15 @@ class ResponseStore:
                 param=param,
                 reason="response",
             )
-        return found
+        return value
 
     def _surplus(self) -> str:
         """Return the oldest response of the client that takes the largest share."""
         shares: Counter[str] = Counter()
-        for one in self._kept.values():
-            shares[one.client] += one.size * self._most + self._most_bytes
+        for item in self._kept.values():
+            shares[item.client] += item.size * self._most + self._most_bytes
         ((client, _),) = shares.most_common(1)
-        return next(name for name, one in self._kept.items() if one.client == client)
+        return next(name for name, item in self._kept.items() if item.client == client)
 
     def _drop(self, name: str) -> None:
         self._bytes -= self._kept.pop(name).size

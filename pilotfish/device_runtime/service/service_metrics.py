@@ -164,29 +164,29 @@ class ServiceMetrics:
         """Count a round that is over."""
         protocol = record.protocol if record.protocol in names() else _OTHER
         with self._lock:
-            own = self._counts
-            own.drafted[protocol] += record.nodes  # under `ahead` between any two messages
+            counts = self._counts
+            counts.drafted[protocol] += record.nodes  # under `ahead` between any two messages
             if record.window:
-                own.drafts[protocol] += 1
-                own.accepted[protocol] += record.accepted
+                counts.drafts[protocol] += 1
+                counts.accepted[protocol] += record.accepted
                 for name, value in record.notes.items():
-                    own.notes[name, protocol] += value
+                    counts.notes[name, protocol] += value
                 for position in range(min(record.accepted, _POSITIONS)):
-                    own.accepted_at[str(position)] += 1
+                    counts.accepted_at[str(position)] += 1
                 if record.accepted > _POSITIONS:
-                    own.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
+                    counts.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
             for stage in STAGES:
                 seconds = getattr(record.timings, stage)
                 if seconds or record.window:  # the baselines lack most stages
-                    own.stages[protocol, stage].add(seconds)
-            own.bytes["up", "rounds"] += record.uplink_bytes
-            own.bytes["down", "rounds"] += record.downlink_bytes
+                    counts.stages[protocol, stage].add(seconds)
+            counts.bytes["up", "rounds"] += record.uplink_bytes
+            counts.bytes["down", "rounds"] += record.downlink_bytes
             for origin, ids in record.origins:
                 if ids:
-                    own.tokens[origin] += len(ids)
+                    counts.tokens[origin] += len(ids)
             if record.source:
-                own.hint_drafts[record.source] += record.window
-                own.hint_accepted[record.source] += record.accepted
+                counts.hint_drafts[record.source] += record.window
+                counts.hint_accepted[record.source] += record.accepted
 
     def add_generation(self, generation: Generation) -> None:
         """Count an answer that has come to its end."""
@@ -196,18 +196,18 @@ class ServiceMetrics:
         if generation.rounds:
             later -= len(generation.rounds[0].tokens)
         with self._lock:
-            own = self._counts
-            own.generations[protocol, policy, generation.finish_reason] += 1
-            own.chosen = {name: name == protocol for name in names()}
-            own.prompt_tokens += generation.prompt_tokens
-            own.first_s.add(generation.first_token_s)
+            counts = self._counts
+            counts.generations[protocol, policy, generation.finish_reason] += 1
+            counts.chosen = {name: name == protocol for name in names()}
+            counts.prompt_tokens += generation.prompt_tokens
+            counts.first_s.add(generation.first_token_s)
             if later > 0:
-                own.each_s.add((generation.total_s - generation.first_token_s) / later)
-            own.bytes["up", "probing"] += generation.probing.uplink_bytes
-            own.bytes["down", "probing"] += generation.probing.downlink_bytes
+                counts.each_s.add((generation.total_s - generation.first_token_s) / later)
+            counts.bytes["up", "probing"] += generation.probing.uplink_bytes
+            counts.bytes["down", "probing"] += generation.probing.downlink_bytes
             for recovery in generation.recoveries:
-                own.recovery_s.add(recovery.lost_s)
-                own.unverified += recovery.local_tokens
+                counts.recovery_s.add(recovery.lost_s)
+                counts.unverified += recovery.local_tokens
 
     def add_request(self, route: str, status: int, seconds: float) -> None:
         """Count an HTTP request that has been answered. route: the template, not the path."""
@@ -229,8 +229,8 @@ class ServiceMetrics:
     def set_connections(self, number: int, crowded: bool, turned_away: int) -> None:
         """Take down the connections, whether there is no room for more, and how many had none."""
         with self._lock:
-            own = self._counts
-            own.connections, own.crowded, own.turned_away = number, crowded, turned_away
+            counts = self._counts
+            counts.connections, counts.crowded, counts.turned_away = number, crowded, turned_away
 
     def set_link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
         """Take down how the link is; call it each second or so, and before `exposition`.

@@ -37,7 +37,7 @@ def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
         return None
     readings: dict[str, Reading] = {}
     for name in _READINGS.values():
-        taken = [found for state in known if (found := getattr(state, name)) is not None]
+        taken = [result for state in known if (result := getattr(state, name)) is not None]
         if taken:
             readings[name] = min(taken, key=lambda reading: reading.age_s)
     return LinkState(**readings)
@@ -103,12 +103,12 @@ class ServiceStatus:
             self._choice = _chosen(generation)
             for recovery in generation.recoveries:
                 self._recovered += 1
-                told = {
+                options = {
                     "at": recovery.at,
                     "lost_s": recovery.lost_s,
                     "local_tokens": recovery.local_tokens,
                 }
-                self._recoveries.append((now_s, told))
+                self._recoveries.append((now_s, options))
 
     def set_link(self, status: LinkStatus | None, state: LinkState | None) -> None:
         """Set the link's state and readings; call it every second or so, and before `snapshot`."""
@@ -150,8 +150,8 @@ class ServiceStatus:
                     else None,
                 },
                 **{
-                    name: one.summarize_total(self._noted.get(name, 0), self._parts[one.unit])
-                    for name, one in counters().items()
+                    name: item.summarize_total(self._noted.get(name, 0), self._parts[item.unit])
+                    for name, item in counters().items()
                 },
                 "hints": {
                     source: {"drafted": drafted, "accepted": accepted}
@@ -163,7 +163,7 @@ class ServiceStatus:
                 "last": self._last,
                 "recoveries": {
                     "count": self._recovered,
-                    "recent": [{"ago_s": now_s - at_s, **told} for at_s, told in self._recoveries],
+                    "recent": [{"ago_s": now_s - at_s, **info} for at_s, info in self._recoveries],
                 },
                 "lanes": {"total": self._lanes, "running": running, "waiting": waiting},
                 "connections": {"open": self._connections[0], "crowded": self._connections[1]},

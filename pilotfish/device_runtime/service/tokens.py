@@ -51,7 +51,7 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("prompt", "Give a prompt or messages.")
     if request.messages is not None:
-        messages = [message_of(one, at) for at, one in enumerate(request.messages)]
+        messages = [message_of(item, at) for at, item in enumerate(request.messages)]
         tools = read_tools([tool.function for tool in request.tools or ()], None, None)
         thinking = thinking_of(request.chat_template_kwargs)
         return Talk(messages, tools, thinking), True, words
@@ -77,8 +77,8 @@ def tokenize_response(device: Device, asked: PromptInput, *, chat: bool, words: 
 
 def detokenize_request(body: bytes) -> Sequence[int]:
     """Read a ``POST /detokenize``."""
-    found: list[int] = _read(body, _Detokenize).tokens
-    return found
+    tokens: list[int] = _read(body, _Detokenize).tokens
+    return tokens
 
 
 def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:

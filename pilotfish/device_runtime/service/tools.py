@@ -53,31 +53,31 @@ def read_tools(
     functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
     """Return what may be called; None where nothing may."""
-    told = [
+    info = [
         {
             "type": "function",
             "function": {
-                "name": one.name,
-                "description": one.description,
+                "name": item.name,
+                "description": item.description,
                 "parameters": parameters,
-                "strict": one.strict,
+                "strict": item.strict,
             },
         }
-        for one, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
+        for item, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
     ]
     try:
-        return Tools.read(told, choice, parallel)
+        return Tools.read(info, choice, parallel)
     except ValueError as error:
         raise bad_request("tools", f"{error}.") from None
 
 
 def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
-    if sum(len(memoryview(one.parameters)) for one in functions) > MOST_PARAMETERS:
+    if sum(len(memoryview(function.parameters)) for function in functions) > MOST_PARAMETERS:
         raise bad_request(
             "tools", f"The parameters of all tools have more than {MOST_PARAMETERS:,} bytes."
         )
     try:
-        return [msgspec.json.decode(one.parameters) for one in functions]
+        return [msgspec.json.decode(function.parameters) for function in functions]
     except (ValueError, RecursionError) as error:  # msgspec's, too; and of UTF-8
         raise bad_request("tools", f"The parameters of a tool are no JSON: {error}.") from None
 
@@ -116,13 +116,13 @@ def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict
         listed = [*listed, _Call(call)]
     return [
         {
-            "id": one.id,
+            "id": item.id,
             "type": "function",
             "function": {
-                "name": one.function.name, "arguments": arguments_text(one.function.arguments)
+                "name": item.function.name, "arguments": arguments_text(item.function.arguments)
             },
         }
-        for one in listed
+        for item in listed
     ]  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif message["role"] == "tool":
             if not message.get("tool_call_id"):  # "" names none, as with a call
                 name = message.get("name")
-                of = next((id for id, one in waiting.items() if name in (None, one)), None)
+                of = next((id for id, item in waiting.items() if name in (None, item)), None)
                 if of is None:
                     where = f"messages[{at}].tool_call_id"
                     raise bad_request(where, f"{where} says which call this is the result of.")
