@@ -52,8 +52,8 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = choices_of(top, "command")
     for name in named_in(_COMMANDS, arguments):
-        info = (arguments,) if name in _PACKAGES else ()
-        import_module(f"pilotfish.cli.{name}").add_to(commands, *info)
+        package_arguments = (arguments,) if name in _PACKAGES else ()
+        import_module(f"pilotfish.cli.{name}").add_to(commands, *package_arguments)
     return top
 
 

@@ -40,15 +40,15 @@ class ConfiguredParser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """As argparse's, with the file's flags in front of those given."""
         words = list(sys.argv[1:] if args is None else args)
-        self._file = _named(words) if self.reads_files else None
+        self._file = _config_path(words) if self.reads_files else None
         if self._file is None:
             return super().parse_known_args(words, namespace)
         flags = list(_flags(self._file))
-        result, rest = super().parse_known_args([*flags, *words], namespace)
+        parsed, rest = super().parse_known_args([*flags, *words], namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        result.again = partial(self.parse_args, words)
-        return result, rest
+        parsed.again = partial(self.parse_args, words)
+        return parsed, rest
 
     def error(self, message: str) -> NoReturn:
         """End the program; where a file may be to blame, by an error that says so."""
@@ -71,19 +71,19 @@ def config_option(parser: ConfiguredParser, example: str) -> None:
 def reread_args(args: argparse.Namespace) -> argparse.Namespace:
     """The same command line with its file as it is now; `ConfigError` if that is broken."""
     reread = getattr(args, "again", None)
-    result: argparse.Namespace = args if reread is None else reread()
-    return result
+    reparsed: argparse.Namespace = args if reread is None else reread()
+    return reparsed
 
 
-def _named(words: Sequence[str]) -> Path | None:
+def _config_path(words: Sequence[str]) -> Path | None:
     """The file behind the last ``--config``."""
-    result = None
+    path = None
     for at, word in enumerate(words):
         if word == "--config" and at + 1 < len(words):
-            result = Path(words[at + 1])
+            path = Path(words[at + 1])
         elif word.startswith("--config="):
-            result = Path(word.partition("=")[2])
-    return result
+            path = Path(word.partition("=")[2])
+    return path
 
 
 def _flags(path: Path) -> Iterator[str]:

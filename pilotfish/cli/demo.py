@@ -87,16 +87,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _generate(
-    device: Device, screen: AnswerScreen, told: DemoSettings, protocol: str, temperature: float
+    device: Device, screen: AnswerScreen, settings: DemoSettings, protocol: str, temperature: float
 ) -> Generation:
     screen.notes.rule(f"{protocol}, temperature {temperature:g}")
     for piece in device.stream(
-        told.prompt,
+        settings.prompt,
         protocol=protocol,
-        window=told.window,
-        max_tokens=told.max_tokens,
+        window=settings.window,
+        max_tokens=settings.max_tokens,
         temperature=temperature,
-        seed=told.seed,
+        seed=settings.seed,
     ):
         screen.show(piece)
     screen.end()

@@ -113,8 +113,8 @@ def _run(args: argparse.Namespace) -> int:
         turn = device.last.turn
     if args.json:
         calls = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
-        fields = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
-        write_json(args.json, {**figures, "answer": fields})
+        answer = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
+        write_json(args.json, {**figures, "answer": answer})
     if args.stats:
         if choice is not None:
             screen.notes.print(f"auto: {choice.reason}")

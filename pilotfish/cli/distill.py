@@ -61,12 +61,12 @@ def _run(args: argparse.Namespace) -> int:
         from pilotfish.distill.running import distill
 
     with _Stages({ANSWERS: settings.sessions}) as stages:
-        result = distill(settings, stages.update)
-    page = write(settings.folder, result)
-    console.print(_table(result))
-    console.print(f"{result.learnt} answers learnt from; the report is {page}", markup=False)
+        distilled = distill(settings, stages.update)
+    page = write(settings.folder, distilled)
+    console.print(_table(distilled))
+    console.print(f"{distilled.learnt} answers learnt from; the report is {page}", markup=False)
     if args.json:
-        write_json(args.json, result.figures())
+        write_json(args.json, distilled.figures())
     if args.json != "-":
         print(settings.out)
     return 0
@@ -107,16 +107,16 @@ class _Stages:
         self._end()
 
 
-def _table(found: Distilled) -> Table:
-    table = Table(title=Text(f"{found.drafter} for {found.target}, answers kept out"))
+def _table(distilled: Distilled) -> Table:
+    table = Table(title=Text(f"{distilled.drafter} for {distilled.target}, answers kept out"))
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({DEPTH}) before", "after"):
         table.add_column(name, justify="right")
-    for kind, places, before, after, reach, now in found.rows:
+    for kind, places, before, after, reach, now in distilled.rows:
         if kind == ALL:
             table.add_section()
         table.add_row(
-            Text(f"{kind} (not learnt)" if found.unlearnt(kind) else kind),  # no markup
+            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),  # no markup
             f"{places}",
             f"{before:.3f}",
             f"{after:.3f}",

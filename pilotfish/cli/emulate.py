@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
         take_precedence()
         proxy.run()
     proxy.close()
-    _tell(proxy.traffic(), settings, monotonic() - started_s)
+    _print_traffic(proxy.traffic(), settings, monotonic() - started_s)
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     return 0
@@ -105,13 +105,13 @@ def _signals(proxy: Proxy) -> Iterator[list[int]]:
                 signal.signal(number, handler)
 
 
-def _tell(traffic: Traffic, told: EmulateSettings, seconds: float) -> None:
+def _print_traffic(traffic: Traffic, settings: EmulateSettings, seconds: float) -> None:
     print(
         f"pilotfish: passed {traffic.up_bytes:,} bytes up and {traffic.down_bytes:,} down in "
         f"{seconds:.1f} s over {traffic.connections} connections; lost and sent again: "
         f"{traffic.up_lost} segments up, {traffic.down_lost} down",
         file=sys.stderr,
     )
-    if told.json:
-        link = structs.asdict(told.conditions)
-        write_json(told.json, {"seconds": seconds, **asdict(traffic), "link": link})
+    if settings.json:
+        link = structs.asdict(settings.conditions)
+        write_json(settings.json, {"seconds": seconds, **asdict(traffic), "link": link})

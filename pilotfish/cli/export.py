@@ -241,14 +241,14 @@ def export_model(
     context: int | None = None,
     ignore_keys: Sequence[str] = (),
     *,
-    kept: NDArray[np.int64] | None = None,
+    kept_tokens: NDArray[np.int64] | None = None,
     check: bool = False,
 ) -> None:
     """Export with a progress bar; says which extra to install if the export tools are missing."""
     with export_tools():
         from pilotfish.export.model import export_model as write
     with Bars() as bars:
-        made = write(
+        artifact = write(
             source,
             out,
             precision=precision,
@@ -256,11 +256,11 @@ def export_model(
             first_layers=first_layers,
             context=context,
             ignore_keys=ignore_keys,
-            kept=kept,
+            kept=kept_tokens,
             check=check,
             progress=bars.show,
         )
-    if cost := made.manifest.cost:
+    if cost := artifact.manifest.cost:
         print(
             f"pilotfish: {precision} against float32, along {cost.tokens} tokens: KL {cost.kl:.4f} "
             f"nats a token, α {cost.acceptance:.3f}",
@@ -280,18 +280,17 @@ def _model(args: argparse.Namespace) -> int:
     if wrong := settings.keep.problem:
         args.usage(wrong)
     source: str | WeightSource = settings.source
-    selection = None
+    kept_tokens = None
     if settings.keep.keep_tokens is not None:
         if settings.dialect in {LLAMACPP, GENAI}:
             args.usage(
                 f"--dialect {settings.dialect} keeps the source's head: leave --keep-tokens out"
             )
-        source = _opened(settings)
-        selection = export_keep.choose_kept_tokens(source, settings.keep)
+        source = _open_source(settings)
+        kept_tokens = export_keep.choose_kept_tokens(source, settings.keep)
 
-    tried = (
-        settings.precision == export_auto.AUTO and settings.trial.requested
-    )  # which tells it, too
+    # a trial prints the cost of each precision, too
+    tried = settings.precision == export_auto.AUTO and settings.trial.requested
 
     def export(precision: Precision, out: Path) -> None:
         export_model(
@@ -302,7 +301,7 @@ def _model(args: argparse.Namespace) -> int:
             settings.first_layers,
             settings.context,
             settings.ignore_keys,
-            kept=selection,
+            kept_tokens=kept_tokens,
             check=settings.check and not tried,
         )
 
@@ -316,12 +315,12 @@ def _model(args: argparse.Namespace) -> int:
     return 0
 
 
-def _opened(told: ModelSettings) -> "WeightSource":
+def _open_source(settings: ModelSettings) -> "WeightSource":
     """The source, opened once: its tokens are counted before it is exported."""
     with export_tools():
         from pilotfish.export.sources import open_source
     with Bars() as bars:
-        return open_source(told.source, bars.show, told.ignore_keys)
+        return open_source(settings.source, bars.show, settings.ignore_keys)
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -392,11 +391,11 @@ def _folding(*columns: str) -> Table:
     return table
 
 
-def _list_supported(told: ListSettings) -> int:
+def _list_supported(settings: ListSettings) -> int:
     with export_tools():
         from pilotfish.export.supported import supported
     models = supported()
-    if told.json:
+    if settings.json:
         print(json.dumps(msgspec.to_builtins(models), indent=2))
         return 0
     table = _folding("model_type", "models", "dialects", "drafts", "stages", "GGUF")

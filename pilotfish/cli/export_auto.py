@@ -108,24 +108,24 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     target = None if pair.target is None else Artifact.open(pair.target)
     with replacing(out) as partial:
         folder = partial / "candidates"
-        made = _exported(folder, dialect, export)
+        candidates = _export_candidates(folder, dialect, export)
         with Bars() as bars:
             trials = try_drafters(
-                made,
-                target or made[_REFERENCE],
+                candidates,
+                target or candidates[_REFERENCE],
                 BUILT_IN,
                 rtt_s=pair.link_s,
                 target_s=None if pair.target_ms is None else pair.target_ms * 1e-3,
                 progress=bars.show,
             )
         best = pick_drafter({name: trial.tokens_per_s for name, trial in trials.items()})
-        _tell(trials, made, best, pair, target)
-        for file in made[best].path.iterdir():
+        _print_trials(trials, candidates, best, pair, target)
+        for file in candidates[best].path.iterdir():
             file.rename(partial / file.name)
         shutil.rmtree(folder)
 
 
-def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:
+def _export_candidates(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:
     """The candidates that this dialect and these weights allow."""
     from pilotfish.export.dialects import DIALECTS
 
@@ -133,7 +133,7 @@ def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact
         allowed: Sequence[str] = [name for name in _CANDIDATES if name != "fp16"]
     else:
         allowed = DIALECTS[dialect].precisions
-    made: dict[str, Artifact] = {}
+    candidates: dict[str, Artifact] = {}
     for precision in _CANDIDATES:
         if precision not in allowed:
             continue
@@ -145,13 +145,13 @@ def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact
             if precision != STORED:
                 print(f"pilotfish: {precision} is left out: {error}", file=sys.stderr)
             continue
-        made[precision] = Artifact.open(folder / precision)
-    return made
+        candidates[precision] = Artifact.open(folder / precision)
+    return candidates
 
 
-def _tell(
+def _print_trials(
     trials: "dict[str, DrafterTrial]",
-    made: dict[str, Artifact],
+    candidates: dict[str, Artifact],
     best: str,
     pair: TrialSettings,
     target: Artifact | None,
@@ -163,7 +163,7 @@ def _tell(
     for name, trial in trials.items():
         table.add_row(
             f"[bold]{name}[/]" if name == best else name,
-            f"{sum(file.stat().st_size for file in made[name].path.iterdir()) / 2**20:.0f}",
+            f"{sum(file.stat().st_size for file in candidates[name].path.iterdir()) / 2**20:.0f}",
             f"{trial.acceptance:.3f}",
             f"{trial.agreement:.3f}",
             f"{trial.draft_s * 1e3:.2f}",
@@ -185,8 +185,8 @@ def _reasons(
     trials: "dict[str, DrafterTrial]", best: str, pair: TrialSettings, target: Artifact | None
 ) -> list[str]:
     """What α was measured against, and why this one was taken."""
-    won = trials[best]
-    along = f"over {won.positions} tokens of its answers to five prompts"
+    winner = trials[best]
+    along = f"over {winner.positions} tokens of its answers to five prompts"
     if target is None:
         lines = [
             f"α is against the model's own {_REFERENCE}, {along}: it says what rounding alone "
@@ -202,11 +202,11 @@ def _reasons(
         f"{name} {trial.tokens_per_s:.1f}" for name, trial in trials.items() if name != best
     )
     lines.append(
-        f"{best} is taken{_why(trials, best)}: {won.tokens_per_s:.1f} tokens/s with window "
-        f"{won.window}{f' ({others})' if others else ''}; the target alone streams "
-        f"{won.streamed_per_s:.1f}."
+        f"{best} is taken{_why(trials, best)}: {winner.tokens_per_s:.1f} tokens/s with window "
+        f"{winner.window}{f' ({others})' if others else ''}; the target alone streams "
+        f"{winner.streamed_per_s:.1f}."
     )
-    if won.tokens_per_s <= won.streamed_per_s:
+    if winner.tokens_per_s <= winner.streamed_per_s:
         lines.append(
             "No precision beats the target alone: with this pair and link drafting does not pay."
         )

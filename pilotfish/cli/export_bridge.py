@@ -88,15 +88,15 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, BridgeSettings)
     drafter, target = Artifact.open(settings.draft), Artifact.open(settings.target)
-    ours, other = drafter.manifest, target.manifest
-    if (ours.tokenizer_fingerprint, ours.vocab_size) == (
-        other.tokenizer_fingerprint,
-        other.vocab_size,
+    drafter_manifest, target_manifest = drafter.manifest, target.manifest
+    if (drafter_manifest.tokenizer_fingerprint, drafter_manifest.vocab_size) == (
+        target_manifest.tokenizer_fingerprint,
+        target_manifest.vocab_size,
     ):
         _show(
             args,
-            {"trivial": True, "hopeless": False, "shared": ours.vocab_size},
-            _same(ours, other),
+            {"trivial": True, "hopeless": False, "shared": drafter_manifest.vocab_size},
+            _same(drafter_manifest, target_manifest),
         )
         return 0
     from pilotfish.device_runtime.bridge.pair_report import (  # with it comes what runs a model
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
 
     text = SAMPLE if settings.text is None else _read(settings.text, args.usage)
     with Bars() as bars:
-        vocabularies = compare_vocabularies(
+        report = compare_vocabularies(
             drafter,
             target,
             text,
@@ -116,12 +116,12 @@ def _run(args: argparse.Namespace) -> int:
         )
     _show(
         args,
-        {"trivial": False, "hopeless": vocabularies.hopeless} | asdict(vocabularies),
-        _table(vocabularies),
+        {"trivial": False, "hopeless": report.hopeless} | asdict(report),
+        _table(report),
     )
     if args.json != "-":
-        Console(highlight=False).print(_verdict(vocabularies))
-    return _HOPELESS if vocabularies.hopeless else 0
+        Console(highlight=False).print(_verdict(report))
+    return _HOPELESS if report.hopeless else 0
 
 
 def _read(path: str, usage: Callable[[str], object]) -> str:
@@ -138,75 +138,83 @@ def _read(path: str, usage: Callable[[str], object]) -> str:
         raise  # not reached: a wrong usage ends the command
 
 
-def _show(args: argparse.Namespace, figures: dict[str, Any], told: "Table | str") -> None:
+def _show(args: argparse.Namespace, figures: dict[str, Any], output: "Table | str") -> None:
     if args.json:
         write_json(args.json, figures)
     if args.json != "-":
-        Console(highlight=False).print(told)
+        Console(highlight=False).print(output)
 
 
-def _same(own: Manifest, other: Manifest) -> str:
-    padded = own.padded_vocab_size, other.padded_vocab_size
+def _same(drafter: Manifest, target: Manifest) -> str:
+    padded = drafter.padded_vocab_size, target.padded_vocab_size
     apart = ""
     if padded[0] != padded[1]:
         apart = f", padded to {padded[0]:,} and {padded[1]:,}, which makes no difference"
     drafted = "every token can be drafted"
-    if own.head_tokens is not None:
-        drafted = f"the {own.head_tokens:,} tokens that the head was cut to can be drafted"
+    if drafter.head_tokens is not None:
+        drafted = f"the {drafter.head_tokens:,} tokens that the head was cut to can be drafted"
     return (
-        f"The same vocabulary: {own.vocab_size:,} tokens{apart}. The bridge is trivial, and "
+        f"The same vocabulary: {drafter.vocab_size:,} tokens{apart}. The bridge is trivial, and "
         f"{drafted}."
     )
 
 
-def _table(found: "PairReport") -> Table:
+def _table(report: "PairReport") -> Table:
     table = Table("", "", "", show_header=False)
     add = table.add_row
-    add("drafter", f"{found.own_size:,} tokens", escape(found.drafter))
-    add("target", f"{found.target_size:,} tokens", escape(found.target))
-    of_own, of_target = found.shared / found.own_size, found.shared / found.target_size
+    add("drafter", f"{report.own_size:,} tokens", escape(report.drafter))
+    add("target", f"{report.target_size:,} tokens", escape(report.target))
+    drafter_share, target_share = (
+        report.shared / report.own_size,
+        report.shared / report.target_size,
+    )
     add(
         "shared",
-        f"{found.shared:,} tokens",
-        f"{of_own:.1%} of the drafter's, {of_target:.1%} of the target's",
+        f"{report.shared:,} tokens",
+        f"{drafter_share:.1%} of the drafter's, {target_share:.1%} of the target's",
     )
-    add("of these special", f"{len(found.specials):,}", escape(_names(found)))
-    add("end of a turn", *map(escape, _turn_end(found)))
+    add("of these special", f"{len(report.specials):,}", escape(_names(report)))
+    add("end of a turn", *map(escape, _turn_end(report)))
     add(
         "coverage",
-        f"{found.coverage:.1%}",
-        f"of the text's {found.target_tokens:,} target tokens are shared: the most that "
+        f"{report.coverage:.1%}",
+        f"of the text's {report.target_tokens:,} target tokens are shared: the most that "
         "acceptance can be",
     )
     add(
         "mass",
-        f"{found.mass:.1%}",
-        f"of the drafter's probability is on shared tokens (average over {found.positions:,})",
+        f"{report.mass:.1%}",
+        f"of the drafter's probability is on shared tokens (average over {report.positions:,})",
     )
     return table
 
 
-def _names(found: "PairReport") -> str:
-    names = list(found.specials)
+def _names(report: "PairReport") -> str:
+    names = list(report.specials)
     return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
 
 
-def _turn_end(found: "PairReport") -> tuple[str, str]:
+def _turn_end(report: "PairReport") -> tuple[str, str]:
     """The token, and what is drafted for it."""
-    end = found.turn_end
+    end = report.turn_end
     if end is None:
         return "-", "the target has no end token"
-    value = found.specials.get(end)
-    if value is None:
+    counterpart = report.specials.get(end)
+    if counterpart is None:
         return end, "is never drafted: the edge ends every answer"
-    return end, "both call it so" if value == end else f"the drafter's {value} is drafted for it"
+    return (
+        end,
+        "both call it so"
+        if counterpart == end
+        else f"the drafter's {counterpart} is drafted for it",
+    )
 
 
-def _verdict(found: "PairReport") -> str:
-    left = f"coverage × mass = {found.coverage * found.mass:.2f}"
-    if found.hopeless:
+def _verdict(report: "PairReport") -> str:
+    product = f"coverage × mass = {report.coverage * report.mass:.2f}"
+    if report.hopeless:
         return (
-            f"Hopeless: {left}, below 0.2. Drafting would cost more than it saves; take a drafter "
+            f"Hopeless: {product}, below 0.2. Drafting would cost more than it saves; take a drafter "
             "whose tokenizer is closer to the target's."
         )
-    return f"Worth trying: {left}. How alike the models are it does not say."
+    return f"Worth trying: {product}. How alike the models are it does not say."

@@ -86,8 +86,10 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
         named = [name for name, value in options.items() if value]
         if named and self.keep_tokens is None:
             return f"{named[0]} goes with --keep-tokens"
-        wanted = any(_is_target(text) for text in self.texts)
-        return "" if wanted or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
+        has_target = any(_is_target(text) for text in self.texts)
+        return (
+            "" if has_target or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
+        )
 
 
 class _TargetTexts(NamedTuple):
@@ -103,7 +105,7 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
         from pilotfish.export.chat_check import vocabulary_of
         from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
     assert settings.keep_tokens is not None
-    ours = vocabulary_of(source)
+    vocabulary = vocabulary_of(source)
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts
@@ -112,18 +114,18 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
     with Bars() as bars:
         for text in settings.texts:
             if _is_target(text):
-                reply = _asked(source, ours, text, settings, bars.show)
-                targets.append(reply.shared)
-                texts: Iterator[str] = iter(reply.texts)
+                target = _ask_target(source, vocabulary, text, settings, bars.show)
+                targets.append(target.shared)
+                texts: Iterator[str] = iter(target.texts)
             else:
                 texts = read_texts(Path(text))
-            display = _shown(texts, text, bars.show)
-            counts += count_tokens(display, ours.tokenizer, source.vocab_size)
+            counted = _with_progress(texts, text, bars.show)
+            counts += count_tokens(counted, vocabulary.tokenizer, source.vocab_size)
     some = [shared for shared in targets if shared is not None]
     # where one target has all tokens, each of them can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
     tokens = choose_tokens(source, settings.keep_tokens, counts, useful)
-    _say(counts, tokens, useful, source.vocab_size)
+    _print_summary(counts, tokens, useful, source.vocab_size)
     return tokens
 
 
@@ -131,7 +133,7 @@ def _is_target(text: str) -> bool:
     return "://" in text or Path(text).is_dir()
 
 
-def _shown(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
+def _with_progress(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
     """Pass texts on, and show how far they have been read."""
     path = Path(name)
     size = path.stat().st_size if "://" not in name and path.is_file() else None
@@ -142,17 +144,17 @@ def _shown(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
         show("counting tokens", done if size is None else min(done, size), size)
 
 
-def _say(
+def _print_summary(
     counts: NDArray[np.int64],
-    kept: NDArray[np.int64],
+    kept_tokens: NDArray[np.int64],
     useful: NDArray[np.bool_] | None,
     size: int,
 ) -> None:
     """Say on stderr what is kept."""
     total = int(counts.sum())
-    share = counts[kept].sum() / max(total, 1)
+    share = counts[kept_tokens].sum() / max(total, 1)
     lines = [
-        f"kept {len(kept):,} of {size:,} tokens, which are {share:.2%} of the {total:,} counted"
+        f"kept {len(kept_tokens):,} of {size:,} tokens, which are {share:.2%} of the {total:,} counted"
     ]
     if useful is not None:
         lines.append(f"{int(useful.sum()):,} of all are tokens of the target, too")
@@ -164,33 +166,35 @@ def _say(
     print(*(f"pilotfish: {line}" for line in lines), sep="\n", file=sys.stderr)
 
 
-def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
+def _tokens_in_target(vocabulary: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
     """Which of the own tokens the target has, bool [V]; None where it has the same vocabulary."""
     from pilotfish.device_runtime.bridge import Pair
 
-    shared = Pair(own, target).shared
+    shared = Pair(vocabulary, target).shared
     if shared is None:
         return None
-    has = np.zeros(own.vocab_size, np.bool_)
-    has[shared.draft_ids] = True
-    return has
+    in_target = np.zeros(vocabulary.vocab_size, np.bool_)
+    in_target[shared.draft_ids] = True
+    return in_target
 
 
 # What a target answers
 
 
-def _asked(
-    source: "WeightSource", own: Vocabulary, target: str, told: KeepSettings, show: _Show
+def _ask_target(
+    source: "WeightSource", vocabulary: Vocabulary, target: str, settings: KeepSettings, show: _Show
 ) -> _TargetTexts:
     """Ask a target, on an edge or here."""
     from pilotfish.field.prompts import BUILT_IN, read_prompts
     from pilotfish.wire.protocols import LOCAL, STREAM
 
-    prompts = BUILT_IN * _TIMES if told.prompts is None else read_prompts(told.prompts)
-    away = "://" in target
-    with _device(source, target, told.keys, show) if away else _alone(target) as device:
-        shared = _shared(own, device.vocabulary)  # what has none in common is not asked
-        return _TargetTexts(_answers(device, prompts, STREAM if away else LOCAL, show), shared)
+    prompts = BUILT_IN * _TIMES if settings.prompts is None else read_prompts(settings.prompts)
+    remote = "://" in target
+    with _device(source, target, settings.keys, show) if remote else _alone(target) as device:
+        shared = _tokens_in_target(
+            vocabulary, device.vocabulary
+        )  # what has none in common is not asked
+        return _TargetTexts(_answers(device, prompts, STREAM if remote else LOCAL, show), shared)
 
 
 def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Show) -> list[str]:
@@ -232,6 +236,6 @@ def _device(
         layers = 1 if source.config.layers > 1 and not source.config.recurrent else None
         context = min(source.config.context, _CONTEXT)
         path = Path(folder) / "draft"
-        made = export_model(source, path, first_layers=layers, context=context)
-        with Device(made.path, edge, keys, on_fetch=fetched) as device:
+        artifact = export_model(source, path, first_layers=layers, context=context)
+        with Device(artifact.path, edge, keys, on_fetch=fetched) as device:
             yield device

@@ -31,7 +31,7 @@ def add_flags(
 ) -> None:
     """A flag for each setting, required ones first. defaults: of this command, by field."""
     exclusive: dict[str, argparse._ActionsContainer] = {}
-    for setting in sorted(settings(struct), key=lambda item: item.default is not REQUIRED):
+    for setting in sorted(settings(struct), key=lambda setting: setting.default is not REQUIRED):
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
@@ -169,13 +169,13 @@ def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
 
 
 def _help(setting: Setting, bare: object) -> str:
-    reply, default = setting.meta.description or "", setting.default
+    text, default = setting.meta.description or "", setting.default
     if bare is not None:
-        reply += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
+        text += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
     silent = default is REQUIRED or default is None or isinstance(default, bool)
-    if silent or default in ("", ()) or "default" in reply:
-        return reply
-    display = f"{default:g}" if isinstance(default, float) else default
+    if silent or default in ("", ()) or "default" in text:
+        return text
+    number = f"{default:g}" if isinstance(default, float) else default
     if isinstance(default, tuple):
-        display = ",".join(map(str, default))
-    return f"{reply} ({display})"
+        number = ",".join(map(str, default))
+    return f"{text} ({number})"

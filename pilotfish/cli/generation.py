@@ -138,17 +138,15 @@ def generation_options(
 
 def constraint_options(parser: argparse.ArgumentParser) -> None:
     """What the answer must be."""
-    mutually_exclusive_group = parser.add_mutually_exclusive_group()
-    mutually_exclusive_group.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--schema", type=Path, metavar="FILE", help="answer JSON of this JSON schema"
     )
-    mutually_exclusive_group.add_argument(
-        "--regex", metavar="R", help="answer a text that this regex matches wholly"
-    )
-    mutually_exclusive_group.add_argument(
+    group.add_argument("--regex", metavar="R", help="answer a text that this regex matches wholly")
+    group.add_argument(
         "--choice", action="append", metavar="TEXT", help="answer one of these; to be repeated"
     )
-    mutually_exclusive_group.add_argument(
+    group.add_argument(
         "--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar"
     )
 
@@ -173,10 +171,10 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
     if args.tools is None:
         return options
     with reading_file(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
-        payload = json.loads(read_text(args.tools))
-    if not isinstance(payload, list) or not all(isinstance(item, dict) for item in payload):
+        tools = json.loads(read_text(args.tools))
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
-    options["tools"] = payload
+    options["tools"] = tools
     return options
 
 

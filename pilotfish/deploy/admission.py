@@ -59,13 +59,16 @@ class AdmittedBundle:
 
     raw: bytes
     signature: bytes | None
-    held: BundleManifest
+    manifest: BundleManifest
     signer: str | None
     signers: Signers | None
 
 
 def admit(
-    bundle: Path, demands: AdmissionPolicy, say: Callable[[str], None], own: Path | None = None
+    bundle: Path,
+    policy: AdmissionPolicy,
+    say: Callable[[str], None],
+    root_signers: Path | None = None,
 ) -> AdmittedBundle:
     """Admit a bundle, or raise `SignatureError`, `KeysError` or `BundleError`.
 
@@ -75,20 +78,22 @@ def admit(
     raw = manifest.read_bytes(bundle)
     signature = _signature(bundle)
     signer = signers = None
-    if not demands.unsigned:
+    if not policy.unsigned:
         if signature is None:
             raise SignatureError(
                 "The bundle is not signed: make it with `pilotfish bundle --sign KEY` (a key by "
                 "`pilotfish keys new signer`), or say --unsigned to install it all the same."
             )
-        signers = Signers.load(own if own is not None and own.exists() else demands.signers)
+        signers = Signers.load(
+            root_signers if root_signers is not None and root_signers.exists() else policy.signers
+        )
         for fault in signers.faults:
             say(fault)
         signer = signers.verify(raw, signature)
-    held = manifest.decode(raw)
-    if demands.digest is not None and held.digest != demands.digest.lower():
-        raise BundleError(f"The bundle's digest is {held.digest}, not {demands.digest}.")
-    return AdmittedBundle(raw, signature, held, signer, signers)
+    contents = manifest.decode(raw)
+    if policy.digest is not None and contents.digest != policy.digest.lower():
+        raise BundleError(f"The bundle's digest is {contents.digest}, not {policy.digest}.")
+    return AdmittedBundle(raw, signature, contents, signer, signers)
 
 
 def _signature(bundle: Path) -> bytes | None:

@@ -82,24 +82,24 @@ class Installation:
 
     def verify(self, bundle: Path, demands: AdmissionPolicy) -> AdmittedBundle:
         """Check in full whether a bundle may be installed here; change nothing."""
-        ours = resolve(self.root.root, settings.SIGNERS)
+        signers = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
-        if os.path.lexists(link) and not ours.exists() and not demands.unsigned:
+        if os.path.lexists(link) and not signers.exists() and not demands.unsigned:
             # not a root without a list of signers: its disk may not be mounted
             raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
-        admitted = admission.admit(bundle, demands, self.say, ours)
-        held = admitted.held
-        self.root.require(held.python, held.machine)
+        admitted = admission.admit(bundle, demands, self.say, signers)
+        contents = admitted.manifest
+        self.root.require(contents.python, contents.machine)
         if not demands.downgrade:
-            self._require_no_older(held)
-        held.verify(bundle, self.progress)
-        _require_fitting(bundle, held)
+            self._require_no_older(contents)
+        contents.verify(bundle, self.progress)
+        _require_fitting(bundle, contents)
         return admitted
 
     def install(self, bundle: Path, demands: AdmissionPolicy) -> None:
         """Install a bundle and make it current; on the running system, start it as well."""
         admitted = self.verify(bundle, demands)
-        held = admitted.held
+        held = admitted.manifest
         os.umask(0o022)
         with self.versions.locked():
             if not demands.downgrade:  # another installation may have been faster
@@ -195,7 +195,7 @@ class Installation:
 
     def _stage(self, bundle: Path, admitted: AdmittedBundle) -> None:
         """Make the version's folder under a hidden name, then rename it."""
-        held = admitted.held
+        held = admitted.manifest
         made = self.versions.incoming(held.name)
         try:
             self._fill(made, bundle, held)

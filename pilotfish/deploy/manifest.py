@@ -84,14 +84,14 @@ class BundleManifest:
 
     def verify(self, folder: Path, progress: Progress) -> None:
         """Compare every file of a bundle with the manifest; `BundleError` names the first fault."""
-        table = dict(_walk(folder))
-        for neighbour in (NAME, signatures.NAME):
-            table.pop(neighbour, None)
+        sizes = dict(_walk(folder))
+        for name in (NAME, signatures.NAME):
+            sizes.pop(name, None)
         for path in self.files:
-            if path not in table:
+            if path not in sizes:
                 raise BundleError(f"The bundle is incomplete: {path} is missing.")
         done = 0
-        for path, size in table.items():
+        for path, size in sizes.items():
             entry = self.files.get(path)
             if entry is None:
                 raise BundleError(

@@ -30,12 +30,12 @@ def set_mode(name: str, definitions: Path = MODES) -> None:
         known = modes(definitions.read_text(errors="replace"))
     except OSError as error:
         raise InstallError(f"{definitions} cannot be read: {error.strerror}.") from error
-    value = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
-    if value is None:
+    mode_number = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
+    if mode_number is None:
         raise InstallError(
             f"This board has no power mode {name!r}; it has {', '.join(known) or 'none'}."
         )
-    _run("nvpmodel", "-m", str(value))
+    _run("nvpmodel", "-m", str(mode_number))
 
 
 def _run(*command: str) -> None:

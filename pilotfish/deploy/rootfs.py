@@ -42,13 +42,13 @@ class Rootfs:
             )
         if not root.is_dir():
             raise InstallError(f"{root} is no folder.")
-        result = cls(root, dict(_pythons(root)), _release(root))
-        if not result.pythons:
+        rootfs = cls(root, dict(_pythons(root)), _release(root))
+        if not rootfs.pythons:
             raise InstallError(
                 f"{root} is no root file system with Python: usr/bin holds no python3.N. In a BSP, "
                 "unpack the sample root file system and run apply_binaries.sh first."
             )
-        return result
+        return rootfs
 
     @property
     def live(self) -> bool:
@@ -100,13 +100,13 @@ def resolve(root: Path, inside: str) -> Path:
 
 
 def _pythons(root: Path) -> "list[tuple[str, str]]":
-    results = []
+    pythons = []
     for path in sorted(resolve(root, "usr/bin").glob("python3.*")):
         version = path.name.removeprefix("python")
         machine = _machine(resolve(root, f"usr/bin/{path.name}"))
         if machine is not None and version.removeprefix("3.").isdecimal():
-            results.append((version, machine))
-    return results
+            pythons.append((version, machine))
+    return pythons
 
 
 def _machine(path: Path) -> str | None:

@@ -27,7 +27,7 @@ SIGNERS = f"{FOLDER}/signers"
 
 def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
     """Write a version's configuration; yield a sentence for each change."""
-    ours = _shipped(versions)
+    ours = _shipped_digests(versions)
     for source in sorted((versions.folder(name) / "config").glob("*")):
         content = source.read_bytes()
         target = root.path(f"{FOLDER}/{source.name}")
@@ -69,11 +69,11 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Itera
         return
     folder = resolve(root.root, SIGNERS)
     if not folder.exists():
-        _found(folder, admitted.signers)
+        _create_signers(folder, admitted.signers)
         for name in sorted(admitted.signers.trusted.values()):
             yield f"signer {name} is trusted by {folder}"
     there = Signers.load(folder)
-    for path, entry in admitted.held.files.items():
+    for path, entry in admitted.manifest.files.items():
         if not path.startswith("signers/"):
             continue
         key = signatures.parse_public(_read(bundle, path, entry), path)
@@ -87,35 +87,35 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Itera
             yield f"signer {target.stem} is trusted by {folder}"
 
 
-def _found(folder: Path, signers: Signers) -> None:
+def _create_signers(folder: Path, signers: Signers) -> None:
     """Make a folder of signers, whole: from the moment that it exists, it decides."""
-    made = folder.with_name(f".{folder.name}.pilotfish-partial")
-    files.remove_tree(made)
-    files.folder(made)
+    partial = folder.with_name(f".{folder.name}.pilotfish-partial")
+    files.remove_tree(partial)
+    files.folder(partial)
     for name, content in signers.files().items():
-        files.put(made / name, content)
-    files.move(made, folder)
+        files.put(partial / name, content)
+    files.move(partial, folder)
 
 
 def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
     """List the configuration files of a version that were edited since."""
-    ours = _shipped(versions)
-    results = []
+    digests = _shipped_digests(versions)
+    names = []
     for source in sorted((versions.folder(name) / "config").glob("*")):
         target = root.path(f"{FOLDER}/{source.name}")
-        known = ours.get(source.name, set())
+        known = digests.get(source.name, set())
         if target.is_symlink() or (target.is_file() and _sha(target.read_bytes()) not in known):
-            results.append(source.name)
-    return results
+            names.append(source.name)
+    return names
 
 
-def _shipped(versions: Versions) -> dict[str, set[str]]:
+def _shipped_digests(versions: Versions) -> dict[str, set[str]]:
     """Return the SHA-256s of each configuration file as any installed version wrote it."""
-    results: dict[str, set[str]] = {}
+    digests: dict[str, set[str]] = {}
     for name in versions.names():
         for path in (versions.folder(name) / "config").glob("*"):
-            results.setdefault(path.name, set()).add(manifest.hash_file(path))
-    return results
+            digests.setdefault(path.name, set()).add(manifest.hash_file(path))
+    return digests
 
 
 def _read(bundle: Path, path: str, entry: Entry) -> bytes:

@@ -255,13 +255,13 @@ def _opened(signature: bytes) -> tuple[bytes, bytes]:
 
 
 def _tool() -> str:
-    result = shutil.which("ssh-keygen")
-    if result is None:
+    path = shutil.which("ssh-keygen")
+    if path is None:
         raise SignatureError(
             "ssh-keygen is missing here, which signs and verifies bundles: install the package "
             "openssh-client."
         )
-    return result
+    return path
 
 
 def _keygen(*arguments: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":

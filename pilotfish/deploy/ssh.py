@@ -88,14 +88,14 @@ class Board:
     ) -> int:
         """Admit a bundle, copy it there and install it; ``arguments`` are the installer's."""
         admitted = admission.admit(bundle, demands, say)
-        held = admitted.held
+        held = admitted.manifest
         held.verify(bundle, progress)
         wheels = [path for path in held.files if path.startswith("wheels/")]
         wheel = next((path for path in wheels if _is_ours(path)), None)
         if wheel is None:
             raise BundleError("The bundle holds no wheel of pilotfish.")
         words = [*arguments, *(["--downgrade"] if demands.downgrade else [])]
-        sources = {**_sources(bundle, admitted), **_own()}
+        sources = {**_sources(bundle, admitted), **_running_pilotfish()}
         with self._copied(sources, progress, held) as there:
             words += ["--signers", f"{there}/trusted"] if admitted.signers else ["--unsigned"]
             words += [f"{there}/bundle"]
@@ -109,7 +109,7 @@ class Board:
 
     def do(self, arguments: Sequence[str], progress: Progress) -> int:
         """Run the installer there without a bundle: to check, roll back or uninstall."""
-        with self._copied(_own(), progress) as there:
+        with self._copied(_running_pilotfish(), progress) as there:
             return self._as_root(f"{_python(f'{there}/{_OWN}')} {shlex.join(arguments)}")
 
     def _as_root(self, script: str) -> int:
@@ -217,11 +217,11 @@ def _sources(bundle: Path, admitted: AdmittedBundle) -> Sources:
         files[f"bundle/{signatures.NAME}"] = admitted.signature
         files |= {f"trusted/{name}": key for name, key in admitted.signers.files().items()}
     return files | {
-        f"bundle/{path}": (bundle, path, entry) for path, entry in admitted.held.files.items()
+        f"bundle/{path}": (bundle, path, entry) for path, entry in admitted.manifest.files.items()
     }
 
 
-def _own() -> dict[str, Source]:
+def _running_pilotfish() -> dict[str, Source]:
     """Return the wheel or folder of the pilotfish that runs here."""
     with tempfile.TemporaryDirectory() as scratch:
         return {_OWN: wheelhouse.pack(Path(scratch)).path.read_bytes()}

@@ -50,13 +50,13 @@ def require_tools() -> None:
 
 def targets(folder: Path) -> dict[Path, str]:
     """List the files of a version's ``systemd`` folder that systemd reads, with their places."""
-    results = {}
+    links = {}
     for path in sorted(folder.glob("*")):
         if path.suffix in _SUFFIXES:
-            results[path] = f"{UNITS}/{path.name}"
+            links[path] = f"{UNITS}/{path.name}"
         elif path.suffix in (".sysusers", ".tmpfiles"):
-            results[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
-    return results
+            links[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
+    return links
 
 
 def packaged(root: Rootfs) -> set[str]:

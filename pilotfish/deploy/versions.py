@@ -149,15 +149,19 @@ class Versions:
             expected = None
         if not isinstance(expected, dict):
             return [f"{folder / LISTING} is missing or damaged."]
-        result = listing(folder)
+        files_now = listing(folder)
         return [
-            *(f"{folder / path} is missing." for path in expected if path not in result),
+            *(f"{folder / path} is missing." for path in expected if path not in files_now),
             *(
                 f"{folder / path} was changed."
-                for path, entry in result.items()
+                for path, entry in files_now.items()
                 if path in expected and expected[path] != entry
             ),
-            *(f"{folder / path} does not belong there." for path in result if path not in expected),
+            *(
+                f"{folder / path} does not belong there."
+                for path in files_now
+                if path not in expected
+            ),
         ]
 
     def _named(self, link: str) -> str | None:
@@ -170,20 +174,20 @@ class Versions:
 
 def listing(folder: Path) -> dict[str, list[str | int]]:
     """List every file of a version: SHA-256 and mode; of a link its target."""
-    results: dict[str, list[str | int]] = {}
+    entries: dict[str, list[str | int]] = {}
     for parent, folders, names in os.walk(folder):
         for name in sorted([*names, *folders]):
             path = Path(parent) / name
             relative = str(path.relative_to(folder))
             if path.is_symlink():
-                results[relative] = [os.readlink(path)]
+                entries[relative] = [os.readlink(path)]
             elif name in names and relative != LISTING:
-                results[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
-    return results
+                entries[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
+    return entries
 
 
-def _encode(found: dict[str, list[str | int]]) -> bytes:
-    return json.dumps(found, indent=0, sort_keys=True).encode() + b"\n"
+def _encode(entries: dict[str, list[str | int]]) -> bytes:
+    return json.dumps(entries, indent=0, sort_keys=True).encode() + b"\n"
 
 
 def _mend(made: Path, target: Path) -> None:

@@ -43,15 +43,15 @@ _UNREACHABLE = re.compile(
 
 
 def gather(
-    out: Path, python: str, machine: str, given: Sequence[Path], progress: Progress
+    out: Path, python: str, machine: str, wheel_paths: Sequence[Path], progress: Progress
 ) -> list[Wheel]:
     """Fill the folder ``out`` with every wheel that a bundle needs."""
     progress("packing pilotfish", 0, 1)
-    ours = pack(out)
+    pilotfish_wheel = pack(out)
     progress("packing pilotfish", 1, 1)
-    replacing = [_given(path, python, machine) for path in given]
+    replacing = [_checked_wheel(path, python, machine) for path in wheel_paths]
     with tempfile.TemporaryDirectory() as scratch:
-        pins = resolve(Path(scratch), ours, replacing, python, machine, progress)
+        pins = resolve(Path(scratch), pilotfish_wheel, replacing, python, machine, progress)
         fetch(Path(scratch), pins, out, python, machine, progress)
     for wheel in replacing:
         shutil.copyfile(wheel.path, out / wheel.path.name)
@@ -65,8 +65,8 @@ def gather(
 
 def resolve(
     scratch: Path,
-    own: Wheel,
-    given: Sequence[Wheel],
+    pilotfish_wheel: Wheel,
+    extra_wheels: Sequence[Wheel],
     python: str,
     machine: str,
     progress: Progress,
@@ -76,13 +76,13 @@ def resolve(
     Raises:
         FetchError: if there is no set of wheels for that Python and machine, or no network.
     """
-    names = {wheel.name for wheel in given}
+    names = {wheel.name for wheel in extra_wheels}
     runtime = any(name.startswith(RUNTIME) for name in names)
     extras = ",".join([*EXTRAS, *([] if runtime else [RUNTIME_EXTRA])])
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(
-        f"{NAME}[{extras}] @ {own.path.resolve().as_uri()}\n"
-        + "".join(f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in given)
+    requirements_in = scratch / "wanted.txt"
+    requirements_in.write_text(
+        f"{NAME}[{extras}] @ {pilotfish_wheel.path.resolve().as_uri()}\n"
+        + "".join(f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in extra_wheels)
     )
     pins = scratch / "pins.txt"
     pins.write_text("\n".join(_pins(leave_out=names)))
@@ -90,7 +90,16 @@ def resolve(
     progress("resolving", 0, 1)
     command = _command(
         "uv",
-        *("pip", "compile", wanted, "--constraints", pins, "--output-file", locked, "--quiet"),
+        *(
+            "pip",
+            "compile",
+            requirements_in,
+            "--constraints",
+            pins,
+            "--output-file",
+            locked,
+            "--quiet",
+        ),
         *("--python-version", python),
         *("--python-platform", f"{machine}-manylinux_2_{_GLIBC_MINOR}"),
         *("--only-binary", ":all:", "--generate-hashes", "--no-annotate", "--no-header"),
@@ -203,7 +212,7 @@ def _record_hash(content: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _given(path: Path, python: str, machine: str) -> Wheel:
+def _checked_wheel(path: Path, python: str, machine: str) -> Wheel:
     """Check a wheel that was named on the command line for the board."""
     if not path.is_file():
         raise BundleError(f"{path} is no file.")

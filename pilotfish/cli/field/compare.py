@@ -85,65 +85,71 @@ def _run(args: argparse.Namespace) -> int:
     if settings.out is not None:
         private_folder(settings.out)
     with _edge(settings) as address:
-        asking, answers, welcome, vocabulary = _asked(settings, names, questions, address)
+        request, answers, welcome, vocabulary = _collect_answers(
+            settings, names, questions, address
+        )
     # the edge that was served here is gone, and its memory with it
-    result = _compared(settings, names, asking, answers, welcome, vocabulary)
+    comparison = _compare_drafters(settings, names, request, answers, welcome, vocabulary)
     if args.json != "-":
-        print_comparison(result, asking.target)  # before any file is written: the disk may be full
-    figures = as_json(asking, result)
+        print_comparison(
+            comparison, request.target
+        )  # before any file is written: the disk may be full
+    figures = as_json(request, comparison)
     if args.json:
         write_json(args.json, figures)
     if settings.out is not None:
         write_json(str(settings.out / _FIGURES), figures)
-        _draw(settings.out / _PICTURE, result)
+        _draw(settings.out / _PICTURE, comparison)
     return 0
 
 
 @contextmanager
-def _edge(told: CompareSettings) -> Iterator[str]:
+def _edge(settings: CompareSettings) -> Iterator[str]:
     """Serve the target here, or name the edge that does."""
-    if "://" in told.target:
-        yield told.target
+    if "://" in settings.target:
+        yield settings.target
         return
-    check_head(Artifact.open(Path(told.target)))  # that it is none shows at once
-    options: dict[str, Any] = {} if told.threads is None else {"threads": told.threads}
+    check_head(Artifact.open(Path(settings.target)))  # that it is none shows at once
+    options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
-    print_(f"serving {told.target} …", markup=False, soft_wrap=True)
-    with EdgeServer(told.target, provider=told.provider, **options) as server:
+    print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
+    with EdgeServer(settings.target, provider=settings.provider, **options) as server:
         yield server.endpoint
 
 
-def _asked(
-    told: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
+def _collect_answers(
+    settings: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
     """Let the target answer; the answers that there are, and what the target told of itself."""
-    with _device(told, names, address) as device:
+    with _device(settings, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
         expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
-        asking = AnswerRequest(
+        request = AnswerRequest(
             target=welcome.model,
             digest=welcome.digest,
             prompts=list(questions),
-            max_tokens=told.max_tokens,
-            temperature=told.temperature,
-            seed=told.seed,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
         )
-        path = None if told.out is None else told.out / _ANSWERS
+        path = None if settings.out is None else settings.out / _ANSWERS
         with ExitStack() as stack:
             file = None
             if path is not None:
-                answer_file = AnswerFile(path, asking, vocabulary.vocab_size, resume=told.resume)
+                answer_file = AnswerFile(
+                    path, request, vocabulary.vocab_size, resume=settings.resume
+                )
                 file = stack.enter_context(answer_file)
-            answers = _answers(device, asking, file)
+            answers = _answers(device, request, file)
     if not any(answer.tokens for answer in answers):
         raise UnsupportedError("No prompt was answered: all are too long for target and drafter.")
-    return asking, [answer for answer in answers if answer.tokens], welcome, vocabulary
+    return request, [answer for answer in answers if answer.tokens], welcome, vocabulary
 
 
-def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device:
+def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
     """Open a device that drafts nothing yet, and so may have any of the drafters."""
-    keys = told.keys if "://" in told.target else None
+    keys = settings.keys if "://" in settings.target else None
     with Bars() as bars:
         open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
         try:
@@ -153,20 +159,22 @@ def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device
             if not models:
                 raise
             # no edge hands out such a vocabulary; a drafter of the same one has it
-            return open_(models[0], provider=told.provider, threads=told.threads)
+            return open_(models[0], provider=settings.provider, threads=settings.threads)
 
 
-def _answers(device: Device, asking: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
+def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
     """All answers: those that the file holds, and the rest."""
     done = {} if file is None else dict(file.answers)
-    with Countdown("the target answers, prompts", len(asking.prompts) - len(done)) as countdown:
+    with Countdown("the target answers, prompts", len(request.prompts) - len(done)) as countdown:
         try:
-            for number, item in enumerate(answer_all(device, asking, dict(done)), 1):
+            for number, answer in enumerate(answer_all(device, request, dict(done)), 1):
                 if file is not None:
-                    file.add(item)
-                done[item.prompt] = item
-                if item.left_out:
-                    countdown.print_above(f"Prompt {item.prompt + 1} is left out: {item.left_out}")
+                    file.add(answer)
+                done[answer.prompt] = answer
+                if answer.left_out:
+                    countdown.print_above(
+                        f"Prompt {answer.prompt + 1} is left out: {answer.left_out}"
+                    )
                 countdown.update(number)
         except BaseException:
             if file is not None:
@@ -175,10 +183,10 @@ def _answers(device: Device, asking: AnswerRequest, file: AnswerFile | None) -> 
     return [done[prompt] for prompt in sorted(done)]
 
 
-def _compared(
-    told: CompareSettings,
+def _compare_drafters(
+    settings: CompareSettings,
     names: Sequence[str],
-    asking: AnswerRequest,
+    request: AnswerRequest,
     answers: Sequence[TargetAnswer],
     welcome: Welcome,
     vocabulary: Vocabulary,
@@ -186,17 +194,17 @@ def _compared(
     """Read the answers with the drafters, time these, and compute what follows."""
     with Bars() as bars:
         bars.show("opening the drafters", 0, None)
-        contenders = open_contenders(names, vocabulary, told)
+        contenders = open_contenders(names, vocabulary, settings)
     try:
         with Countdown("reading, answers", len(answers) * len(contenders)) as countdown:
-            for done, _ in enumerate(read_answers(contenders, asking, answers), 1):
+            for done, _ in enumerate(read_answers(contenders, request, answers), 1):
                 countdown.update(done)
         with Bars() as bars:
-            seconds = drafting_s(contenders, asking, answers, bars.show)
+            seconds = drafting_s(contenders, request, answers, bars.show)
     finally:
         for contender in contenders:
             contender.drafter.release()
-    order = {contender.prompt: at for at, contender in enumerate(answers)}
+    order = {answer.prompt: at for at, answer in enumerate(answers)}
     entries = [
         DrafterEntry(
             name=contender.name,
@@ -210,15 +218,15 @@ def _compared(
         return compare(
             entries,
             prompts=len(answers),
-            target_s=target_passes(welcome, answers, told.target_ms),
-            rtts_s=told.rtts_s,
+            target_s=target_passes(welcome, answers, settings.target_ms),
+            rtts_s=settings.rtts_s,
             longest=welcome.limits.window,
-            in_rounds="coupled" if asking.temperature else "greedy",
+            in_rounds="coupled" if request.temperature else "greedy",
             progress=bars.show,
         )
 
 
-def _draw(path: Path, found: DrafterComparison) -> None:
+def _draw(path: Path, comparison: DrafterComparison) -> None:
     """Draw where there is matplotlib; figures without a picture are better than none."""
     notes = Console(stderr=True, highlight=False)
     try:
@@ -226,5 +234,5 @@ def _draw(path: Path, found: DrafterComparison) -> None:
     except UnsupportedError as error:
         notes.print(f"No picture: {error}", markup=False, soft_wrap=True)
         return
-    draw(path, found)
+    draw(path, comparison)
     notes.print(f"drawn: {path}", markup=False, soft_wrap=True)

@@ -73,20 +73,20 @@ def add_to(actions: Commands) -> None:
 
 def _link(text: str) -> Link:
     """An argparse type: ``rtt=50ms,up=20mbit,down=100mbit``; rates may be left out."""
-    values: dict[str, float] = {}
+    parts: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name not in _PARTS or name in values:
+        if name not in _PARTS or name in parts:
             raise argparse.ArgumentTypeError(
                 f"{part!r} does not belong there; write a link as rtt=50ms,up=20mbit,down=100mbit"
             )
-        values[name] = _PARTS[name](value)
-    if "rtt" not in values:
+        parts[name] = _PARTS[name](value)
+    if "rtt" not in parts:
         raise argparse.ArgumentTypeError(f"{text!r} does not say the round trip: add rtt=50ms")
     return Link(
-        rtt_s=values["rtt"],
-        up_bps=values.get("up", math.inf),
-        down_bps=values.get("down", math.inf),
+        rtt_s=parts["rtt"],
+        up_bps=parts.get("up", math.inf),
+        down_bps=parts.get("down", math.inf),
     )
 
 
@@ -97,13 +97,13 @@ def _milliseconds(text: str) -> float:
 
 def _run(args: argparse.Namespace) -> int:
     answers = [*read(args.file).answers]
-    result = replay(answers, args.link, args.draft_s, args.verify_s)
+    replays = replay(answers, args.link, args.draft_s, args.verify_s)
     if args.json:
-        write_json(args.json, _figures(args, result))
+        write_json(args.json, _figures(args, replays))
     if args.json != "-":
         console = Console(highlight=False)
         for at, link in enumerate(args.link):
-            console.print(_table(result, at, _in_words(link)))
+            console.print(_table(replays, at, _in_words(link)))
         if left_out := sum(not replayable(answer) for answer in answers):
             console.print(_LEFT_OUT.format(left_out), style="dim", soft_wrap=True)
         console.print(_COMPUTE.format(**_compute(args)), style="dim", soft_wrap=True)
@@ -118,21 +118,21 @@ def _compute(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def _table(found: Sequence[Replay], at: int, link: str) -> Table:
+def _table(replays: Sequence[Replay], at: int, link: str) -> Table:
     """What each (protocol, window) would take over one link, and what it took."""
     table = Table(title=f"{link} (modelled)", title_justify="left")
     table.add_column("")
     for heading in ("n", "measured ms/token", "tokens/s", "modelled ms/token", "tokens/s", ""):
         table.add_column(heading, justify="right")
-    fastest = best(found, at)
-    for item in found:
+    fastest = best(replays, at)
+    for row in replays:
         table.add_row(
-            escape(str(item.configuration)),
-            str(item.n),
-            *_times(item.measured_s),
-            *_times(item.modelled_s[at]),
-            "best" if item is fastest else "",
-            style="bold" if item is fastest else "",
+            escape(str(row.configuration)),
+            str(row.n),
+            *_times(row.measured_s),
+            *_times(row.modelled_s[at]),
+            "best" if row is fastest else "",
+            style="bold" if row is fastest else "",
         )
     return table
 
@@ -149,7 +149,7 @@ def _in_words(link: Link) -> str:
     return ", ".join([f"RTT {link.rtt_s * 1e3:g} ms", *rates])
 
 
-def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any]:
+def _figures(args: argparse.Namespace, replays: Sequence[Replay]) -> dict[str, Any]:
     """For ``--json``; an unlimited rate is null."""
     return {
         "modelled": True,
@@ -158,17 +158,17 @@ def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any
         "links": [
             {
                 **{key: value if value < math.inf else None for key, value in asdict(link).items()},
-                "best": best(found, at).configuration._asdict(),
+                "best": best(replays, at).configuration._asdict(),
             }
             for at, link in enumerate(args.link)
         ],
         "figures": [
             {
-                **item.configuration._asdict(),
-                "n": item.n,
-                "measured_token_s": item.measured_s,
-                "modelled_token_s": item.modelled_s,
+                **row.configuration._asdict(),
+                "n": row.n,
+                "measured_token_s": row.measured_s,
+                "modelled_token_s": row.modelled_s,
             }
-            for item in found
+            for row in replays
         ],
     }

@@ -78,14 +78,14 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, CalibrateSettings)
     expect_writable(settings.out)
-    wanted = _asked(settings)
+    prompts = _prompts(settings)
     opened = OpenPair(settings.draft, settings.target)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     context = min(settings.context, opened.context)
-    fitting = opened.fitting(wanted, settings.max_tokens, context)
-    if len(fitting) < len(wanted):
+    fitting = opened.fitting(prompts, settings.max_tokens, context)
+    if len(fitting) < len(prompts):
         screen.print(
-            f"{len(wanted) - len(fitting)} of {len(wanted)} prompts are left out, for they and their "
+            f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out, for they and their "
             f"answers may have more than {context} tokens (--context, and the models' own)."
         )
     if len(fitting) < 2:
@@ -93,12 +93,12 @@ def _run(args: argparse.Namespace) -> int:
             f"It takes two prompts at least that have {context} tokens with their answers: one is "
             "kept out. Give more or shorter ones, or a larger --context."
         )
-    result = _observed(settings, opened, fitting)
-    learnt, held = (
-        ObservedPositions.from_answers([result[key] for key in keys])
-        for keys in split([*result], _KEPT_OUT, settings.seed)
+    positions = _observe_pair(settings, opened, fitting)
+    training, validation = (
+        ObservedPositions.from_answers([positions[key] for key in keys])
+        for keys in split([*positions], _KEPT_OUT, settings.seed)
     )
-    relaxation = choose_relaxation(learnt, settings.tau, settings.deviation, settings.window)
+    relaxation = choose_relaxation(training, settings.tau, settings.deviation, settings.window)
     card = RelaxationCard(
         **vars(relaxation),
         budget=settings.deviation,
@@ -110,12 +110,12 @@ def _run(args: argparse.Namespace) -> int:
         drafter=model_card(opened.drafter),
         target=model_card(opened.target),
         prompts_sha256=_hash(fitting),
-        chosen=learnt.outcome(relaxation, settings.window),
-        kept_out=held.outcome(relaxation, settings.window),
+        chosen=training.outcome(relaxation, settings.window),
+        kept_out=validation.outcome(relaxation, settings.window),
     )
     write_relaxation(settings.out, card)
     screen.print(_table(card))
-    screen.print(_told(card), markup=False)
+    screen.print(_summary(card), markup=False)
     if args.json:
         write_json(args.json, msgspec.to_builtins(card))
     if args.json != "-":
@@ -123,20 +123,22 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(told: CalibrateSettings) -> list[Question]:
-    if told.task is not None:
-        return questions(told.prompts, task_named(told.task))[: told.count]
-    prompts = read_prompts(told.prompts)[: told.count]
-    return [Question(f"{told.prompts.stem}-{n}", item, "") for n, item in enumerate(prompts, 1)]
+def _prompts(settings: CalibrateSettings) -> list[Question]:
+    if settings.task is not None:
+        return questions(settings.prompts, task_named(settings.task))[: settings.count]
+    prompts = read_prompts(settings.prompts)[: settings.count]
+    return [
+        Question(f"{settings.prompts.stem}-{n}", prompt, "") for n, prompt in enumerate(prompts, 1)
+    ]
 
 
-def _observed(
-    told: CalibrateSettings, opened: OpenPair, asked: Sequence[Question]
+def _observe_pair(
+    settings: CalibrateSettings, opened: OpenPair, prompts: Sequence[Question]
 ) -> dict[str, list[Position]]:
-    readers = opened.readers(min(told.slots, len(asked)), told.context, told)
-    with Countdown("calibrating, tokens at most", len(asked) * told.max_tokens) as countdown:
+    readers = opened.readers(min(settings.slots, len(prompts)), settings.context, settings)
+    with Countdown("calibrating, tokens at most", len(prompts) * settings.max_tokens) as countdown:
         tick = _Progress(countdown, readers.slots).tick
-        return dict(observe(readers, opened.vocabularies, asked, told, tick))
+        return dict(observe(readers, opened.vocabularies, prompts, settings, tick))
 
 
 class _Progress:
@@ -159,10 +161,10 @@ class _Progress:
             self._countdown.update(self._done, each_s * (self._countdown.total - self._done))
 
 
-def _hash(asked: Sequence[Question]) -> str:
+def _hash(prompts: Sequence[Question]) -> str:
     digest = hashlib.sha256()
-    for item in asked:
-        text = item.asked.encode()
+    for prompt in prompts:
+        text = prompt.asked.encode()
         digest.update(len(text).to_bytes(4, "little") + text)
     return digest.hexdigest()
 
@@ -176,7 +178,7 @@ def _table(card: RelaxationCard) -> Table:
     return table
 
 
-def _told(card: RelaxationCard) -> str:
+def _summary(card: RelaxationCard) -> str:
     if card.chosen.deviation == 0.0:
         return (
             f"Nothing could be relaxed within a deviation of {card.budget:g}: all tokens are key, "

@@ -49,7 +49,7 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, MineSettings)
     task = task_named(settings.task, settings.checker)
-    wanted = questions(settings.questions, task)[: settings.count]
+    selected = questions(settings.questions, task)[: settings.count]
     opened = OpenPair(settings.draft, settings.target)
     opened.require_hidden_states()
     mined = MiningRecord(
@@ -63,11 +63,11 @@ def _run(args: argparse.Namespace) -> int:
     )
     mined.begin(settings.out)
     context = min(settings.context, opened.context)
-    fitting = opened.fitting(wanted, settings.max_tokens, context)
+    fitting = opened.fitting(selected, settings.max_tokens, context)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
-    if len(fitting) < len(wanted):
+    if len(fitting) < len(selected):
         screen.print(
-            f"{len(wanted) - len(fitting)} of {len(wanted)} questions are left out, for they and "
+            f"{len(selected) - len(fitting)} of {len(selected)} questions are left out, for they and "
             f"their answers may have more than {context} tokens (--context, and the models' own)."
         )
     if not fitting:
@@ -75,16 +75,16 @@ def _run(args: argparse.Namespace) -> int:
             f"All questions are too long for {context} tokens: give a larger --context, or models "
             "that have it."
         )
-    there = finished_questions(settings.out)
-    if left := [item for item in fitting if item.key not in there]:
-        readers = opened.readers(min(settings.slots, len(left)), settings.context, settings)
-        with Countdown("mining, questions", len(left)) as countdown:
-            result = mine(readers, opened.vocabularies, task, left, mined)
-            for number, episode in enumerate(result, 1):
+    finished = finished_questions(settings.out)
+    if remaining := [question for question in fitting if question.key not in finished]:
+        readers = opened.readers(min(settings.slots, len(remaining)), settings.context, settings)
+        with Countdown("mining, questions", len(remaining)) as countdown:
+            mined_episodes = mine(readers, opened.vocabularies, task, remaining, mined)
+            for number, episode in enumerate(mined_episodes, 1):
                 episode.write(settings.out)
                 countdown.update(number)
-    keys = {item.key for item in fitting}
-    figures = _figures([item for item in episodes(settings.out) if item.key in keys])
+    keys = {question.key for question in fitting}
+    figures = _figures([question for question in episodes(settings.out) if question.key in keys])
     screen.print(
         "{questions} questions, {right} answered rightly; {mismatches} mismatches: {critical} "
         "critical, {stalling} stall".format(**figures)
@@ -94,11 +94,11 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _figures(found: Sequence[Episode]) -> dict[str, int]:
+def _figures(mined_episodes: Sequence[Episode]) -> dict[str, int]:
     return {
-        "questions": len(found),
-        "right": sum(item.right for item in found),
-        "mismatches": sum(len(item) for item in found),
-        "critical": sum(int(item.critical.sum()) for item in found),
-        "stalling": sum(int(item.stalling.sum()) for item in found),
+        "questions": len(mined_episodes),
+        "right": sum(episode.right for episode in mined_episodes),
+        "mismatches": sum(len(episode) for episode in mined_episodes),
+        "critical": sum(int(episode.critical.sum()) for episode in mined_episodes),
+        "stalling": sum(int(episode.stalling.sum()) for episode in mined_episodes),
     }

@@ -43,60 +43,60 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _, sampling, result = from_args(args, MinedSettings).read()
-    Console(stderr=True, highlight=False).print(_table(result, sampling))
+    _, sampling, instances = from_args(args, MinedSettings).read()
+    Console(stderr=True, highlight=False).print(_table(instances, sampling))
     if args.json:
-        write_json(args.json, _figures(result, sampling))
+        write_json(args.json, _figures(instances, sampling))
     return 0
 
 
-def _table(found: Instances, sampling: InstanceOptions) -> Table:
+def _table(instances: Instances, sampling: InstanceOptions) -> Table:
     table = Table(
-        caption=f"{len(found.keys)} questions, {len(found)} mismatches, "
-        f"{int(found.critical.sum())} critical, {int(found.stalling.sum())} that stall and are "
+        caption=f"{len(instances.keys)} questions, {len(instances)} mismatches, "
+        f"{int(instances.critical.sum())} critical, {int(instances.stalling.sum())} that stall and are "
         f"rejected under any channel; {sampling.channels} channels a question"
     )
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for item in kept_by_quality(found):
-        share = f"{item.kept / item.critical:.1%}" if item.critical else "–"
-        row = (str(item.channels), str(item.critical), share)
-        table.add_row(f"{item.low:.1f} to {item.high:.1f}", *row)
+    for bin in kept_by_quality(instances):
+        share = f"{bin.kept / bin.critical:.1%}" if bin.critical else "–"
+        row = (str(bin.channels), str(bin.critical), share)
+        table.add_row(f"{bin.low:.1f} to {bin.high:.1f}", *row)
     table.add_section()
     for name, channel in (("poorest", POOR), ("best", GOOD)):
-        expected = expected_share(found, channel, sampling.relabelling)
+        expected = expected_share(instances, channel, sampling.relabelling)
         table.add_row(f"{channel.quality():.1f}, {name}", "", "", f"{expected:.1%} expected")
     return table
 
 
-def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
+def _figures(instances: Instances, sampling: InstanceOptions) -> dict[str, Any]:
     """Collect the table, and every label under every channel, 1: reject."""
     return {
         "sampling": to_builtins(sampling),
-        "questions": len(found.keys),
-        "mismatches": len(found),
-        "critical": int(found.critical.sum()),
-        "stalling": int(found.stalling.sum()),
-        "by_quality": [item._asdict() for item in kept_by_quality(found)],
+        "questions": len(instances.keys),
+        "mismatches": len(instances),
+        "critical": int(instances.critical.sum()),
+        "stalling": int(instances.stalling.sum()),
+        "by_quality": [bin._asdict() for bin in kept_by_quality(instances)],
         "expected": {
-            name: expected_share(found, channel, sampling.relabelling)
+            name: expected_share(instances, channel, sampling.relabelling)
             for name, channel in (("poorest", POOR), ("best", GOOD))
         },
-        "episodes": [_episode(found, index) for index in range(len(found.keys))],
+        "episodes": [_episode(instances, index) for index in range(len(instances.keys))],
     }
 
 
-def _episode(found: Instances, index: int) -> dict[str, Any]:
-    ours = found.question == index
-    labels = found.rejected[ours].astype(int).T.tolist()
+def _episode(instances: Instances, index: int) -> dict[str, Any]:
+    mask = instances.question == index
+    labels = instances.rejected[mask].astype(int).T.tolist()
     return {
-        "key": found.keys[index],
-        "at": found.at[ours].tolist(),
-        "critical": found.critical[ours].astype(int).tolist(),
-        "stalling": found.stalling[ours].astype(int).tolist(),
+        "key": instances.keys[index],
+        "at": instances.at[mask].tolist(),
+        "critical": instances.critical[mask].astype(int).tolist(),
+        "stalling": instances.stalling[mask].astype(int).tolist(),
         "channels": [
             {**asdict(channel), "quality": channel.quality(), "labels": some}
-            for channel, some in zip(found.channels[index], labels, strict=True)
+            for channel, some in zip(instances.channels[index], labels, strict=True)
         ],
     }

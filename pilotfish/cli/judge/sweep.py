@@ -52,7 +52,7 @@ def add_to(actions: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, SweepSettings)
-    sweep_file = SweepFile(settings.report or _given(settings.out, "out"))
+    sweep_file = SweepFile(settings.report or _require(settings.out, "out"))
     if not settings.report:
         _sweep(settings, sweep_file)
     if not sweep_file.tallies:
@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _given(value: _Value | None, name: str) -> _Value:
+def _require(value: _Value | None, name: str) -> _Value:
     if not value:
         raise UnsupportedError(f"A sweep needs --{name}; --report FILE shows one that there is.")
     return value
@@ -74,41 +74,43 @@ def _given(value: _Value | None, name: str) -> _Value:
 # Running
 
 
-def _sweep(told: SweepSettings, kept: SweepFile) -> None:
+def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
     """Answer the questions that the file has not."""
-    draft, target = _given(told.draft, "draft"), _given(told.target, "target")
-    names, asked_for = _given(told.heads, "head"), _given(told.questions, "questions")
-    task = task_named(told.task, told.checker)
-    wanted = questions(asked_for, task)[: told.count]
+    draft, target = _require(settings.draft, "draft"), _require(settings.target, "target")
+    names, source = _require(settings.heads, "head"), _require(settings.questions, "questions")
+    task = task_named(settings.task, settings.checker)
+    selected = questions(source, task)[: settings.count]
     opened = OpenPair(draft, target)
     opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
-    plan = _plan(told, opened, heads, task.instruction)
-    wanted = opened.fitting(wanted, told.max_tokens, opened.context)
-    if not wanted:
+    plan = _plan(settings, opened, heads, task.instruction)
+    selected = opened.fitting(selected, settings.max_tokens, opened.context)
+    if not selected:
         raise UnsupportedError(
             f"All questions are too long for the models' {opened.context} tokens."
         )
-    kept.begin(plan)
-    if kept.pace is None and told.draft_ms and told.verify_ms:
-        kept.set_pace(asdict(pace_of(kept, told.draft_ms, told.verify_ms)))
-    elif kept.pace is None:
-        kept.set_pace(asdict(measure_pace(draft, target, plan.windows, told)))
-    left = [item for item in wanted if item.key not in kept.tallies]
-    if not left:
+    sweep_file.begin(plan)
+    if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
+        sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
+    elif sweep_file.pace is None:
+        sweep_file.set_pace(asdict(measure_pace(draft, target, plan.windows, settings)))
+    remaining = [question for question in selected if question.key not in sweep_file.tallies]
+    if not remaining:
         return
-    context = max(length(item, opened.vocabularies, told.max_tokens) for item in wanted)
-    readers = opened.readers(min(told.slots, len(left)), context, told)
-    whole = {item.key for item in wanted[: told.whole]}
-    with Countdown("sweeping, questions", len(left)) as countdown:
-        result = sweep(readers, opened.vocabularies, task, left, plan, heads, whole)
-        for number, (key, tallies) in enumerate(result, 1):
-            kept.add(key, tallies)
+    context = max(
+        length(question, opened.vocabularies, settings.max_tokens) for question in selected
+    )
+    readers = opened.readers(min(settings.slots, len(remaining)), context, settings)
+    whole = {question.key for question in selected[: settings.whole]}
+    with Countdown("sweeping, questions", len(remaining)) as countdown:
+        outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
+        for number, (key, tallies) in enumerate(outcomes, 1):
+            sweep_file.add(key, tallies)
             countdown.update(number)
 
 
 def _plan(
-    told: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
+    settings: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
 ) -> SweepHeader:
     """Describe what is swept; `PairMismatchError` for a head of another pair."""
     drafter, target = opened.drafter, opened.target
@@ -119,16 +121,18 @@ def _plan(
                 f"The decision head {name} was made for the drafter {head.card.drafter.model}, "
                 f"not for {drafter.model}."
             )
-    thresholds = {name: told.thresholds or _of_curve(head) for name, head in heads.items()}
+    thresholds = {
+        name: settings.thresholds or _curve_thresholds(head) for name, head in heads.items()
+    }
     ends = (
-        msgspec.to_builtins(model_card(item)) | {"vocabulary": item.vocab_size}
-        for item in (drafter, target)
+        msgspec.to_builtins(model_card(model)) | {"vocabulary": model.vocab_size}
+        for model in (drafter, target)
     )
     return SweepHeader(
-        task=told.task,
+        task=settings.task,
         instruction=instruction,
-        most=told.max_tokens,
-        whole=told.whole,
+        most=settings.max_tokens,
+        whole=settings.whole,
         drafter=next(ends),
         target=next(ends),
         heads={
@@ -139,11 +143,11 @@ def _plan(
             }
             for name, head in heads.items()
         },
-        settings=settings_of(sorted({*told.windows}), thresholds, told.links),
+        settings=settings_of(sorted({*settings.windows}), thresholds, settings.links),
     )
 
 
-def _of_curve(head: DecisionHead) -> list[float]:
+def _curve_thresholds(head: DecisionHead) -> list[float]:
     """List the thresholds of the head's own curve."""
     ordered = sorted({point.threshold for point in head.card.curve})
     if not ordered:
@@ -154,10 +158,10 @@ def _of_curve(head: DecisionHead) -> list[float]:
 
 
 def pace_of(
-    kept: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
+    sweep_file: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
 ) -> ModelPace:
     """Say how fast the models are: as stated, or else as measured for this sweep."""
-    known = kept.pace or {"draft_s": None, "verify_s": {}}
+    known = sweep_file.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
     stated = {width: ms * 1e-3 for width, ms in (verify_ms or {}).items()}
     verify_s = stated or {int(width): value for width, value in known["verify_s"].items()}
@@ -166,19 +170,19 @@ def pace_of(
     return ModelPace(draft_s, verify_s)
 
 
-def _update(names: Sequence[str], kept: SweepFile) -> None:
+def _update(names: Sequence[str], sweep_file: SweepFile) -> None:
     """Put what was swept into the heads' curves."""
-    assert kept.plan is not None
-    result = figures(kept.plan, list(kept.tallies.values()))
+    assert sweep_file.plan is not None
+    rows = figures(sweep_file.plan, list(sweep_file.tallies.values()))
     for name in names:
         if name in list_shipped_heads():
             raise UnsupportedError(f"{name} came with Pilotfish: give the path of the head's file.")
         head = DecisionHead.load(name)
-        known = kept.plan.heads.get(head.card.name)
+        known = sweep_file.plan.heads.get(head.card.name)
         if known is None or known["sha256"] != head.card.sha256:
             raise UnsupportedError(f"The head {name} is not the one that was swept.")
-        points = curve(kept.plan, result, head.card.name, kept.plan.windows[0])
-        curve_ = {item.threshold: item for item in head.card.curve}
+        points = curve(sweep_file.plan, rows, head.card.name, sweep_file.plan.windows[0])
+        curve_ = {point.threshold: point for point in head.card.curve}
         for threshold, figure in points.items():
             curve_[threshold] = CurvePoint(
                 threshold=threshold,

@@ -42,26 +42,26 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, TrainSettings)
     options = structs.replace(settings.training, seed=settings.options.seed)
-    mined, sampling, result = settings.read()
+    mined, sampling, instances = settings.read()
     with Countdown("training, epochs at most", options.epochs) as countdown:
         head = train(
             settings.out.name,
             mined,
-            result,
+            instances,
             sampling,
             options,
             lambda done, _: countdown.update(done),
         )
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     path = head.save(settings.out.parent)
-    Console(stderr=True, highlight=False, soft_wrap=True).print(_told(head.card), markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(_summary(head.card), markup=False)
     if args.json:
         write_json(args.json, to_builtins(head.card))
     print(path)
     return 0
 
 
-def _told(card: HeadCard) -> str:
+def _summary(card: HeadCard) -> str:
     training = card.training
     area = "unknown" if training.auc is None else f"{training.auc:.3f}"
     forgiven, poor, harmful = (

@@ -21,7 +21,7 @@ from pilotfish.base.descriptors import EXHAUSTED, open_files, raised_limit
 _log = logging.getLogger("pilotfish.service")
 
 _OWN = 128  # open files besides connections, where the limit can be raised
-_KEPT = 16  # for own needs, beyond those that are open at the start
+_RESERVE = 16  # for own needs, beyond those that are open at the start
 _PAUSE_S = 0.25  # between two tries while there is no room
 _CLOSING_S = 0.005  # for an idle one to close, before another loses its place
 _OVER_S = 3.0  # without a connection that had no room, after which there is room again
@@ -31,24 +31,24 @@ _SPARE = 4  # descriptors that are free then, besides those that are kept
 class Acceptor:
     """Accepts on a bound socket from `start` until `close`. Used on the loop.
 
-    made: returns the protocol of a new connection. make_room: closes an idle connection, if any.
+    protocol_factory: returns the protocol of a new connection. make_room: closes an idle connection, if any.
     connections: the most that are wanted.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        made: Callable[[], asyncio.Protocol],
+        protocol_factory: Callable[[], asyncio.Protocol],
         make_room: Callable[[], bool],
         connections: int,
     ) -> None:
         self._listening = listening
-        self._made = made
+        self._protocol_factory = protocol_factory
         self._make_room = make_room
         self._loop = asyncio.get_running_loop()
         limit = raised_limit(connections + _OWN)
-        free = _KEPT * 2 if limit is None else limit - open_files()
-        self._kept = min(_KEPT, max(1, free // 2))
+        free = _RESERVE * 2 if limit is None else limit - open_files()
+        self._reserve = min(_RESERVE, max(1, free // 2))
         self._entering: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self._short_s = 0.0
@@ -81,7 +81,7 @@ class Acceptor:
             used = open_files()
         except OSError:  # not a descriptor for that either
             return
-        if used + self._kept + _SPARE <= self._limit:
+        if used + self._reserve + _SPARE <= self._limit:
             self.crowded = False
             _log.warning("there is room for connections again")
 
@@ -93,7 +93,7 @@ class Acceptor:
                 self._note_shortage()
                 self._pause(_CLOSING_S if self._make_room() else _PAUSE_S)
             return  # else it ended before it was accepted
-        if connection.fileno() >= self._limit - self._kept:
+        if connection.fileno() >= self._limit - self._reserve:
             self._note_shortage()
             if not self._make_room():
                 self.turned_away += 1
@@ -107,7 +107,7 @@ class Acceptor:
 
     async def _enter(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._made, connection)
+            await self._loop.connect_accepted_socket(self._protocol_factory, connection)
         except (OSError, MemoryError):
             connection.close()
 
@@ -126,5 +126,5 @@ class Acceptor:
                 "no room for another connection: of %g open files all but %d are in use; raise "
                 "LimitNOFILE (ulimit -n)",
                 self._limit,
-                self._kept,
+                self._reserve,
             )

@@ -108,11 +108,11 @@ class ApiKeys:
         if scheme.lower() != "bearer":
             return None
         digest = _digest(key.strip())
-        result = None
+        match = None
         for name, known in self._digests.items():
             if hmac.compare_digest(known, digest):
-                result = Client(name, digest.hex())
-        return result
+                match = Client(name, digest.hex())
+        return match
 
 
 def _entry(line: str, where: str) -> tuple[str, str]:

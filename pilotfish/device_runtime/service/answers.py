@@ -68,18 +68,19 @@ class CompletionFormat:
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed; its usage is of all generations."""
-        told_of = most_likely(generations, self._best) if self._best else generations
-        choices = [self._choice(at, generation) for at, generation in enumerate(told_of)]
-        info = [summary(generation) for generation in told_of]
+        returned = most_likely(generations, self._best) if self._best else generations
+        choices = [self._choice(at, generation) for at, generation in enumerate(returned)]
+        summaries = [summary(generation) for generation in returned]
         if len(choices) > 1:
             choices = [
-                {**choice, "pilotfish": its} for choice, its in zip(choices, info, strict=True)
+                {**choice, "pilotfish": generation_summary}
+                for choice, generation_summary in zip(choices, summaries, strict=True)
             ]
         return {
             **self._head("chat.completion"),
             "choices": choices,
             "usage": usage(generations),
-            "pilotfish": info[0] if len(info) == 1 else None,
+            "pilotfish": summaries[0] if len(summaries) == 1 else None,
         }
 
     def _choice(self, index: int, generation: Generation) -> Body:
@@ -107,26 +108,28 @@ class CompletionFormat:
     def _logprobs_of(self, generation: Generation) -> Body | None:
         """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
         self._offsets = self._answer_offsets()
-        result = self._logprobs(generation.tokens, generation.logprobs)
-        if result is None or self._words is None or self._echo is None:
-            return result
+        logprobs = self._logprobs(generation.tokens, generation.logprobs)
+        if logprobs is None or self._words is None or self._echo is None:
+            return logprobs
         before = generation.prompt_logprobs
         if not before:
-            return result
+            return logprobs
         offsets = TextOffsets(self._words, special=self._marked)
-        wanted = text_logprobs(generation.prompt_ids, before, self._words, offsets)
-        return {name: wanted[name] + result[name] for name in result}
+        prompt_part = text_logprobs(generation.prompt_ids, before, self._words, offsets)
+        return {name: prompt_part[name] + logprobs[name] for name in logprobs}
 
     def _answer_offsets(self) -> TextOffsets | None:
         """Return where the tokens of a new choice begin."""
         return None if self._words is None else TextOffsets(self._words, len(self._prompt()))
 
-    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogprob | None]) -> Body | None:
+    def _logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> Body | None:
         if self._words is None or self._offsets is None:
             return None
         if self._chat:
-            return chat_logprobs(tokens, told, self._words)
-        return text_logprobs(tokens, told, self._words, self._offsets)
+            return chat_logprobs(tokens, logprobs, self._words)
+        return text_logprobs(tokens, logprobs, self._words, self._offsets)
 
     def _prompt(self) -> str:
         return "" if self._echo is None else self._echo()
@@ -143,21 +146,21 @@ class CompletionFormat:
 
     def piece_events(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
-        reply = delta_of(piece.parts) if self._chat else piece.text
-        options = {"origin": piece.origin, "tokens": len(piece.tokens)}
+        content = delta_of(piece.parts) if self._chat else piece.text
+        note = {"origin": piece.origin, "tokens": len(piece.tokens)}
         before = self.start_events()
-        chunk = self._chunk(reply, told=options)
+        chunk = self._chunk(content, note=note)
         chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs)
         return [*before, chunk]
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token; the next choice follows."""
-        reply: Body | str = {} if self._chat else ""
-        last = self._chunk(reply, finish=self._finish(generation))
-        results = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
+        content: Body | str = {} if self._chat else ""
+        last = self._chunk(content, finish=self._finish(generation))
+        events = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
         self._ended.append(generation)
         self._begun = False
-        return results
+        return events
 
     def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
@@ -169,8 +172,8 @@ class CompletionFormat:
 
     def closing_events(self) -> bytes:
         """Return the end of a stream, and before it the usage if it was asked for."""
-        info = self.encode_event(self._usage()) if self._tells_usage else b""
-        return info + b"data: [DONE]\n\n"
+        usage_event = self.encode_event(self._usage()) if self._tells_usage else b""
+        return usage_event + b"data: [DONE]\n\n"
 
     def _usage(self) -> Body:
         return {
@@ -189,27 +192,27 @@ class CompletionFormat:
         }
 
     def _chunk(
-        self, said: "Body | str", *, finish: str | None = None, told: Body | None = None
+        self, content: "Body | str", *, finish: str | None = None, note: Body | None = None
     ) -> Body:
         choice: Body = {
             "index": len(self._ended),
-            "delta" if self._chat else "text": said,
+            "delta" if self._chat else "text": content,
             "finish_reason": finish,
             "logprobs": None,
         }
-        if told is not None:
-            choice["pilotfish"] = told
+        if note is not None:
+            choice["pilotfish"] = note
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
 
 def message_body(turn: Turn) -> Body:
     """Format a turn as a message."""
-    results: Body = {"role": "assistant", "content": turn.content, "refusal": None}
+    body: Body = {"role": "assistant", "content": turn.content, "refusal": None}
     if turn.reasoning:
-        results["reasoning_content"] = turn.reasoning
+        body["reasoning_content"] = turn.reasoning
     if turn.calls:
-        results["content"] = turn.content or None
-        results["tool_calls"] = [
+        body["content"] = turn.content or None
+        body["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -217,19 +220,19 @@ def message_body(turn: Turn) -> Body:
             }
             for call in turn.calls
         ]
-    return results
+    return body
 
 
 def delta_of(parts: Sequence[TurnPart]) -> Body:
     """Format the parts of a turn as what a message grows by."""
-    results: Body = {}
+    delta: Body = {}
     calls: dict[int, Body] = {}
     for part in parts:
         match part.kind:
             case "content":
-                results["content"] = results.get("content", "") + part.text
+                delta["content"] = delta.get("content", "") + part.text
             case "reasoning":
-                results["reasoning_content"] = results.get("reasoning_content", "") + part.text
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
             case "call":
                 function = {"name": part.text, "arguments": ""}
                 calls[part.call] = {
@@ -241,15 +244,15 @@ def delta_of(parts: Sequence[TurnPart]) -> Body:
                 )
                 call["function"]["arguments"] += part.text
     if calls:
-        results["tool_calls"] = [*calls.values()]
-    return results or {"content": ""}
+        delta["tool_calls"] = [*calls.values()]
+    return delta or {"content": ""}
 
 
 def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
     """Return the answers of the highest log-probability by token, the highest first."""
 
     def by_token(answer: Generation) -> float:
-        known = [logprob.logprob for logprob in answer.logprobs if logprob is not None]
+        known = [token.logprob for token in answer.logprobs if token is not None]
         return sum(known) / len(known) if known else -inf
 
     return sorted(answers, key=by_token, reverse=True)[:most]
@@ -271,17 +274,17 @@ def summary(generation: Generation) -> Body:
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,
-        "window": max((recovery.window for recovery in rounds), default=0),
+        "window": max((round_.window for round_ in rounds), default=0),
         "rounds": len(rounds),
-        "accepted": sum(recovery.accepted for recovery in rounds),
+        "accepted": sum(round_.accepted for round_ in rounds),
         "forced": generation.forced,
         **generation.rounded_notes,
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),
         "total_ms": round(generation.total_s * 1e3, 2),
-        "uplink_bytes": sum(recovery.uplink_bytes for recovery in rounds),
-        "downlink_bytes": sum(recovery.downlink_bytes for recovery in rounds),
+        "uplink_bytes": sum(round_.uplink_bytes for round_ in rounds),
+        "downlink_bytes": sum(round_.downlink_bytes for round_ in rounds),
         "choice": None if generation.choice is None else generation.choice.reason,
         "recoveries": [
             {

@@ -44,8 +44,8 @@ def application(service: DeviceService) -> ASGIApp:
     async def refuse(_: Request, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
         service.count_refusal(refusal)
-        info = error.headers if isinstance(error, HTTPException) and error.headers else {}
-        return json_response(refusal.body, refusal.status, {**info, **refusal.headers})
+        headers = error.headers if isinstance(error, HTTPException) and error.headers else {}
+        return json_response(refusal.body, refusal.status, {**headers, **refusal.headers})
 
     expected = (HTTPException, RefusalError, PilotfishError)
     app = Starlette(
@@ -116,25 +116,21 @@ def _completions(service: DeviceService) -> list[Route]:
 
 
 def _responses(service: DeviceService) -> list[Route]:
-    responses = service.responses
+    store = service.responses
 
     async def respond(request: Request) -> Completion:
         client = _client(request)
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
-        wanted_value = response_request(
-            body, service.options, partial(responses.conversation, owner)
-        )
-        wanted = wanted_value.completion
-        _check(service, wanted)
-        keep = (
-            partial(responses.store, owner, wanted_value.messages) if wanted_value.store else None
-        )
+        parsed = response_request(body, service.options, partial(store.conversation, owner))
+        completion = parsed.completion
+        _check(service, completion)
+        keep = partial(store.store, owner, parsed.messages) if parsed.store else None
         answer = ResponseFormat(
-            wanted_value, model=service.config.model, keep=keep, tokens=service.tokens_in
+            parsed, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
+        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
 
     async def again(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
@@ -145,12 +141,12 @@ def _responses(service: DeviceService) -> list[Route]:
                 param="stream",
                 reason="unsupported",
             )
-        body = responses.body(_client(request).identity, request.path_params["name"])
+        body = store.body(_client(request).identity, request.path_params["name"])
         return Response(body, media_type="application/json")
 
     async def forget(request: Request) -> Response:
         name = request.path_params["name"]
-        responses.forget(_client(request).identity, name)
+        store.forget(_client(request).identity, name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
     return [
@@ -177,8 +173,8 @@ def _check(service: DeviceService, wanted: CompletionRequest) -> None:
 
 def _tokens(service: DeviceService) -> list[Route]:
     async def tokenize(request: Request) -> Response:
-        wanted, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
-        work = partial(tokenize_response, service.device, wanted, chat=chat, words=words)
+        prompt, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(tokenize_response, service.device, prompt, chat=chat, words=words)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
     async def detokenize(request: Request) -> Response:
@@ -249,11 +245,11 @@ def _models(service: DeviceService) -> list[Route]:
     async def models(_: Request) -> Response:
         return json_response({"object": "list", "data": [model()]})
 
-    async def one(request: Request) -> Response:
+    async def named_model(request: Request) -> Response:
         _check_model(service, request.path_params["name"])
         return json_response(model())
 
-    return [_route("/v1/models", models), _route("/v1/models/{name:path}", one)]
+    return [_route("/v1/models", models), _route("/v1/models/{name:path}", named_model)]
 
 
 def _state(service: DeviceService) -> list[Route]:
@@ -268,8 +264,8 @@ def _state(service: DeviceService) -> list[Route]:
     async def status(_: Request) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
         service.status.set_link(service.link_status, service.link_state)
-        info = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
-        return json_response(info)
+        snapshot = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
+        return json_response(snapshot)
 
     return [_route("/health", health), _route("/metrics", metrics), _route("/status", status)]
 

@@ -149,8 +149,8 @@ class Completion(Response):
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         while True:
-            if info := b"".join(pending):
-                await send({"type": "http.response.body", "body": info, "more_body": True})
+            if chunk := b"".join(pending):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if ended:
                 break
             if not await job.ready(QUIET_S):

@@ -58,8 +58,8 @@ class Connection(H11Protocol):
     @staticmethod
     def open_among(connections: Iterable[object]) -> "list[Connection]":
         """List those of uvicorn's connections that are not ending."""
-        ours = (connection for connection in connections if isinstance(connection, Connection))
-        return [connection for connection in ours if not connection.transport.is_closing()]
+        protocols = (connection for connection in connections if isinstance(connection, Connection))
+        return [connection for connection in protocols if not connection.transport.is_closing()]
 
     @staticmethod
     def idle_longest(connections: "Iterable[Connection]") -> "Connection | None":
@@ -163,7 +163,9 @@ class TlsHandshake(asyncio.Protocol):
     @classmethod
     def abort_oldest(cls) -> bool:
         """Abort the oldest handshake under way; False: there is none."""
-        oldest = next((item for item in cls._under_way if not item.is_closing()), None)
+        oldest = next(
+            (transport for transport in cls._under_way if not transport.is_closing()), None
+        )
         if oldest is not None:
             oldest.abort()
         return oldest is not None

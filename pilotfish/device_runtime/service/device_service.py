@@ -67,7 +67,7 @@ class DeviceService:
     def device(self) -> Device:
         """A device that has greeted the edge, if any has; all share the edge's vocabulary."""
         devices = [lane.device for lane in self.lanes.lanes]
-        return next((devex for devex in devices if devex.welcome is not None), devices[0])
+        return next((device for device in devices if device.welcome is not None), devices[0])
 
     @property
     def link_status(self) -> LinkStatus | None:

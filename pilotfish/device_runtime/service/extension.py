@@ -47,13 +47,13 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
     """Add the options of these types to `Extension`."""
-    ours: list[tuple[str, Any, None]] = [
+    fields: list[tuple[str, Any, None]] = [
         (name, hint | None, None)
         for kind in kinds
         for name, hint in get_type_hints(kind, include_extras=True).items()
         if name in kind.__struct_fields__
     ]
-    kind = msgspec.defstruct("Extension", ours, bases=(Extension,), forbid_unknown_fields=True)
+    kind = msgspec.defstruct("Extension", fields, bases=(Extension,), forbid_unknown_fields=True)
     return cast(type[Extension], kind)
 
 
@@ -64,9 +64,9 @@ def _read(raw: msgspec.Raw) -> Extension:
         return msgspec.json.decode(raw, type=kind | None) or kind()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         at = "`$.pilotfish"
-        text = str(error)
-        text = text.replace("`$", at) if "`$" in text else f"{text} - at {at}`"
-        raise bad_value(error, text) from None
+        message = str(error)
+        message = message.replace("`$", at) if "`$" in message else f"{message} - at {at}`"
+        raise bad_value(error, message) from None
 
 
 def extend(options: Options, raw: msgspec.Raw) -> None:
@@ -77,17 +77,19 @@ def extend(options: Options, raw: msgspec.Raw) -> None:
             options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
         options["protocol"] = extension.protocol
     fields = extension.__struct_fields__
-    ours = [name for name in fields if name not in Extension.__struct_fields__]
-    info = {name: value for name in fields if (value := getattr(extension, name)) is not None}
+    protocol_fields = [name for name in fields if name not in Extension.__struct_fields__]
+    values = {name: value for name in fields if (value := getattr(extension, name)) is not None}
     if extension.protocol not in (None, AUTO):
         try:
-            expect_effective(extension.protocol, [name for name in ours if name in info])
+            expect_effective(
+                extension.protocol, [name for name in protocol_fields if name in values]
+            )
         except UnsupportedError as error:
             raise bad_request("pilotfish", str(error)) from None
-    for name in (*_DRAFTING, *ours):
-        if name in info:
-            options[name] = info[name]  # type: ignore[literal-required]  # as above
-    if any(name in info for name in _CHOOSING):
+    for name in (*_DRAFTING, *protocol_fields):
+        if name in values:
+            options[name] = values[name]  # type: ignore[literal-required]  # as above
+    if any(name in values for name in _CHOOSING):
         if extension.protocol not in (None, AUTO):
             raise bad_request(
                 "pilotfish",

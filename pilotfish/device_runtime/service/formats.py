@@ -62,30 +62,30 @@ def grammar_of(
     format: Format | FormatOfText | None, structured: StructuredOutputs | None
 ) -> Grammar | None:
     """Return what the answer must be; refuses a request that says so twice."""
-    results = []
+    grammars = []
     match format:
         case ObjectFormat(schema=schema):
-            results.append(Grammar.from_schema(_text_of(schema)))
+            grammars.append(Grammar.from_schema(_text_of(schema)))
         case SchemaFormat(json_schema=named) | (FlatFormat() as named):
-            results.append(Grammar.from_schema(_text_of(named.schema)))
+            grammars.append(Grammar.from_schema(_text_of(named.schema)))
     if structured is not None:
         if bytes(structured.json) != b"null":
-            results.append(Grammar.from_schema(_text_of(structured.json)))
+            grammars.append(Grammar.from_schema(_text_of(structured.json)))
         if structured.json_object:
-            results.append(Grammar.from_schema({"type": "object"}))
+            grammars.append(Grammar.from_schema({"type": "object"}))
         if structured.regex is not None:
-            results.append(Grammar("regex", structured.regex))
+            grammars.append(Grammar("regex", structured.regex))
         if structured.choice is not None:
-            results.append(Grammar.from_choices(structured.choice))
+            grammars.append(Grammar.from_choices(structured.choice))
         if structured.grammar is not None:
-            results.append(Grammar("lark", structured.grammar))
-    if len(results) > 1:
+            grammars.append(Grammar("lark", structured.grammar))
+    if len(grammars) > 1:
         raise bad_request(
             "structured_outputs",
             "An answer is of one format: response_format (in /v1/responses text.format), or one "
             "field of structured_outputs.",
         )
-    return results[0] if results else None
+    return grammars[0] if grammars else None
 
 
 def _text_of(schema: msgspec.Raw) -> str:

@@ -116,8 +116,8 @@ class Lane(threading.Thread):
 class Lanes:
     """The lanes and the queue before them. All methods are called on the loop.
 
-    devices: one a lane. places: answers that may wait. told: is called with each finished
-    generation. counted: is called with the numbers of waiting and running answers when they change.
+    devices: one a lane. places: answers that may wait. on_generation: is called with each finished
+    generation. on_counts: is called with the numbers of waiting and running answers when they change.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class Lanes:
         devices: Sequence[Device],
         *,
         places: int,
-        told: Callable[[Generation], None] = lambda generation: None,
-        counted: Callable[[int, int], None] = lambda waiting, running: None,
+        on_generation: Callable[[Generation], None] = lambda generation: None,
+        on_counts: Callable[[int, int], None] = lambda waiting, running: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.lanes = [Lane(device, at, self._post) for at, device in enumerate(devices)]
         self._most = len(self.lanes) + places
         # one client alone cannot take all places
         self._most_each = len(self.lanes) + (places + 1) // 2
-        self._told, self._counted = told, counted
+        self._on_generation, self._on_counts = on_generation, on_counts
         self._held: Counter[str] = Counter()  # places, by client
         self._waiting: dict[str, deque[AnswerJob]] = {}
         # by client with places: the turn in which it was last served, or after which it came
@@ -190,11 +190,15 @@ class Lanes:
         A job that is larger than its client's share is let in where the client has no other; what
         is beyond the share takes nothing from others.
         """
-        ours = self._held[client]
+        client_places = self._held[client]
         held = sum(min(each, self._most_each) for each in self._held.values())
         if held + min(choices, self._most_each) > self._most:
             return "The queue"
-        return "Your share of the queue" if ours and ours + choices > self._most_each else None
+        return (
+            "Your share of the queue"
+            if client_places and client_places + choices > self._most_each
+            else None
+        )
 
     def _free_places(self, job: AnswerJob, count: int) -> None:
         job.places -= count
@@ -306,7 +310,7 @@ class Lanes:
         self._used_s[job.client] = self._used_s.pop(job.client, self._now_s) + took_s
         lane.held = len(job.prompt)
         if isinstance(event, Generation):
-            self._told(event)
+            self._on_generation(event)
             lane.held += len(event.tokens)
         if job.given_up is not None and (job.left > 1 or not isinstance(event, Generation)):
             event = job.given_up  # rather than the interruption's own error
@@ -353,4 +357,4 @@ class Lanes:
         return min(_LONGEST_RETRY_S, self._typical_s * max(1, self.waiting) / len(self.lanes))
 
     def _report(self) -> None:
-        self._counted(max(0, self.waiting), self.running)
+        self._on_counts(max(0, self.waiting), self.running)

@@ -284,8 +284,8 @@ def read_body(
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
     refuse_unless_neutral(fields, neutral)
     try:
-        options = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
-        return msgspec.json.decode(msgspec.json.encode(options), type=kind)
+        known = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+        return msgspec.json.decode(msgspec.json.encode(known), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_value(error, str(error)) from None
 
@@ -333,8 +333,8 @@ def _options(
     request: RequestFields, defaults: Options, format: Format | FormatOfText | None
 ) -> Options:
     options = defaults.copy()
-    values = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
-    options.update(cast(Options, values))
+    sampling = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    options.update(cast(Options, sampling))
     if (grammar := grammar_of(format, request.structured_outputs)) is not None:
         options["grammar"] = grammar
         options.pop("schema", None)

@@ -27,7 +27,7 @@ def chat_logprobs(tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tok
             **one(token, None if its is None else its.logprob),
             "top_logprobs": [] if its is None else [one(*pair) for pair in its.top],
         }
-        for token, its in _said(tokens, logprobs, tokenizer)
+        for token, its in _plain_tokens(tokens, logprobs, tokenizer)
     ]
     return {"content": content, "refusal": None}
 
@@ -68,31 +68,31 @@ def prompt_logprobs(
     ids: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
 ) -> list[Body | None]:
     """Format those of a prompt's tokens; of the rank, only that among the likeliest is known."""
-    results: list[Body | None] = []
+    bodies: list[Body | None] = []
     for at, token in enumerate(ids):
         its = logprobs[at] if at < len(logprobs) else None
         if its is None:
-            results.append(None)
+            bodies.append(None)
             continue
         ranked: dict[int, tuple[float, int | None]] = {
             id: (value, rank) for rank, (id, value) in enumerate(its.top, start=1)
         }
         ranked.setdefault(token, (its.logprob, None))
-        results.append(
+        bodies.append(
             {
                 str(id): {"logprob": value, "rank": rank, "decoded_token": _text(id, tokenizer)}
                 for id, (value, rank) in ranked.items()
             }
         )
-    return results
+    return bodies
 
 
-def _said(
-    tokens: Sequence[int], told: TokenLogprobs, tokenizer: Tokenizer
+def _plain_tokens(
+    tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
 ) -> Iterator[tuple[int, TokenLogprob | None]]:
     for at, token in enumerate(tokens):
         if not tokenizer.is_special(token):
-            yield token, told[at] if at < len(told) else None
+            yield token, logprobs[at] if at < len(logprobs) else None
 
 
 def _text(token: int, tokenizer: Tokenizer) -> str:

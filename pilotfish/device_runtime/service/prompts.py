@@ -43,17 +43,17 @@ _ROLES = {
 _MAY_SAY_NOTHING = frozenset(("assistant", "tool", "function"))
 
 
-def prompt_for(device: Device, asked: PromptInput, *, chat: bool) -> Prompt:
+def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prompt:
     """Make the prompt of a request; chat: it consists of messages.
 
     While the edge's vocabulary is unknown, a prompt that fails in the drafter's is returned unread:
     the lane tokenises it after greeting the edge.
     """
     try:
-        prompt = device.prompt(asked, chat=chat)
+        prompt = device.prompt(prompt_input, chat=chat)
     except _OF_THE_PAIR as error:
         if not device.knows_target:
-            return Prompt.unencoded(asked, chat)
+            return Prompt.unencoded(prompt_input, chat)
         if not isinstance(error, UnsupportedError):
             raise
         raise RefusalError(
@@ -106,18 +106,18 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     role = message.role
     if role not in _ROLES:
         raise bad_request(f"{where}role", f"{where}role must be one of {', '.join(_ROLES)}.")
-    results: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "role": _ROLES[role], "content": content_of(message.content, role, f"{where}content")
     }  # fmt: skip
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            results[name] = value
+            fields[name] = value
     if calls := calls_of(message.tool_calls, message.function_call, where):
         _expect_role("assistant", role, f"{where}tool_calls")
-        results["tool_calls"] = calls
+        fields["tool_calls"] = calls
     if message.tool_call_id is not None:
-        _expect_role("tool", results["role"], f"{where}tool_call_id")
-    return results
+        _expect_role("tool", fields["role"], f"{where}tool_call_id")
+    return fields
 
 
 def _expect_role(wanted: str, role: str, field: str) -> None:
@@ -178,7 +178,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
         if isinstance(content, str):
             return content
         if isinstance(content, list):
-            return "".join(item.text for item in content)
+            return "".join(text_part.text for text_part in content)
         if role in _MAY_SAY_NOTHING:
             return ""
     raise bad_request(where, f"{where} must be a text or a list of text parts.")

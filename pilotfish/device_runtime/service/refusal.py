@@ -103,14 +103,14 @@ class RefusalError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The response's headers."""
-        results = {}
+        headers = {}
         if self.retry_s is not None:
-            results["retry-after"] = str(max(1, math.ceil(self.retry_s)))
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_s)))
         if self.status == 401:
-            results["www-authenticate"] = "Bearer"
+            headers["www-authenticate"] = "Bearer"
         if self.close:
-            results["connection"] = "close"
-        return results
+            headers["connection"] = "close"
+        return headers
 
 
 _TYPES = {

@@ -131,14 +131,14 @@ def response_request(
     tools = read_tools(request.tools, named, request.parallel_tool_calls)
     previous = request.previous_response_id
     messages = conversation_of(request.input, [] if previous is None else before(previous))
-    wanted_value = messages
+    prompt_messages = messages
     if request.instructions is not None:
-        wanted_value = [{"role": "system", "content": request.instructions}, *messages]
+        prompt_messages = [{"role": "system", "content": request.instructions}, *messages]
     effort = None if request.reasoning is None else request.reasoning.effort
     wanted = checked_request(
         request,
         chat=True,
-        prompt=Talk(wanted_value, tools, thinking_of(None, effort)),
+        prompt=Talk(prompt_messages, tools, thinking_of(None, effort)),
         most=request.max_output_tokens,
         defaults=defaults,
         format=None if request.text is None else request.text.format,
@@ -156,7 +156,7 @@ def response_request(
 
 
 def _echo(request: _ResponsesBody, options: Options) -> Body:
-    info = request.text and request.text.format
+    text_format = request.text and request.text.format
     return {
         "background": False,
         "instructions": request.instructions,
@@ -167,7 +167,7 @@ def _echo(request: _ResponsesBody, options: Options) -> Body:
         "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
         "store": request.store is not False,
         "temperature": options.get("temperature"),
-        "text": {"format": info or TextFormat()},
+        "text": {"format": text_format or TextFormat()},
         "tool_choice": request.tool_choice or "auto",
         "tools": request.tools or [],
         "top_logprobs": 0,

@@ -34,16 +34,16 @@ class _Item:
 
     def body(self, status: str) -> Body:
         """Return the item."""
-        options: Body = {"id": self._at["item_id"], "status": status}
+        fields: Body = {"id": self._at["item_id"], "status": status}
         parts = [self._part()] if self._texts else []
         match self.kind:
             case "content":
-                return {**options, "type": "message", "role": "assistant", "content": parts}
+                return {**fields, "type": "message", "role": "assistant", "content": parts}
             case "reasoning":
-                return {**options, "type": "reasoning", "summary": [], "content": parts}
+                return {**fields, "type": "reasoning", "summary": [], "content": parts}
         arguments = "".join(self._texts)
         return {
-            **options, "type": "function_call", "call_id": self._call_id,
+            **fields, "type": "function_call", "call_id": self._call_id,
             "name": self._name, "arguments": arguments,
         }  # fmt: skip
 
@@ -80,7 +80,7 @@ class _Item:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _event(self, what: str, **info: str) -> Body:
+    def _event(self, what: str, **fields: str) -> Body:
         match self.kind:
             case "content":
                 kind, also = "output_text", {"content_index": 0, "logprobs": []}
@@ -88,7 +88,7 @@ class _Item:
                 kind, also = "reasoning_text", {"content_index": 0}
             case _:
                 kind, also = "function_call_arguments", {}
-        return {"type": f"response.{kind}.{what}", **self._at, **also, **info}
+        return {"type": f"response.{kind}.{what}", **self._at, **also, **fields}
 
 
 class _Output:
@@ -131,7 +131,7 @@ class ResponseFormat:
 
     def __init__(
         self,
-        asked: ResponseRequest,
+        request: ResponseRequest,
         *,
         model: str,
         keep: Callable[[Body, Turn], None] | None,
@@ -142,7 +142,7 @@ class ResponseFormat:
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            **asked.echo,
+            **request.echo,
         }
         self._keep = keep
         self._tokens = tokens

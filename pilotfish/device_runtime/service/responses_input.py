@@ -78,9 +78,9 @@ def assistant_message(turn: Turn) -> Message:
 
 
 def _message_of(turn: Turn) -> Message:
-    info = message_body(turn)
-    del info["refusal"]
-    return {**info, "content": turn.content}
+    body = message_body(turn)
+    del body["refusal"]
+    return {**body, "content": turn.content}
 
 
 class _Conversation:
@@ -88,7 +88,7 @@ class _Conversation:
 
     def __init__(self, before: Sequence[Message]) -> None:
         self._messages = [*before]
-        self._called = {call["id"] for item in before for call in item.get("tool_calls", ())}
+        self._called = {call["id"] for message in before for call in message.get("tool_calls", ())}
         self._turn: Turn | None = None
 
     def full_body(self) -> list[Message]:
@@ -132,5 +132,5 @@ class _Conversation:
                 f"{where}call_id", f"{where}call_id is of no function_call before it."
             )
         output = content_of(item.output, "tool", f"{where}output", _TextPart)
-        options = {"role": "tool", "content": output, "tool_call_id": item.call_id}
-        self.full_body().append(options)
+        result = {"role": "tool", "content": output, "tool_call_id": item.call_id}
+        self.full_body().append(result)

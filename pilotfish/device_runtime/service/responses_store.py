@@ -15,7 +15,7 @@ from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_input import Message, assistant_message
 from pilotfish.engines.chat_formats.reader import Turn
 
-_KEPT_S = 3600.0
+_LIFETIME_S = 3600.0
 _MOST, _MOST_BYTES = 256, 1 << 24  # of all clients together
 
 
@@ -48,26 +48,26 @@ class ResponseStore:
     ) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._clock = clock
-        self._kept: dict[str, _StoredResponse] = {}
+        self._responses: dict[str, _StoredResponse] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._responses)
 
     def store(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
         """Keep a response to these messages, unless it alone is too large."""
         self.expire()
-        info = _StoredResponse(
+        stored = _StoredResponse(
             client,
-            self._clock() + _KEPT_S,
+            self._clock() + _LIFETIME_S,
             msgspec.json.encode(response),
             msgspec.json.encode([*messages, assistant_message(turn)]),
         )
-        if info.size > self._most_bytes:
+        if stored.size > self._most_bytes:
             return
-        self._kept[response["id"]] = info
-        self._bytes += info.size
-        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+        self._responses[response["id"]] = stored
+        self._bytes += stored.size
+        while len(self._responses) > self._most or self._bytes > self._most_bytes:
             self._drop(self._surplus())
 
     def body(self, client: str, name: str) -> bytes:
@@ -76,8 +76,8 @@ class ResponseStore:
 
     def conversation(self, client: str, name: str) -> list[Message]:
         """Return the messages that a response answered, and its own; raises as `body` does."""
-        result = self._find(client, name, "previous_response_id")
-        messages: list[Message] = msgspec.json.decode(result.conversation)
+        stored = self._find(client, name, "previous_response_id")
+        messages: list[Message] = msgspec.json.decode(stored.conversation)
         return messages
 
     def forget(self, client: str, name: str) -> None:
@@ -88,31 +88,31 @@ class ResponseStore:
     def expire(self) -> None:
         """Delete what has been kept long enough."""
         now_s = self._clock()
-        while self._kept and now_s >= next(iter(self._kept.values())).until_s:
-            self._drop(next(iter(self._kept)))
+        while self._responses and now_s >= next(iter(self._responses.values())).until_s:
+            self._drop(next(iter(self._responses)))
 
     def _find(self, client: str, name: str, param: str) -> _StoredResponse:
         self.expire()
-        value = self._kept.get(name)
-        if value is None or value.client != client:
+        stored = self._responses.get(name)
+        if stored is None or stored.client != client:
             raise RefusalError(
                 404,
                 f"There is no response {name[:80]!r} here: the latest are kept for "
-                f"{_KEPT_S / 60:g} minutes, and not beyond a restart. Send the whole conversation "
+                f"{_LIFETIME_S / 60:g} minutes, and not beyond a restart. Send the whole conversation "
                 "as input.",
                 code="response_not_found",
                 param=param,
                 reason="response",
             )
-        return value
+        return stored
 
     def _surplus(self) -> str:
         """Return the oldest response of the client that takes the largest share."""
         shares: Counter[str] = Counter()
-        for item in self._kept.values():
-            shares[item.client] += item.size * self._most + self._most_bytes
+        for stored in self._responses.values():
+            shares[stored.client] += stored.size * self._most + self._most_bytes
         ((client, _),) = shares.most_common(1)
-        return next(name for name, item in self._kept.items() if item.client == client)
+        return next(name for name, stored in self._responses.items() if stored.client == client)
 
     def _drop(self, name: str) -> None:
-        self._bytes -= self._kept.pop(name).size
+        self._bytes -= self._responses.pop(name).size

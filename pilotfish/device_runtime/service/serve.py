@@ -96,8 +96,8 @@ def _host_and_port(address: str) -> tuple[str, int]:
 def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]:
     """Bind a socket to this address. locked: there are API keys."""
     try:
-        result = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, where = result[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = addresses[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ListenError(f"The service cannot listen on {host}: {error.strerror}.") from error

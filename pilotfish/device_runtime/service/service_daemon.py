@@ -97,8 +97,8 @@ class ServiceDaemon:
         self._lanes = Lanes(
             self._devices,
             places=self._config.queue,
-            told=self._note_generation,
-            counted=self._note_queue,
+            on_generation=self._note_generation,
+            on_counts=self._note_queue,
         )
         self._service = DeviceService(
             self._config, self._lanes, self._access, self.metrics, self.status, self._inspection
@@ -306,10 +306,10 @@ class _Server(uvicorn.Server):
         """Accept connections within the limit of open files, which asyncio does not."""
         await super().startup(sockets=[])
         [listening] = sockets or []
-        self.acceptor = Acceptor(listening, self._made, self._make_room, CONNECTIONS)
+        self.acceptor = Acceptor(listening, self._new_connection, self._make_room, CONNECTIONS)
         self.acceptor.start(self.config.backlog)
 
-    def _made(self) -> asyncio.Protocol:
+    def _new_connection(self) -> asyncio.Protocol:
         assert isinstance(self.config, TlsConfig)
         return TlsHandshake(self.config, self.server_state, self.lifespan.state)
 

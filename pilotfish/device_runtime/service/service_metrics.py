@@ -78,7 +78,7 @@ class _Counts:
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
     notes: dict[tuple[str, str], float] = notes(
-        counters, lambda one: f"spec_decode_{'num_' if one.counts_tokens else ''}{one.metric}"
+        counters, lambda note: f"spec_decode_{'num_' if note.counts_tokens else ''}{note.metric}"
     )
     accepted_at: Counter[str] = counter(
         "spec_decode_num_accepted_tokens_per_pos",
@@ -273,7 +273,7 @@ def _bounded(name: str, known: Counter[str] | Histograms) -> str:
 
 
 def _of_link(
-    link: Connectivity, state: LinkState | None, told_s: float, losses: int
+    link: Connectivity, state: LinkState | None, read_s: float, losses: int
 ) -> Iterator[Metric]:
     """The link as it was told last, at ``told_s`` (monotonic). Only what is known is exposed."""
     yield _gauge("link_up", "1 while the edge answers.", link is Connectivity.CONNECTED)
@@ -285,7 +285,7 @@ def _of_link(
     ages = {}
     for name, text, attribute, scale in _READINGS:
         if (reading := getattr(state, attribute)) is not None:
-            ages[attribute] = reading.age_s + time.monotonic() - told_s
+            ages[attribute] = reading.age_s + time.monotonic() - read_s
             yield _gauge(name, text, reading.value * scale)
     yield _gauge("link_reading_age_seconds", "How old each reading is.", ages, "reading")
 

@@ -37,7 +37,7 @@ def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
         return None
     readings: dict[str, Reading] = {}
     for name in _READINGS.values():
-        taken = [result for state in known if (result := getattr(state, name)) is not None]
+        taken = [sample for state in known if (sample := getattr(state, name)) is not None]
         if taken:
             readings[name] = min(taken, key=lambda reading: reading.age_s)
     return LinkState(**readings)
@@ -100,15 +100,15 @@ class ServiceStatus:
                 "finish_reason": generation.finish_reason,
                 **generation.notes,
             }
-            self._choice = _chosen(generation)
+            self._choice = _choice_body(generation)
             for recovery in generation.recoveries:
                 self._recovered += 1
-                options = {
+                fields = {
                     "at": recovery.at,
                     "lost_s": recovery.lost_s,
                     "local_tokens": recovery.local_tokens,
                 }
-                self._recoveries.append((now_s, options))
+                self._recoveries.append((now_s, fields))
 
     def set_link(self, status: LinkStatus | None, state: LinkState | None) -> None:
         """Set the link's state and readings; call it every second or so, and before `snapshot`."""
@@ -142,7 +142,7 @@ class ServiceStatus:
                 "drafter": self._drafter,
                 "target": target,
                 "edge": edge,
-                "link": self._told_link(now_s),
+                "link": self._link_body(now_s),
                 "acceptance": {
                     "recent": acceptance(rounds) if any(r.window for r in rounds) else None,
                     "total": self._parts["accepted"] / self._parts["verified"]
@@ -150,8 +150,8 @@ class ServiceStatus:
                     else None,
                 },
                 **{
-                    name: item.summarize_total(self._noted.get(name, 0), self._parts[item.unit])
-                    for name, item in counters().items()
+                    name: note.summarize_total(self._noted.get(name, 0), self._parts[note.unit])
+                    for name, note in counters().items()
                 },
                 "hints": {
                     source: {"drafted": drafted, "accepted": accepted}
@@ -163,14 +163,16 @@ class ServiceStatus:
                 "last": self._last,
                 "recoveries": {
                     "count": self._recovered,
-                    "recent": [{"ago_s": now_s - at_s, **info} for at_s, info in self._recoveries],
+                    "recent": [
+                        {"ago_s": now_s - at_s, **fields} for at_s, fields in self._recoveries
+                    ],
                 },
                 "lanes": {"total": self._lanes, "running": running, "waiting": waiting},
                 "connections": {"open": self._connections[0], "crowded": self._connections[1]},
-                "energy": self._told_energy(),
+                "energy": self._energy_body(),
             }
 
-    def _told_link(self, now_s: float) -> dict[str, Any]:
+    def _link_body(self, now_s: float) -> dict[str, Any]:
         state, at_s = self._link
         readings: dict[str, Any] = dict.fromkeys(_READINGS)
         for name, attribute in _READINGS.items():
@@ -189,7 +191,7 @@ class ServiceStatus:
             **readings,
         }
 
-    def _told_energy(self) -> dict[str, Any] | None:
+    def _energy_body(self) -> dict[str, Any] | None:
         watch = self._energy
         if watch is None or watch.joules is None:
             return None
@@ -212,7 +214,7 @@ def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
     }
 
 
-def _chosen(generation: Generation) -> dict[str, Any]:
+def _choice_body(generation: Generation) -> dict[str, Any]:
     """Return the protocol of the newest answer, and the reason of the choice."""
     choice = generation.choice
     if choice is None:

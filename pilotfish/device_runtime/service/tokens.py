@@ -51,7 +51,7 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("prompt", "Give a prompt or messages.")
     if request.messages is not None:
-        messages = [message_of(item, at) for at, item in enumerate(request.messages)]
+        messages = [message_of(message, at) for at, message in enumerate(request.messages)]
         tools = read_tools([tool.function for tool in request.tools or ()], None, None)
         thinking = thinking_of(request.chat_template_kwargs)
         return Talk(messages, tools, thinking), True, words
@@ -61,9 +61,11 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
     return request.prompt, False, words
 
 
-def tokenize_response(device: Device, asked: PromptInput, *, chat: bool, words: bool) -> Body:
+def tokenize_response(
+    device: Device, prompt_input: PromptInput, *, chat: bool, words: bool
+) -> Body:
     """Answer it, in the vocabulary of the edge greeted last."""
-    prompt = prompt_for(device, asked, chat=chat)
+    prompt = prompt_for(device, prompt_input, chat=chat)
     if not prompt.vocabulary:
         raise RefusalError(
             503, "The edge's vocabulary is not known yet.", code="no_edge", reason="no-edge"

@@ -53,20 +53,20 @@ def read_tools(
     functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
     """Return what may be called; None where nothing may."""
-    info = [
+    tools = [
         {
             "type": "function",
             "function": {
-                "name": item.name,
-                "description": item.description,
+                "name": function.name,
+                "description": function.description,
                 "parameters": parameters,
-                "strict": item.strict,
+                "strict": function.strict,
             },
         }
-        for item, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
+        for function, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
     ]
     try:
-        return Tools.read(info, choice, parallel)
+        return Tools.read(tools, choice, parallel)
     except ValueError as error:
         raise bad_request("tools", f"{error}.") from None
 
@@ -116,13 +116,13 @@ def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict
         listed = [*listed, _Call(call)]
     return [
         {
-            "id": item.id,
+            "id": entry.id,
             "type": "function",
             "function": {
-                "name": item.function.name, "arguments": arguments_text(item.function.arguments)
+                "name": entry.function.name, "arguments": arguments_text(entry.function.arguments)
             },
         }
-        for item in listed
+        for entry in listed
     ]  # fmt: skip
 
 
@@ -159,10 +159,12 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif message["role"] == "tool":
             if not message.get("tool_call_id"):  # "" names none, as with a call
                 name = message.get("name")
-                of = next((id for id, item in waiting.items() if name in (None, item)), None)
-                if of is None:
+                call_id = next(
+                    (id for id, function in waiting.items() if name in (None, function)), None
+                )
+                if call_id is None:
                     where = f"messages[{at}].tool_call_id"
                     raise bad_request(where, f"{where} says which call this is the result of.")
-                message["tool_call_id"] = of
+                message["tool_call_id"] = call_id
             waiting.pop(message["tool_call_id"], None)
     return messages
