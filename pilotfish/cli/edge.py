@@ -28,12 +28,12 @@ example:
 
 def add_to(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("edge", help="run the edge", description="The verifying end.")
+    parser = commands.add_parser("edge", help="run the edge", description="The end that verifies.")
     actions = choices_as(ConfiguredParser, parser)
     edge_worker.add_to(actions)
     serve_parser = actions.add_parser(
         "serve",
-        help="verify for devices until told to stop",
+        help="verify for devices until stopped",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,7 +49,7 @@ def _serve(args: argparse.Namespace) -> int:
     config = replace(settings, target=_first_stage(settings))
 
     def reread() -> EdgeConfig:
-        """The configuration as it is now; the target's folder is not looked for again."""
+        """Read the configuration again, but do not look for the target's folder again."""
         now = from_args(reread_args(args), EdgeConfig)
         same = (now.target, now.cluster.stages) == (settings.target, settings.cluster.stages)
         return replace(now, target=config.target) if same else now
@@ -60,7 +60,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _first_stage(config: EdgeConfig) -> Path:
-    """The folder to open: of a model in stages, that of the first."""
+    """Return the folder to open; of a model in stages, the first stage's."""
     folder, stages = config.target, config.cluster.stages
     if stages == 1:
         return folder

@@ -19,10 +19,10 @@ from pilotfish.emulation.emulator import Conditions, Traffic
 from pilotfish.emulation.proxy import Proxy, take_precedence
 
 _DESCRIPTION = """\
-Passes TCP connections on to an edge, over a link that is like the options say. Up is from the
-device to the edge. What is not given is not limited. Loss shows as stalls: this is TCP, which sends
-a lost segment again and holds all behind it, for a round trip when more follows, else for a round
-trip and 200 ms. Ctrl-C or SIGTERM stops it and says what has passed.
+Forwards TCP connections to an edge over an emulated link. Up is from the device to the edge.
+Without an option there is no limit. Loss shows as stalls, as in TCP: a lost segment is sent again
+and delays all later ones, by one round trip if more follows, else by one round trip and 200 ms.
+Ctrl-C or SIGTERM stops it and prints the traffic.
 """
 _EXAMPLE = """\
 example:
@@ -32,20 +32,20 @@ example:
 
 
 class EmulateSettings(Struct, frozen=True, kw_only=True):
-    """Between which addresses the link is, and how."""
+    """The addresses of both ends of the link, and its conditions."""
 
-    listen: Annotated[str, setting("where devices connect to", metavar="ADDRESS")] = (
+    listen: Annotated[str, setting("address for devices to connect to", metavar="ADDRESS")] = (
         "tcp://127.0.0.1:7177"
     )
-    connect: Annotated[str, setting("the edge; it may come later", metavar="ADDRESS")] = (
-        "tcp://127.0.0.1:7077"
-    )
+    connect: Annotated[
+        str, setting("the edge's address; it may start later", metavar="ADDRESS")
+    ] = "tcp://127.0.0.1:7077"
     conditions: Conditions = Conditions()
     json: (
         Annotated[
             str,
             setting(
-                "at the end, write what passed as JSON to PATH ('-' for stdout)", metavar="PATH"
+                "at the end, write the traffic as JSON to PATH ('-' for stdout)", metavar="PATH"
             ),
         ]
         | None
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _signals(proxy: Proxy) -> Iterator[list[int]]:
-    """Have SIGINT and SIGTERM stop the proxy between two turns of its loop; which ones came."""
+    """Stop the proxy between two turns of its loop on SIGINT or SIGTERM; yield the signals."""
     received: list[int] = []
     read, write = socket.socketpair()
     with read, write:

@@ -1,4 +1,4 @@
-"""``pilotfish export``: make artifacts, list them, compare two."""
+"""``pilotfish export``: make, list and compare artifacts."""
 
 import argparse
 import json
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
 
 _ENGINE = """\
-Builds a TensorRT engine of each artifact on the GPU of this machine, which takes minutes, and keeps
-it below the cache folder ($PILOTFISH_CACHE/engines); one that is there already and that TensorRT
-accepts is left alone. Decoders with --provider tensorrt or auto then run it. An engine has the
-artifact's precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
-Not run over TensorRT itself yet: tested against doubles of NVIDIA's libraries."""
+Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps it
+in the cache ($PILOTFISH_CACHE/engines). An engine that is there and that TensorRT accepts is not
+built again. Decoders with --provider tensorrt or auto run it. An engine has the artifact's
+precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
+Not tested with TensorRT itself yet, only with doubles of NVIDIA's libraries."""
 _ENGINE_EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
@@ -48,7 +48,7 @@ no GPU; 78 a broken configuration.
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export model`` is told."""
+    """Settings of ``pilotfish export model``."""
 
     source: Annotated[
         str,
@@ -62,26 +62,26 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     precision: Annotated[
         Precision | Literal["auto"],
         setting(
-            "of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: stored, which "
-            "keeps the blocks that a GGUF file or a GPTQ or AWQ checkpoint has, else int8, or int4 "
-            "where memory is short; auto: by trial, see below (default: fp32)",
+            "precision of the weights. Target: fp32, or fp16 on a GPU. Drafter on a CPU: stored, which "
+            "keeps the blocks of a GGUF file or of a GPTQ or AWQ checkpoint; else int8, or int4 to "
+            "save memory; auto: by trial, see below (default: fp32)",
             choices=(*get_args(Precision), export_auto.AUTO),
         ),
     ] = "fp32"
     dialect: Annotated[
         Literal["auto", "opset24", "opset17", "contrib", "llamacpp", "genai"],
         setting(
-            "which operators the graph uses; auto takes what runs best here (default). llamacpp: "
-            "no graph, but the GGUF file itself, of any architecture, for llama.cpp to run; genai: "
-            "the graph of a folder that ONNX Runtime GenAI's model builder wrote, as it is"
+            "the graph's operators; auto takes what runs best here (default). llamacpp: no graph, "
+            "but the GGUF file itself, of any architecture, for llama.cpp; genai: the unchanged "
+            "graph of a folder that ONNX Runtime GenAI's model builder wrote"
         ),
     ] = "auto"
     first_layers: (
         Annotated[
             int,
             setting(
-                "keep only the first N layers, with the model's own last norm and head: a smaller "
-                "and worse model of the same vocabulary (default: all layers)",
+                "keep only the first N layers, with the final norm and head: a smaller and worse "
+                "model of the same vocabulary (default: all layers)",
                 ge=1,
             ),
         ]
@@ -91,9 +91,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             int,
             setting(
-                "positions that the artifact takes; its rotary tables grow with them (default: the "
-                "model's; of Phi's longrope those of the short factors, a larger number takes the "
-                "long ones at all positions)",
+                "the artifact's context in positions; its rotary tables grow with it (default: the "
+                "model's; for Phi's longrope that of the short factors, and a larger number uses "
+                "the long factors at all positions)",
                 ge=2,
                 metavar="C",
             ),
@@ -103,9 +103,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     ignore_keys: Annotated[
         tuple[str, ...],
         setting(
-            "let a key of the model's configuration pass that is not known here, because it has no "
-            "effect on the text; chat_template leaves the chat templates out; may be given several "
-            "times, and the manifest says so",
+            "ignore an unknown key of the model's configuration that has no effect on the text; "
+            "chat_template leaves out the chat templates; may be repeated; the manifest records it",
             flag="ignore-key",
             metavar="NAME",
             repeat=True,
@@ -114,8 +113,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     check: Annotated[
         bool,
         setting(
-            "do not measure what the precision costs: KL and α between the artifact and the same "
-            "weights in float32, along a built-in text, for the manifest",
+            "do not measure the cost of the precision for the manifest: KL and α against the same "
+            "weights in float32, along a built-in text",
             flag="no-check",
         ),
     ] = True
@@ -124,7 +123,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
 
 class EngineBuildSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export engine`` is told."""
+    """Settings of ``pilotfish export engine``."""
 
     artifacts: Annotated[
         tuple[Path, ...],
@@ -134,7 +133,7 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "build for the drafter, lanes and context of this configuration of `device serve`",
+                "build for the drafter, lanes and context in this configuration of `device serve`",
                 metavar="FILE",
             ),
         ]
@@ -157,14 +156,13 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
 
 
 class ListSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export list`` is told."""
+    """Settings of ``pilotfish export list``."""
 
     folder: (
-        Annotated[Path, setting("default: where `pilotfish demo` keeps its own", positional=True)]
-        | None
+        Annotated[Path, setting("folder to list (default: the cache's)", positional=True)] | None
     ) = None
     supported: Annotated[
-        bool, setting("list instead the classes of models that `export model` takes")
+        bool, setting("list the classes of models that `export model` supports instead")
     ] = False
     json: Annotated[bool, setting("print JSON")] = False
 
@@ -174,7 +172,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "export",
         help="make artifacts, list and compare them",
-        description="Weights in, artifacts out.",
+        description="Makes artifacts from weights, and lists and compares them.",
     )
     actions = choices_of(parser)
     model = actions.add_parser(
@@ -197,31 +195,31 @@ def add_to(commands: Commands) -> None:
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    what = "list artifacts, or the models that can be exported"
+    what = "list artifacts, or the supported models"
     listing = actions.add_parser("list", help=what, description=f"{what.capitalize()}.")
     add_flags(listing, ListSettings)
     listing.set_defaults(run=_list, usage=listing.error)
 
 
 def artifacts_directory() -> Path:
-    """Where artifacts go that nobody named a folder for."""
+    """Return the cache's folder of artifacts."""
     return cache_directory() / "artifacts"
 
 
 def default_pair() -> tuple[Path, Path]:
-    """The default model as int4 drafter and as fp32 target, exported where it is missing.
+    """Return the default model as int4 drafter and as fp32 target; export what is missing.
 
-    Its file has blocks of 4 bits, which int4 keeps: nothing else drafts as fast (docs/engines.md).
+    Its file has blocks of 4 bits, which int4 keeps: the fastest drafter (docs/engines.md).
     """
     return default_artifact("int4"), default_artifact("fp32")
 
 
 def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
-    """The default model in this precision, exported if there is none yet; see `export_model`."""
-    # Earlier versions kept int4 with another head, and rounded once more, without this in the name.
+    """Return the default model in this precision; export it if it is missing."""
+    # Earlier versions named int4 artifacts without the head, whose weights they rounded once more.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
-    # Environments may share the cache, and an older runtime cannot run a newer one's "auto".
+    # Environments may share the cache, and an older runtime cannot run a newer one's dialect.
     whole = precision in ("fp32", "fp16")
     dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
     path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
@@ -244,7 +242,7 @@ def export_model(
     kept_tokens: NDArray[np.int64] | None = None,
     check: bool = False,
 ) -> None:
-    """Export with a progress bar; says which extra to install if the export tools are missing."""
+    """Export with a progress bar; without the export tools, the error names the extra."""
     with export_tools():
         from pilotfish.export.model import export_model as write
     with Bars() as bars:
@@ -316,7 +314,7 @@ def _model(args: argparse.Namespace) -> int:
 
 
 def _open_source(settings: ModelSettings) -> "WeightSource":
-    """The source, opened once: its tokens are counted before it is exported."""
+    """Open the source once: for counting its tokens, then for the export."""
     with export_tools():
         from pilotfish.export.sources import open_source
     with Bars() as bars:
@@ -337,7 +335,7 @@ def _engine(args: argparse.Namespace) -> int:
         paths = (*paths, served.draft)
         slots, context = settings.slots or served.lanes, settings.context or served.context
     if not paths:
-        args.usage("name an artifact, or a --config that does")
+        args.usage("name an artifact, or a --config that names one")
     artifacts = [Artifact.open(path) for path in paths]
     tensorrt_version()
     cuda = Cuda()
@@ -384,7 +382,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _folding(*columns: str) -> Table:
-    """Return a table that shows every cell whole, the first column's in one line if it fits."""
+    """Return a table that cuts no cell, and folds the first column only if it must."""
     table = Table()
     for at, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=at == 0)

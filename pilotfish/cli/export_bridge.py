@@ -1,4 +1,4 @@
-"""``pilotfish export bridge``: what two artifacts' vocabularies share, and if that is enough."""
+"""``pilotfish export bridge``: compare two artifacts' vocabularies for drafting."""
 
 import argparse
 import codecs
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.bridge.pair_report import PairReport
 
 _DESCRIPTION = """\
-A drafter can draft for a target of another vocabulary: it proposes tokens that both have, from its
-own distribution renormalised over these. The output stays the target's; what is not shared costs
-speed. This says how much: how many tokens are shared and, on a text, two figures:
+A drafter can draft for a target with another vocabulary: it proposes shared tokens, from its own
+distribution renormalised over them. The output stays the target's; unshared tokens cost speed. This
+command reports the number of shared tokens and, on a text, two figures:
 
-  coverage   the share of the target's tokens of the text that are shared, and that the drafter's
-             head can say, if it was cut (--keep-tokens). No other can be drafted: acceptance is at
-             most this, however good the drafter is.
-  mass       the probability that the drafter, run over the text, has on shared tokens (average).
-             The rest is what it would rather have said.
+  coverage   the share of the text's target tokens that are shared and in the drafter's head, which
+             may be cut (--keep-tokens). Other tokens cannot be drafted, so this bounds acceptance.
+  mass       the drafter's average probability of shared tokens, run over the text.
 
-If coverage x mass is below 0.2 the pair is hopeless: a round would commit fewer than 1.25 tokens on
-average, where the edge alone commits 1 without drafting. Above, it depends on how alike the models
-are: measure it (pilotfish field measure). Nothing is run if the vocabularies are the same."""
+Below coverage x mass = 0.2 the pair is hopeless: a round would commit fewer than 1.25 tokens on
+average, and the edge alone commits 1 without drafting. Above 0.2 it depends on how alike the models
+are: measure it (pilotfish field measure). If the vocabularies are equal, nothing is run."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --precision int4
@@ -48,21 +46,21 @@ exit codes: 0 worth trying, or the same vocabulary; 1 hopeless; 2 a text that is
 text without tokens; 66 no artifact; 69 nothing runs the drafter; 74 a text that cannot be read; 76
 no token in common.
 """
-_MOST_BYTES = 1 << 20  # of a text
+_MOST_BYTES = 1 << 20  # read from a text
 _MOST_NAMED = 6  # special tokens
 _HOPELESS = 1
 
 
 class BridgeSettings(EngineSettings, frozen=True, kw_only=True):
-    """What ``pilotfish export bridge`` is told."""
+    """Settings of ``pilotfish export bridge``."""
 
     draft: Annotated[Path, setting("the drafter's artifact", metavar="DRAFT", positional=True)]
-    target: Annotated[Path, setting("the target's", metavar="TARGET", positional=True)]
+    target: Annotated[Path, setting("the target's artifact", metavar="TARGET", positional=True)]
     text: (
         Annotated[
             str,
             setting(
-                "UTF-8 such as will be generated, '-' for stdin; of more than 1 MiB the beginning "
+                "UTF-8 text like the expected answers, '-' for stdin; only the first MiB is read "
                 "(default: 300 words of prose, chat, code, sums and German)",
                 metavar="FILE",
             ),
@@ -75,7 +73,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "bridge",
-        help="what a drafter and a target of another vocabulary share",
+        help="compare the vocabularies of a drafter and a target",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
@@ -99,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
             _same(drafter_manifest, target_manifest),
         )
         return 0
-    from pilotfish.device_runtime.bridge.pair_report import (  # with it comes what runs a model
+    from pilotfish.device_runtime.bridge.pair_report import (  # late: imports the engines
         SAMPLE,
         compare_vocabularies,
     )
@@ -125,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _read(path: str, usage: Callable[[str], object]) -> str:
-    """The text that was named; a character that is cut at its end is left out."""
+    """Read the named text; leave out a character that is cut at the end."""
     if path == "-":
         data = sys.stdin.buffer.read(_MOST_BYTES)
     else:
@@ -195,7 +193,7 @@ def _names(report: "PairReport") -> str:
 
 
 def _turn_end(report: "PairReport") -> tuple[str, str]:
-    """The token, and what is drafted for it."""
+    """Return the target's end token, and the drafter's counterpart."""
     end = report.turn_end
     if end is None:
         return "-", "the target has no end token"
@@ -214,7 +212,7 @@ def _verdict(report: "PairReport") -> str:
     product = f"coverage × mass = {report.coverage * report.mass:.2f}"
     if report.hopeless:
         return (
-            f"Hopeless: {product}, below 0.2. Drafting would cost more than it saves; take a drafter "
-            "whose tokenizer is closer to the target's."
+            f"Hopeless: {product}, below 0.2. Drafting would cost more than it saves; take a "
+            "drafter whose tokenizer is closer to the target's."
         )
-    return f"Worth trying: {product}. How alike the models are it does not say."
+    return f"Worth trying: {product}. It does not show how alike the models are."

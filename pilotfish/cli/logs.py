@@ -41,7 +41,7 @@ def set_up(*, verbose: bool) -> None:
 
 
 def is_journal() -> bool:
-    """Whether stderr leads to systemd's journal (``JOURNAL_STREAM``, systemd.exec(5))."""
+    """Return whether stderr is systemd's journal (``JOURNAL_STREAM``, systemd.exec(5))."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):  # it is closed, or no file
@@ -50,7 +50,7 @@ def is_journal() -> bool:
 
 
 def prefixed(text: str, level: int) -> str:
-    """Return each line with the prefix that tells the journal its priority.
+    """Return each line with the journal's prefix of its priority.
 
     The journal ends a line at a NUL byte, too.
     """

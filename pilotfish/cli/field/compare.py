@@ -1,4 +1,4 @@
-"""``pilotfish field compare``: drafters side by side, on a target's own answers."""
+"""``pilotfish field compare``: compare drafters on a target's own answers."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -38,17 +38,16 @@ from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
 _DESCRIPTION = """\
-Measures which drafter to ship for a target, and at which round trip:
+Finds the best drafter for a target at each round trip:
 
-  1. the target answers each prompt once, over the wire (protocol stream);
-  2. each drafter reads along these answers and says, token by token, what it would have drafted.
-     Drafts are compared with the target only behind accepted ones, so that this tells what every
-     protocol and window accepts;
-  3. drafters are timed in turns on this machine, behind an answer;
-  4. from these follow the tokens/s to expect at each RTT: of rounds with the best window, and of
+  1. The target answers each prompt once, over the wire (protocol stream).
+  2. Each drafter reads these answers and predicts every next token. A draft counts only after
+     accepted ones, so the result holds for every protocol and window.
+  3. The drafters are timed in turns on this machine, after an answer.
+  4. From these follow the expected tokens/s at each RTT, for rounds with the best window and for
      ahead. `stream` is the target alone.
 
-Run it where the drafter will run: milliseconds a draft decide as much as α."""
+Run it on the drafter's future machine: milliseconds per draft matter as much as α."""
 _EXAMPLE = """\
 example:
   pilotfish field compare drafter-int8 drafter-int4 --target target --prompts questions.jsonl
@@ -62,7 +61,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "compare",
-        help="drafters side by side on a target's answers: which to ship",
+        help="compare drafters on a target's answers: which one to ship",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -79,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     if settings.resume and settings.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
     names = list(dict.fromkeys(settings.drafters))
-    sources(names)  # what is missing shows at once
+    sources(names)  # a missing artifact shows at once
     plan(protocol=STREAM, temperature=settings.temperature, seed=settings.seed)
     questions = BUILT_IN if settings.prompts is None else read_questions(settings.prompts)
     if settings.out is not None:
@@ -88,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
         request, answers, welcome, vocabulary = _collect_answers(
             settings, names, questions, address
         )
-    # the edge that was served here is gone, and its memory with it
+    # an edge that ran here has ended and freed its memory
     comparison = _compare_drafters(settings, names, request, answers, welcome, vocabulary)
     if args.json != "-":
         print_comparison(
@@ -105,11 +104,11 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _edge(settings: CompareSettings) -> Iterator[str]:
-    """Serve the target here, or name the edge that does."""
+    """Yield the address of the target's edge, started here if the target is an artifact."""
     if "://" in settings.target:
         yield settings.target
         return
-    check_head(Artifact.open(Path(settings.target)))  # that it is none shows at once
+    check_head(Artifact.open(Path(settings.target)))  # a wrong artifact shows at once
     options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
@@ -120,11 +119,11 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
 def _collect_answers(
     settings: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
-    """Let the target answer; the answers that there are, and what the target told of itself."""
+    """Let the target answer; return the request, its answers, its welcome and vocabulary."""
     with _device(settings, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
-        expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
+        expect_pairs(names, vocabulary)  # misfits show before the target answers
         request = AnswerRequest(
             target=welcome.model,
             digest=welcome.digest,
@@ -148,7 +147,7 @@ def _collect_answers(
 
 
 def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
-    """Open a device that drafts nothing yet, and so may have any of the drafters."""
+    """Open a device that only streams, so any of the drafters will do."""
     keys = settings.keys if "://" in settings.target else None
     with Bars() as bars:
         open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
@@ -158,12 +157,12 @@ def _device(settings: CompareSettings, names: Sequence[str], address: str) -> De
             models = [name for name in names if name != TEXT]
             if not models:
                 raise
-            # no edge hands out such a vocabulary; a drafter of the same one has it
+            # the edge does not send such a vocabulary; a drafter with the same one has it
             return open_(models[0], provider=settings.provider, threads=settings.threads)
 
 
 def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
-    """All answers: those that the file holds, and the rest."""
+    """Return all answers: those in the file, and new ones for the rest."""
     done = {} if file is None else dict(file.answers)
     with Countdown("the target answers, prompts", len(request.prompts) - len(done)) as countdown:
         try:
@@ -178,7 +177,7 @@ def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) ->
                 countdown.update(number)
         except BaseException:
             if file is not None:
-                countdown.print_above("What was answered is kept: give --resume to go on.")
+                countdown.print_above("The answers so far are kept: give --resume to go on.")
             raise
     return [done[prompt] for prompt in sorted(done)]
 
@@ -191,7 +190,7 @@ def _compare_drafters(
     welcome: Welcome,
     vocabulary: Vocabulary,
 ) -> DrafterComparison:
-    """Read the answers with the drafters, time these, and compute what follows."""
+    """Read the answers with the drafters, time the drafters, and compare them."""
     with Bars() as bars:
         bars.show("opening the drafters", 0, None)
         contenders = open_contenders(names, vocabulary, settings)
@@ -227,7 +226,7 @@ def _compare_drafters(
 
 
 def _draw(path: Path, comparison: DrafterComparison) -> None:
-    """Draw where there is matplotlib; figures without a picture are better than none."""
+    """Draw the comparison; without matplotlib, note that there is no picture."""
     notes = Console(stderr=True, highlight=False)
     try:
         from pilotfish.field.comparison_picture import draw

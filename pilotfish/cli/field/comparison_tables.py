@@ -1,4 +1,4 @@
-"""A comparison of drafters, told: tables, which to ship, and JSON."""
+"""Show a comparison of drafters: tables, a recommendation, and JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -72,7 +72,7 @@ def _speeds(comparison: DrafterComparison) -> Table:
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
-    """A table of figures by drafter: where room is short, names are folded and no figure is cut."""
+    """Return an empty table by drafter; a narrow terminal folds names, but cuts no figure."""
     table = Table(title=escape(title), title_justify="left")
     table.add_column("drafter", overflow="fold")
     for heading in headings:
@@ -81,23 +81,23 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def _remarks(comparison: DrafterComparison) -> Iterator[str]:
-    """What the tables mean, and what they leave out."""
-    interval = "±: 95 %, by drawing the prompts again"
+    """Explain the tables, and what they leave out."""
+    interval = "±: 95 %, by resampling the prompts"
     if comparison.prompts < FEWEST:
-        interval = f"no intervals: they take {FEWEST} prompts"
+        interval = f"no intervals: they need {FEWEST} prompts"
     yield (
         f"α: share of drafts that are the target's token; S(k): that k in a row are; {interval}. "
-        f"γ: rounds of that window, at most {WINDOWS}. Over {_prompts(comparison.prompts)}; a pass of "
-        f"the target takes {comparison.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
+        f"γ: rounds of that window, at most {WINDOWS}. Over {_prompts(comparison.prompts)}; a pass "
+        f"of the target takes {comparison.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
         f"{comparison.pass_s[4] * 1e3:.1f}."
     )
     for drafter in comparison.drafters:
         if not drafter.prompts:
-            yield f"{drafter.name} had no room for any prompt and its answer: nothing is known of it."
+            yield f"{drafter.name} has no figures: no prompt and its answer fit its context."
         elif drafter.left_out:
             yield (
-                f"{drafter.name} had no room for {drafter.left_out} of the prompts and their answers: its "
-                "figures are of the others."
+                f"{drafter.name} leaves out {drafter.left_out} of the prompts, which do not fit its "
+                "context with their answers."
             )
 
 
@@ -106,7 +106,7 @@ def _prompts(count: int) -> str:
 
 
 def _verdict(comparison: DrafterComparison) -> Iterator[str]:
-    """Say what to ship: a line for RTTs in a row with the same answer."""
+    """Say what to ship: one line for neighbouring RTTs with the same recommendation."""
     for _, alike in groupby(
         comparison.ship,
         key=lambda recommendation: (
@@ -138,7 +138,7 @@ def _way(protocol: str, window: int) -> str:
 
 
 def _share(estimate: Estimate) -> str:
-    """A share with half its interval, below it."""
+    """Format a share, and below it half its interval."""
     value, low, high = estimate
     if value is None:
         return "–"
@@ -148,7 +148,7 @@ def _share(estimate: Estimate) -> str:
 
 
 def as_json(request: AnswerRequest, comparison: DrafterComparison) -> dict[str, Any]:
-    """The figures as JSON: times in seconds, shares from 0 to 1, each with its interval."""
+    """Return the figures as JSON: times in seconds, shares from 0 to 1, with intervals."""
     return {
         "target": request.target,
         "max_tokens": request.max_tokens,
@@ -159,7 +159,7 @@ def as_json(request: AnswerRequest, comparison: DrafterComparison) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as objects, whatever they stand in."""
+    """Convert named tuples at any depth to objects."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):

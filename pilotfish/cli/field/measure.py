@@ -1,4 +1,4 @@
-"""``pilotfish field measure``: latency over a real link, round by round into a run file."""
+"""``pilotfish field measure``: measure latency over a real link into a run file."""
 
 import argparse
 import shlex
@@ -51,7 +51,7 @@ example:
   pilotfish field measure --draft drafter --edge tcp://edge:7077 --keys --out walk.pilotfish
   pilotfish field report walk.pilotfish --out walk
 
-What was interrupted goes on where it stopped, with the settings that the file holds:
+An interrupted run goes on where it stopped, with the settings in its file:
   pilotfish field measure --resume --out walk.pilotfish
 """
 
@@ -70,7 +70,7 @@ def add_to(actions: Commands) -> None:
     add_flags(parser, MatrixSettings)
     protocol_options(parser)
     json_option(parser)
-    # what is not given is as in the file that is resumed
+    # no defaults: a resumed run takes its file's settings
     parser.set_defaults(run=_run, **dict.fromkeys(_SETTINGS))
 
 
@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
-    """Reach the edge, open the file, and go through what is left of the matrix."""
+    """Connect to the edge, open the file, and measure the rest of the matrix."""
     draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
     with Bars() as bars:
@@ -119,7 +119,7 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             warm_up = list(matrix.warm_up(settings))
             with AnswerCountdown([*warm_up, *cells]) as countdown:
                 if resumed is not None and (changed := changes(resumed.host, facts.host)):
-                    countdown.print_above(f"Not as when the run began: {changed}")
+                    countdown.print_above(f"Changed since the run began: {changed}")
                 measurement = Measurement(
                     device,
                     log,
@@ -155,7 +155,7 @@ def _finished_cells(path: Path) -> set[Cell]:
 def _settings(
     args: argparse.Namespace, arguments: MeasureSettings, resumed: Facts | None
 ) -> MatrixSettings:
-    """What was asked for, and what was not as in the file, or as is usual."""
+    """Return the settings: from the flags, else from the resumed file, else the defaults."""
     options = protocol_options_of(args)
     values = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
     if arguments.prompts is not None:
@@ -171,7 +171,7 @@ def _settings(
 def _endpoints(
     arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None
 ) -> tuple[Path, str | None, Path | None]:
-    """Where drafter, edge and keys are."""
+    """Return the drafter's path, the edge's address and the folder of keys."""
     draft, edge, keys = arguments.draft, arguments.edge, arguments.keys
     if resumed is not None:
         draft = draft or Path(resumed.draft_path)
@@ -194,7 +194,7 @@ def _facts(
     edge: str | None,
     keys: Path | None,
 ) -> Facts:
-    """What will hold for the run; a typed error if the pair cannot do what is asked."""
+    """Return the facts of the run; raise a typed error if the pair cannot do it."""
     welcome = device.welcome
     if welcome is not None:
         matrix.check_edge(settings, welcome)
@@ -222,7 +222,7 @@ def _model(draft: Path) -> Model:
 
 
 def _table(summaries: Sequence[Figures]) -> Table:
-    """A line for each protocol and window; columns more where the text may not be the target's."""
+    """Tabulate protocols and windows, with further columns for lossy protocols' counters."""
     notes = noted_counters(summaries)
     table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)

@@ -1,4 +1,4 @@
-"""``pilotfish field replay``: recorded rounds under another link, by the model."""
+"""``pilotfish field replay``: model recorded rounds over another link."""
 
 import argparse
 import math
@@ -26,8 +26,8 @@ _PARTS: dict[str, Callable[[str], float]] = {"rtt": duration, "up": rate, "down"
 
 
 _LEFT_OUT = (
-    "{} answers under ahead are left out: which drafts arrive in time depends on the link, so "
-    "measure there."
+    "{} answers under ahead are left out: the link decides which drafts arrive in time, so "
+    "measure them over that link."
 )
 _COMPUTE = "modelled, not measured; draft {draft}, verify {verify}; medians over n answers"
 
@@ -36,11 +36,11 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "replay",
-        help="the recorded rounds under another link, by the model",
-        description="What the recorded answers would have taken over another link. Each round\n"
-        "keeps what it drafted, accepted and sent, and its computing times unless others are\n"
-        "stated; the link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down.\n"
-        "First rounds, which read the prompt, are left out.",
+        help="model the recorded rounds over another link",
+        description="Models the time of the recorded answers over another link. Each round keeps\n"
+        "its drafted, accepted and sent tokens, and its computing times unless others are given.\n"
+        "The link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down. First\n"
+        "rounds, which read the prompt, are left out.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,7 +51,7 @@ def add_to(actions: Commands) -> None:
         required=True,
         type=_link,
         metavar="rtt=…,up=…,down=…",
-        help="a link; may be repeated. A rate that is left out is unlimited",
+        help="a link; may be repeated. A missing rate is unlimited",
     )
     parser.add_argument(
         "--draft-ms",
@@ -72,7 +72,7 @@ def add_to(actions: Commands) -> None:
 
 
 def _link(text: str) -> Link:
-    """An argparse type: ``rtt=50ms,up=20mbit,down=100mbit``; rates may be left out."""
+    """Parse ``rtt=50ms,up=20mbit,down=100mbit`` (an argparse type); rates are optional."""
     parts: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
@@ -91,7 +91,7 @@ def _link(text: str) -> Link:
 
 
 def _milliseconds(text: str) -> float:
-    """An argparse type: milliseconds above 0, as seconds."""
+    """Parse milliseconds above 0 as seconds (an argparse type)."""
     return positive(text) * 1e-3
 
 
@@ -119,7 +119,7 @@ def _compute(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _table(replays: Sequence[Replay], at: int, link: str) -> Table:
-    """What each (protocol, window) would take over one link, and what it took."""
+    """Tabulate the measured and the modelled times of each (protocol, window) over one link."""
     table = Table(title=f"{link} (modelled)", title_justify="left")
     table.add_column("")
     for heading in ("n", "measured ms/token", "tokens/s", "modelled ms/token", "tokens/s", ""):
@@ -150,7 +150,7 @@ def _in_words(link: Link) -> str:
 
 
 def _figures(args: argparse.Namespace, replays: Sequence[Replay]) -> dict[str, Any]:
-    """For ``--json``; an unlimited rate is null."""
+    """Return the figures for ``--json``; an unlimited rate is null."""
     return {
         "modelled": True,
         "draft_s": args.draft_s,

@@ -1,4 +1,4 @@
-"""``pilotfish judge calibrate``: what makes a token key under protocol ``adaptive``."""
+"""``pilotfish judge calibrate``: choose the key tokens of protocol ``adaptive``."""
 
 import argparse
 import hashlib
@@ -32,14 +32,13 @@ from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import Question, questions, task_named
 
 _EXAMPLE = """\
-Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is
-key where the drafter is much less certain than the target (the ratio of their entropies is above
-λ₁), where the two differ about it by more than λ₂, or where their ten likeliest tokens overlap by
-less than λ₃. The target answers the prompts; at each token the drafter is asked, too; and λ₁, λ₂
-and λ₃ are chosen such that a round becomes as long as it can while the output's law stays within
---deviation of the target's, in total variation a position, in the mean. Acceptance rises by just as
-much. About a fifth of the prompts is kept out, and told apart. What is chosen holds for this pair,
-about this temperature and text like this.
+Protocol adaptive tests tokens that are not key against a target softened by τ. A token is key if
+the drafter is much less certain than the target (their entropy ratio exceeds λ₁), if their
+probabilities of it differ by more than λ₂, or if their ten likeliest tokens overlap by less than
+λ₃. The target answers the prompts, and the drafter reads along. λ₁, λ₂ and λ₃ are chosen to make
+rounds as long as possible while the output's distribution stays within --deviation of the target's
+(mean total variation per position). Acceptance rises by the same amount. A fifth of the prompts is
+held out and reported apart. The choice holds for this pair, similar temperatures and similar texts.
 
 example:
   pilotfish judge calibrate --draft drafter --target target --prompts prompts.txt \\
@@ -65,8 +64,8 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "calibrate",
-        help="choose what makes a token key, for protocol adaptive",
-        description="Chooses λ₁, λ₂ and λ₃ for a pair, by a budget of deviation from the target.",
+        help="choose the key tokens of protocol adaptive",
+        description="Chooses λ₁, λ₂ and λ₃ for a pair within a budget of deviation from the target.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -85,12 +84,12 @@ def _run(args: argparse.Namespace) -> int:
     fitting = opened.fitting(prompts, settings.max_tokens, context)
     if len(fitting) < len(prompts):
         screen.print(
-            f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out, for they and their "
-            f"answers may have more than {context} tokens (--context, and the models' own)."
+            f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out: with their "
+            f"answers they may exceed {context} tokens (--context, and the models' own)."
         )
     if len(fitting) < 2:
         raise UnsupportedError(
-            f"It takes two prompts at least that have {context} tokens with their answers: one is "
+            f"Calibration needs two prompts that fit {context} tokens with their answers: one is "
             "kept out. Give more or shorter ones, or a larger --context."
         )
     positions = _observe_pair(settings, opened, fitting)
@@ -142,7 +141,7 @@ def _observe_pair(
 
 
 class _Progress:
-    """Tells a countdown of tokens: by passes, but for the first one, which waits for prompts."""
+    """Updates a countdown of tokens after each pass but the first, which reads prompts."""
 
     def __init__(self, countdown: Countdown, slots: int) -> None:
         self._countdown = countdown
@@ -151,7 +150,7 @@ class _Progress:
         self._begun_s = 0.0
 
     def tick(self) -> None:
-        """Count a token that is done."""
+        """Count a finished token."""
         self._done += 1
         since = self._done - self._slots
         if since == 0:
@@ -181,8 +180,8 @@ def _table(card: RelaxationCard) -> Table:
 def _summary(card: RelaxationCard) -> str:
     if card.chosen.deviation == 0.0:
         return (
-            f"Nothing could be relaxed within a deviation of {card.budget:g}: all tokens are key, "
-            "and adaptive is tslt. Allow more, or a larger τ."
+            f"Nothing can be relaxed within a deviation of {card.budget:g}: all tokens are key, "
+            "and adaptive equals tslt. Give a larger --deviation or --tau."
         )
     return (
         f"Key above an entropy ratio of λ₁ = {card.lambda1:.3g}, above a difference of "

@@ -1,4 +1,4 @@
-"""``pilotfish judge mine``: which mismatches of a pair change what answers come to."""
+"""``pilotfish judge mine``: find the mismatches of a pair that change an answer's outcome."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,12 +20,11 @@ example:
   pilotfish judge mine --draft drafter --target target --questions train.jsonl --right-only \\
       --out mined
 
-What was interrupted goes on where it stopped when the same command is given again. Mining takes
-the target many answers a question: at most one for each token that the drafter would have said
-otherwise.
+An interrupted run goes on where it stopped when the same command is given again. Mining needs
+many target answers per question: up to one for each token where the drafter differs.
 
-Forgiving may gain nothing: the target wanted to end, or wants the same token right behind and the
-drafter errs there again, or the answer becomes longer by more than --slack, or loses its end. Such
+Accepting a mismatch may gain nothing: the target wanted to end; or it wants the same token next and
+the drafter fails there again; or the answer grows by more than --slack, or loses its end. Such
 mismatches stall, and heads learn to reject them, too.
 """
 
@@ -35,9 +34,9 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "mine",
         help="find out which mismatches matter",
-        description="Answers questions with the target, and wherever the drafter would have said\n"
-        "another token, lets the target go on from that one. Writes each mismatch with both\n"
-        "models' states, and whether it changed what the answer comes to.",
+        description="Answers questions with the target, and wherever the drafter predicts another\n"
+        "token, lets the target continue from that token. Writes each mismatch with both models'\n"
+        "states, and whether it changed the answer's outcome.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,13 +66,13 @@ def _run(args: argparse.Namespace) -> int:
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     if len(fitting) < len(selected):
         screen.print(
-            f"{len(selected) - len(fitting)} of {len(selected)} questions are left out, for they and "
-            f"their answers may have more than {context} tokens (--context, and the models' own)."
+            f"{len(selected) - len(fitting)} of {len(selected)} questions are left out: with their "
+            f"answers they may exceed {context} tokens (--context, and the models' own)."
         )
     if not fitting:
         raise UnsupportedError(
             f"All questions are too long for {context} tokens: give a larger --context, or models "
-            "that have it."
+            "with a larger one."
         )
     finished = finished_questions(settings.out)
     if remaining := [question for question in fitting if question.key not in finished]:

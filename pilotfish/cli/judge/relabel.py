@@ -1,4 +1,4 @@
-"""``pilotfish judge relabel``: what channels make of mined labels."""
+"""``pilotfish judge relabel``: show how channels change mined labels."""
 
 import argparse
 from dataclasses import asdict
@@ -22,7 +22,7 @@ from pilotfish.judge.instances import (
 
 _EXAMPLE = """\
 example:
-  pilotfish judge relabel mined --json labels.json     labels under every channel, to be looked at
+  pilotfish judge relabel mined --json labels.json     labels under every channel, for inspection
 """
 
 
@@ -30,10 +30,10 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "relabel",
-        help="show what sampled channels make of the labels",
+        help="show how sampled channels change the labels",
         description="Samples channels for each mined question, and relaxes labels of critical\n"
-        "mismatches where the channel is poor, as `train` does with the same options. Writes\n"
-        "nothing but what it says.",
+        "mismatches where the channel is poor, as `train` does with the same options. Writes no\n"
+        "files but --json.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,8 +53,8 @@ def _run(args: argparse.Namespace) -> int:
 def _table(instances: Instances, sampling: InstanceOptions) -> Table:
     table = Table(
         caption=f"{len(instances.keys)} questions, {len(instances)} mismatches, "
-        f"{int(instances.critical.sum())} critical, {int(instances.stalling.sum())} that stall and are "
-        f"rejected under any channel; {sampling.channels} channels a question"
+        f"{int(instances.critical.sum())} critical, {int(instances.stalling.sum())} that stall and "
+        f"are rejected under any channel; {sampling.channels} channels a question"
     )
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
@@ -71,7 +71,7 @@ def _table(instances: Instances, sampling: InstanceOptions) -> Table:
 
 
 def _figures(instances: Instances, sampling: InstanceOptions) -> dict[str, Any]:
-    """Collect the table, and every label under every channel, 1: reject."""
+    """Return the table's figures, and every label under every channel (1: reject)."""
     return {
         "sampling": to_builtins(sampling),
         "questions": len(instances.keys),

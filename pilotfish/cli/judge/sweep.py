@@ -1,4 +1,4 @@
-"""``pilotfish judge sweep``: what a head's thresholds cost and bring, over links and windows."""
+"""``pilotfish judge sweep``: measure a head's thresholds over links and windows."""
 
 import argparse
 import math
@@ -30,7 +30,7 @@ example:
       --questions dev.jsonl --windows 10,16 --links 500:5,20:50 --out sweep.jsonl --plot sweep.png
   pilotfish judge sweep --report sweep.jsonl
 
-What was interrupted goes on where it stopped when the same command is given again.
+An interrupted run goes on where it stopped when the same command is given again.
 """
 
 
@@ -38,10 +38,10 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "sweep",
-        help="hold a head's thresholds against greedy: accuracy, rounds, latency",
-        description="Answers questions under each threshold, window and link, with both models,\n"
-        "and says how many answers are right, how many rounds they take, and how long those would\n"
-        "take over the links.",
+        help="compare a head's thresholds with greedy: accuracy, rounds, latency",
+        description="Answers questions under each threshold, window and link, with both models.\n"
+        "Reports how many answers are right, how many rounds they take, and how long these rounds\n"
+        "would take over the links.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _require(value: _Value | None, name: str) -> _Value:
     if not value:
-        raise UnsupportedError(f"A sweep needs --{name}; --report FILE shows one that there is.")
+        raise UnsupportedError(f"A sweep needs --{name}; --report FILE shows an existing one.")
     return value
 
 
@@ -75,7 +75,7 @@ def _require(value: _Value | None, name: str) -> _Value:
 
 
 def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
-    """Answer the questions that the file has not."""
+    """Answer the questions that the file lacks."""
     draft, target = _require(settings.draft, "draft"), _require(settings.target, "target")
     names, source = _require(settings.heads, "head"), _require(settings.questions, "questions")
     task = task_named(settings.task, settings.checker)
@@ -112,7 +112,7 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
 def _plan(
     settings: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
 ) -> SweepHeader:
-    """Describe what is swept; `PairMismatchError` for a head of another pair."""
+    """Return the header of the sweep; raise `PairMismatchError` for a head of another pair."""
     drafter, target = opened.drafter, opened.target
     for name, head in heads.items():
         head.check_target(target)
@@ -160,18 +160,18 @@ def _curve_thresholds(head: DecisionHead) -> list[float]:
 def pace_of(
     sweep_file: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
 ) -> ModelPace:
-    """Say how fast the models are: as stated, or else as measured for this sweep."""
+    """Return the models' pace: as given, else as measured for this sweep."""
     known = sweep_file.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
     stated = {width: ms * 1e-3 for width, ms in (verify_ms or {}).items()}
     verify_s = stated or {int(width): value for width, value in known["verify_s"].items()}
     if draft_s is None or not verify_s:
-        raise UnsupportedError("How fast are the models? Give --draft-ms and --verify-ms.")
+        raise UnsupportedError("The models' pace is unknown: give --draft-ms and --verify-ms.")
     return ModelPace(draft_s, verify_s)
 
 
 def _update(names: Sequence[str], sweep_file: SweepFile) -> None:
-    """Put what was swept into the heads' curves."""
+    """Add the sweep's figures to the heads' curves."""
     assert sweep_file.plan is not None
     rows = figures(sweep_file.plan, list(sweep_file.tallies.values()))
     for name in names:

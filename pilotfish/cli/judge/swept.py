@@ -1,4 +1,4 @@
-"""What `pilotfish judge sweep` shows of a sweep: tables, JSON, a plot."""
+"""Show a sweep: tables, JSON, a plot."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,7 +27,7 @@ _MODELLED = (
 
 
 def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
-    """Print a table for each link and window; write the figures as JSON if asked."""
+    """Print a table for each link and window; write the figures as JSON to ``json_path``."""
     assert sweep_file.plan is not None
     plan, tallies = sweep_file.plan, list(sweep_file.tallies.values())
     rows, spent = figures(plan, tallies), costs(plan, tallies, pace)
@@ -50,7 +50,7 @@ def as_json(
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: ModelPace,
 ) -> dict[str, Any]:
-    """Collect all figures: those of `greedy` for each link."""
+    """Return all figures as JSON; those of `greedy` for each link."""
     lines = []
     for (at, profile), each in spent.items():
         figure = rows[at]
@@ -79,7 +79,7 @@ def _table(
     profile: LinkProfile,
     window: int,
 ) -> Table:
-    """Tabulate what the thresholds do under one link and window."""
+    """Tabulate the thresholds under one link and window."""
     selected = [
         (figure, spent[at, profile])
         for at, figure in enumerate(rows)

@@ -1,4 +1,4 @@
-"""``pilotfish judge train``: a decision head from mined mismatches."""
+"""``pilotfish judge train``: train a decision head on mined mismatches."""
 
 import argparse
 
@@ -13,10 +13,10 @@ from pilotfish.judge.thresholds import POINTS
 from pilotfish.judge.training import TrainSettings, train
 
 _EXAMPLE = f"""\
-The recommended threshold is the largest one of the curve, {POINTS} quantiles of the head's own
-probabilities, at which at most the share --risk of the harmful mismatches of questions that were
-kept out are forgiven under a good channel (500 Mbit/s, 5 ms); 0 if there is none. Harmful are those
-that are critical and those that stall (see judge mine).
+The curve's thresholds are {POINTS} quantiles of the head's own probabilities. Recommended is the
+largest one at which, on held-out questions under a good channel (500 Mbit/s, 5 ms), the head
+forgives at most the share --risk of harmful mismatches; 0 if there is none. Harmful mismatches are
+the critical and the stalling ones (see judge mine).
 
 example:
   pilotfish judge train mined --out heads/smol-qwen

@@ -1,10 +1,11 @@
 """Format answers as OpenAI's bodies and chunks.
 
-In: of each choice, one after the other, its pieces and then its generation. Out: bodies. Two fields
-are added, which other clients ignore: each chunk has the origin of its tokens
-(``choices[0].pilotfish``), and the answer, or the last chunk of each choice, a summary of its
-generation (``pilotfish``; in a whole answer of several choices within each). The chunk with the
-usage repeats that of the last choice.
+In: each choice's pieces and then its generation, choice after choice. Out: bodies.
+
+Two fields are added to OpenAI's. ``choices[0].pilotfish`` of each chunk is the origin of its
+tokens. ``pilotfish`` of the answer, or of each choice's last chunk, is a summary of the generation;
+a whole answer of several choices has it within each choice. The chunk with the usage repeats the
+last choice's summary.
 """
 
 import secrets
@@ -33,11 +34,11 @@ Body = dict[str, Any]
 class CompletionFormat:
     """Formats one answer for its route, chat or text.
 
-    echo: tells the prompt, with which each choice of a text begins; None: they do not. marked: that
-    prompt is of ids, so that its text has the control tokens. words: of the tokens whose
-    log-probabilities are told; None: they are not. usage: a stream tells it. best: a body tells so
-    many of its answers, the likeliest by token; 0: all of them. prompt_words: as words, of the
-    prompt's.
+    echo: returns the prompt's text, if each choice of a text begins with it. marked: the prompt
+    consists of ids, so its text includes control tokens. words: tokenizer for the answer's
+    log-probabilities; None: none are sent. usage: a stream ends with the usage. best: number of
+    likeliest answers (mean log-probability) in a body; 0: all. prompt_words: tokenizer for the
+    prompt's log-probabilities.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class CompletionFormat:
         self._tells_usage = usage
         self._best = best
         self._prompt_words = prompt_words
-        self._offsets: TextOffsets | None = None  # of the choice so far, where words are told
+        self._offsets: TextOffsets | None = (
+            None  # of the current choice, if log-probabilities are sent
+        )
         self._ended: list[Generation] = []
-        self._begun = False  # the choice after these
+        self._begun = False  # whether the choice after these has begun
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
-        """Return the body of an answer that is not streamed; its usage is of all generations."""
+        """Return the body of an unstreamed answer; its usage counts all generations."""
         returned = most_likely(generations, self._best) if self._best else generations
         choices = [self._choice(at, generation) for at, generation in enumerate(returned)]
         summaries = [summary(generation) for generation in returned]
@@ -102,11 +105,11 @@ class CompletionFormat:
         if not self._chat or ended != "stop":
             return ended
         calls = generation.turn.calls
-        # a stop string may end it within one
+        # a stop string may cut off the last call
         return "tool_calls" if calls and calls[-1].complete else ended
 
     def _logprobs_of(self, generation: Generation) -> Body | None:
-        """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
+        """Format a whole answer's log-probabilities, after an echoed prompt's."""
         self._offsets = self._answer_offsets()
         logprobs = self._logprobs(generation.tokens, generation.logprobs)
         if logprobs is None or self._words is None or self._echo is None:
@@ -119,7 +122,7 @@ class CompletionFormat:
         return {name: prompt_part[name] + logprobs[name] for name in logprobs}
 
     def _answer_offsets(self) -> TextOffsets | None:
-        """Return where the tokens of a new choice begin."""
+        """Return the text offsets of a new choice's tokens."""
         return None if self._words is None else TextOffsets(self._words, len(self._prompt()))
 
     def _logprobs(
@@ -171,7 +174,7 @@ class CompletionFormat:
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     def closing_events(self) -> bytes:
-        """Return the end of a stream, and before it the usage if it was asked for."""
+        """Return the end of a stream, after the usage if the request wants it."""
         usage_event = self.encode_event(self._usage()) if self._tells_usage else b""
         return usage_event + b"data: [DONE]\n\n"
 
@@ -224,7 +227,7 @@ def message_body(turn: Turn) -> Body:
 
 
 def delta_of(parts: Sequence[TurnPart]) -> Body:
-    """Format the parts of a turn as what a message grows by."""
+    """Format the parts of a turn as a message's delta."""
     delta: Body = {}
     calls: dict[int, Body] = {}
     for part in parts:
@@ -249,7 +252,7 @@ def delta_of(parts: Sequence[TurnPart]) -> Body:
 
 
 def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
-    """Return the answers of the highest log-probability by token, the highest first."""
+    """Return the answers with the highest mean log-probability per token, highest first."""
 
     def by_token(answer: Generation) -> float:
         known = [token.logprob for token in answer.logprobs if token is not None]
@@ -270,7 +273,7 @@ def usage(generations: Sequence[Generation]) -> Body:
 
 
 def summary(generation: Generation) -> Body:
-    """Summarise a generation. Bytes are of frames as sent, times milliseconds."""
+    """Summarise a generation; bytes count frames as sent, times are in milliseconds."""
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,

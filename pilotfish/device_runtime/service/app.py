@@ -57,7 +57,7 @@ def application(service: DeviceService) -> ASGIApp:
             *_state(service),
             *(_route(path, serve) for path, serve in page.ROUTES.items()),
         ],
-        # uvicorn sees every other error too, and then closes the connection
+        # uvicorn, too, sees every other error, and closes the connection
         exception_handlers=dict.fromkeys([*expected, Exception], refuse),
     )
     app.router.redirect_slashes = False
@@ -162,7 +162,7 @@ def _client(request: Request) -> Client:
 
 
 def _check(service: DeviceService, wanted: CompletionRequest) -> None:
-    """Refuse what cannot be answered here; otherwise the answer may fill the context."""
+    """Refuse an impossible request; let the answer fill the context by default."""
     _check_sound(service)
     if wanted.model is not None:
         _check_model(service, wanted.model)
@@ -311,5 +311,5 @@ class AccessControl:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a route is public: the page's files and `/health`."""
+    """Return whether a route is public: the page's files and `/health`."""
     return path in ("/", "/health") or path.startswith("/page/")

@@ -1,8 +1,8 @@
 """Answer one request over HTTP: a place in the queue, a lane, and pieces sent as they come.
 
-The status is sent with the first piece or after `QUIET_S`, so that early errors get a status of
-their own. Later errors are events, which end the stream. While there are no pieces, as when the
-edge is lost, a comment every `QUIET_S` shows the client that it is being served.
+The status is sent with the first piece or after `QUIET_S`, so that early errors get their own
+status. Later errors are events that end the stream. While there are no pieces, as when the edge is
+lost, a comment every `QUIET_S` keeps the client waiting.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.refusal import Body, RefusalError, client_gone, refusal_of
 
 QUIET_S = 3.0
-BODY_S = 10.0  # for a body to arrive
+BODY_S = 10.0  # time for a body to arrive
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def bounded_body(request: Request, limit_bytes: int) -> bytes:
-    """Read the body of a request; stops and refuses if it is too long or too slow."""
+    """Read the body of a request; refuse one that is too long or too slow."""
     too_long = RefusalError(
         413,
         f"The body is longer than {limit_bytes:,} bytes.",
@@ -61,7 +61,7 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 
 
 class AnswerFormat(Protocol):
-    """How a route tells an answer: whole, or in events."""
+    """The format of a route's answers: whole, or in events."""
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed."""
@@ -70,7 +70,7 @@ class AnswerFormat(Protocol):
         """Return the events before the first piece of a choice, once."""
 
     def piece_events(self, piece: Piece) -> list[Body]:
-        """Return the events of one piece, and what has to come before them."""
+        """Return the events of one piece, after those that must come first."""
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the events after the last piece of a choice."""
@@ -82,14 +82,14 @@ class AnswerFormat(Protocol):
         """Encode an event."""
 
     def closing_events(self) -> bytes:
-        """Return what ends a stream without an error."""
+        """Return the end of a stream without an error."""
 
 
 class Completion(Response):
     """The answer to a checked request.
 
-    read: makes the prompt, in a thread since it may take long. refused: is called with errors after
-    the answer has begun.
+    read: tokenises the prompt in a thread, since it may take long. refused: called with errors
+    after the answer has begun.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Completion(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
-        """Take the events so far; returns them, and whether the answer has ended."""
+        """Take the events so far; return them, and whether the answer has ended."""
         events: list[bytes] = []
         while job.backlog:
             if events and job.failed:

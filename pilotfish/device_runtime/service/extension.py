@@ -19,7 +19,7 @@ from pilotfish.device_runtime.service.prompts import bad_value
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
-# Fields that belong to protocol "auto", and to one that drafts.
+# Fields of protocol "auto", and of protocols that draft.
 _CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
