@@ -62,9 +62,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     precision: Annotated[
         Precision | Literal["auto"],
         setting(
-            "precision of the weights. Target: fp32, or fp16 on a GPU. Drafter on a CPU: stored, which "
-            "keeps the blocks of a GGUF file or of a GPTQ or AWQ checkpoint; else int8, or int4 to "
-            "save memory; auto: by trial, see below (default: fp32)",
+            "precision of the weights. Target: fp32, or fp16 on a GPU. Drafter on a CPU: stored, "
+            "which keeps the blocks of a GGUF file or of a GPTQ or AWQ checkpoint; else int8, or "
+            "int4 to save memory; auto: by trial, see below (default: fp32)",
             choices=(*get_args(Precision), export_auto.AUTO),
         ),
     ] = "fp32"

@@ -152,9 +152,7 @@ def _print_summary(
     """Report the kept tokens on stderr."""
     total = int(counts.sum())
     share = counts[kept_tokens].sum() / max(total, 1)
-    lines = [
-        f"kept {len(kept_tokens):,} of {size:,} tokens, which are {share:.2%} of the {total:,} counted"
-    ]
+    lines = [f"kept {len(kept_tokens):,} of {size:,} tokens, {share:.2%} of the {total:,} counted"]
     if useful is not None:
         lines.append(f"{int(useful.sum()):,} of all are tokens of the target, too")
     if total < _FEW:

@@ -158,8 +158,8 @@ def _own_folder() -> Path:
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
     """Return the named folder, else the first of these services', else the user's own.
 
-    Warns on stderr if another service has a different one. `KeysError`: the first service's file cannot
-    be read, or none names a folder.
+    Warns on stderr if another service has a different one. `KeysError`: the first service's file
+    cannot be read, or none names a folder.
     """
     if named is not None:
         return named

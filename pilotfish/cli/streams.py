@@ -14,8 +14,8 @@ _STREAMS = ("stdin", "stdout", "stderr")
 def repair() -> None:
     """Open closed standard streams on /dev/null, and let no character make a stream fail.
 
-    Otherwise a file opened later gets a closed stream's number, and libraries that write to standard
-    output write into it. Characters that the encoding lacks become "?".
+    Otherwise a file opened later gets a closed stream's number, and libraries that write to
+    standard output write into it. Characters that the encoding lacks become "?".
     """
     for number, name in enumerate(_STREAMS):
         try:

@@ -3,9 +3,9 @@
 In:  the running pilotfish, its pins, a Python version and a machine (`deploy.wheelhouse`), and the
      units in ``systemd/``. Out: ``pilotfish-edge_VERSION-REVISION_ARCHITECTURE.deb``.
 
-Everything lies below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`: dpkg
-keeps versions in its own way, and a device that was flashed may live on the same machine. The same
-input and SOURCE_DATE_EPOCH give the same bytes.
+Everything is installed below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`:
+dpkg manages versions itself, and the machine may also have a flashed device. The same input and
+SOURCE_DATE_EPOCH give the same bytes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from pilotfish.deploy.wheels import Wheel
 NAME = "pilotfish-edge"
 HOME = f"usr/lib/{NAME}"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
-_FLASHED = "/opt/pilotfish/current/"  # where the units expect the program when it was flashed
+_FLASHED = "/opt/pilotfish/current/"  # the program's path in the units, as flashed
 _SCRIPTS = ("postinst", "prerm", "postrm")
 _SETTINGS = ("etc/pilotfish/edge.toml", "etc/pilotfish/worker.toml")
 
@@ -45,7 +45,7 @@ def build(
 ) -> Path:
     """Build the package in the folder ``out``; return its path.
 
-    wheels: a folder of them, as in a bundle for that machine; None: they are downloaded.
+    wheels: folder of wheels, as in a bundle for that machine; None: download them.
     """
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
     version = f"{metadata.version(wheelhouse.NAME)}-{revision}"

@@ -1,15 +1,15 @@
-"""Install a bundle into a root file system, or onto the running system: one code for both.
+"""Install a bundle into a root file system, or onto the running system.
 
     PYTHONPATH=bundle/wheels/pilotfish-….whl python3 -m pilotfish.deploy.install --root / bundle/
 
-(which is for a bundle that is trusted: its own code is what would verify it. `deploy.ssh` has that
-done by the version that is installed.)
+(for a trusted bundle only, since its own code verifies it; `deploy.ssh` lets the installed version
+verify it.)
 
-In:  a bundle (`deploy.admission`) and a root. Out: a version that is current, its configuration,
-keys and units, and what was done, a line each.
-Law: the bundle is checked in full before anything is written. Until one rename makes the new
-version current, nothing of the old one was touched; whatever a kill or a power cut interrupts, the
-next run completes. A second run changes nothing.
+In:  a bundle (`deploy.admission`) and a root. Out: the current version, its configuration, keys
+and units, and a line for each step.
+Law: the bundle is checked completely before anything is written. One rename makes the new version
+current; until then the old one is untouched. After a kill or a power cut the next run completes the
+work. A second run changes nothing.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -62,7 +62,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 
 @dataclass
 class Installation:
-    """One root and what is installed there.
+    """A root file system and its installation.
 
     say: called with a line for each step.
     """
@@ -77,15 +77,15 @@ class Installation:
                 f"Files below {self.root.root} will belong to root: run this with sudo."
             )
         system.require_tools()
-        # a board may have it on another disk, by a link
+        # the folder may be a link to another disk
         self.versions = Versions(resolve(self.root.root, HOME))
 
     def verify(self, bundle: Path, demands: AdmissionPolicy) -> AdmittedBundle:
-        """Check in full whether a bundle may be installed here; change nothing."""
+        """Check completely whether a bundle may be installed here; change nothing."""
         signers = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
         if os.path.lexists(link) and not signers.exists() and not demands.unsigned:
-            # not a root without a list of signers: its disk may not be mounted
+            # a broken link is not a missing list of signers: its disk may not be mounted
             raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
         admitted = admission.admit(bundle, demands, self.say, signers)
         contents = admitted.manifest
@@ -124,7 +124,7 @@ class Installation:
             raise ServiceError(trouble)
 
     def roll_back(self) -> None:
-        """Make the previous version current again; on the running system, start it."""
+        """Make the previous version current again; start it on the running system."""
         os.umask(0o022)
         with self.versions.locked():
             name = self.versions.roll_back()
@@ -155,7 +155,7 @@ class Installation:
                 self.say(f"/{folder} removed")
 
     def check(self) -> list[str]:
-        """Compare the installation with what was installed; return a sentence for each fault."""
+        """Compare the installation with its record; return a sentence for each fault."""
         name = self.versions.current
         if name is None:
             return [f"Nothing is installed in {self.root.root}."]
@@ -199,7 +199,7 @@ class Installation:
         made = self.versions.incoming(held.name)
         try:
             self._fill(made, bundle, held)
-            # the service cannot do it: it may only read these folders
+            # the service cannot compile them: it may only read these folders
             if not compile_modules(made / "site", f"/{HOME}/current/site", held.python):
                 self.say(f"no python{held.python} here: modules are not compiled")
             self.progress("writing to disk", 0, 1)
@@ -216,7 +216,7 @@ class Installation:
         wheels = [path for path in held.files if path.startswith("wheels/")]
         for count, path in enumerate(wheels):
             self.progress("unpacking wheels", count, len(wheels))
-            # a copy of our own: a file that was hashed may be written to until it is unpacked
+            # a private copy: others may write to a hashed file before it is unpacked
             with tempfile.TemporaryFile(dir=made) as copy:
                 with manifest.reading(bundle, path, held.files[path]) as source:
                     shutil.copyfileobj(source, copy)
@@ -235,7 +235,7 @@ class Installation:
         (made / manifest.NAME).write_bytes(held.encode())
 
     def _settle(self, name: str) -> None:
-        """Bring everything outside the version's folder to what the version needs."""
+        """Update everything outside the version's folder for this version."""
         role = self._manifest(name).role
         self._tell(settings.bring_configuration(self.root, self.versions, name))
         self._tell(system.apply_version(self.root, self.versions, name))
@@ -326,13 +326,13 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
 
 
 def say(line: str) -> None:
-    """Print a line of progress; a closed output is no reason to stop half-way."""
+    """Print a line of progress; ignore a closed output instead of stopping half-way."""
     with suppress(BrokenPipeError):
         print(line, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     args = parser().parse_args(arguments)
     try:
         return run(args)

@@ -1,9 +1,9 @@
 """Configuration, keys and signers below ``/etc/pilotfish``.
 
-A configuration file that was edited is never overwritten: the new one is written beside it as
-``NAME.new``. A file that is still as some installed version wrote it follows the current version.
-Existing keys are never replaced. Signers are added only by bundles whose signature was verified;
-none is ever removed, and a revoked one stays revoked.
+An edited configuration file is never overwritten: the new one becomes ``NAME.new`` next to it. A
+file that is as some installed version wrote it follows the current version. Existing keys are never
+replaced. Only bundles with a verified signature add signers; none is ever removed, and a revoked
+one stays revoked.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -44,7 +44,7 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
 
 
 def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str]:
-    """Copy the bundle's keys where there are none; yield a sentence for each change."""
+    """Copy the bundle's missing keys; yield a sentence for each change."""
     for path, entry in held.files.items():
         if not path.startswith("keys/"):
             continue
@@ -60,10 +60,10 @@ def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str
 
 
 def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Iterator[str]:
-    """Add the signers that the root shall trust; yield a sentence for each new one.
+    """Add signers to the root's trusted ones; yield a sentence for each new one.
 
-    A root without signers of its own takes over those that admitted the bundle. Others take the
-    bundle's, for which one of theirs vouches. A bundle that was not verified adds none.
+    A root without signers takes over those that admitted the bundle. Other roots take the bundle's,
+    since a trusted signer signed it. An unverified bundle adds none.
     """
     if admitted.signers is None:
         return
@@ -88,7 +88,7 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Itera
 
 
 def _create_signers(folder: Path, signers: Signers) -> None:
-    """Make a folder of signers, whole: from the moment that it exists, it decides."""
+    """Create a folder of signers in one step: once it exists, it decides."""
     partial = folder.with_name(f".{folder.name}.pilotfish-partial")
     files.remove_tree(partial)
     files.folder(partial)
@@ -98,7 +98,7 @@ def _create_signers(folder: Path, signers: Signers) -> None:
 
 
 def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
-    """List the configuration files of a version that were edited since."""
+    """List the configuration files of a version that have been edited."""
     digests = _shipped_digests(versions)
     names = []
     for source in sorted((versions.folder(name) / "config").glob("*")):
@@ -110,7 +110,7 @@ def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
 
 
 def _shipped_digests(versions: Versions) -> dict[str, set[str]]:
-    """Return the SHA-256s of each configuration file as any installed version wrote it."""
+    """Return the SHA-256s of each configuration file in all installed versions."""
     digests: dict[str, set[str]] = {}
     for name in versions.names():
         for path in (versions.folder(name) / "config").glob("*"):

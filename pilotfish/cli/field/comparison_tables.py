@@ -96,8 +96,8 @@ def _remarks(comparison: DrafterComparison) -> Iterator[str]:
             yield f"{drafter.name} has no figures: no prompt and its answer fit its context."
         elif drafter.left_out:
             yield (
-                f"{drafter.name} leaves out {drafter.left_out} of the prompts, which do not fit its "
-                "context with their answers."
+                f"{drafter.name} leaves out {drafter.left_out} of the prompts, which do not fit "
+                "its context with their answers."
             )
 
 

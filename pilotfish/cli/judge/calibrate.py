@@ -65,7 +65,7 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "calibrate",
         help="choose the key tokens of protocol adaptive",
-        description="Chooses λ₁, λ₂ and λ₃ for a pair within a budget of deviation from the target.",
+        description="Chooses λ₁, λ₂ and λ₃ for a pair, within a budget of deviation.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

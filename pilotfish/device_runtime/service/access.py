@@ -1,12 +1,12 @@
 """Control access: by API keys, or without keys to this machine's own programs on loopback.
 
 A key file has a key a line, ``NAME:KEY`` or a bare key; empty lines and those that begin with #
-are skipped. Keys are stored and compared as SHA-256 digests, each time all of them, so that the
+are skipped. Keys are stored as SHA-256 digests; a check compares all of them, so that its
 duration reveals nothing.
 
 Without keys a service listens on loopback only. There a browser is the danger: a foreign page can
-send requests to 127.0.0.1 (CSRF), or resolve its own name to it (DNS rebinding). So the Host must be
-this machine, and the Origin, if present, the service itself.
+send requests to 127.0.0.1 (CSRF), or resolve its own name to it (DNS rebinding). So the Host must
+be this machine, and the Origin, if present, the service itself.
 """
 
 from __future__ import annotations
@@ -138,10 +138,10 @@ def _digest(key: str) -> bytes:
 def api_keys(
     named: Path | None, listen: str, read: Callable[[Path], ApiKeys] = ApiKeys.load
 ) -> ApiKeys | None:
-    """Read the keys from systemd's credentials, else from ``named``; return None without either.
+    """Read the keys from systemd's credentials, else from ``named``; None without either.
 
-    Raises `KeysError` as ``read`` does, and `ListenError` if a service on ``listen`` (``HOST:PORT``)
-    needs keys.
+    Raises `KeysError` as ``read`` does, and `ListenError` if a service on ``listen``
+    (``HOST:PORT``) needs keys.
     """
     path = named
     handed = os.environ.get("CREDENTIALS_DIRECTORY")

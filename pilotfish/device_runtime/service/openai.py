@@ -55,10 +55,10 @@ from pilotfish.speculation.logits_options import (
 )
 from pilotfish.wire.messages import MAX_LOGPROBS
 
-COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
+COMPLETION_TOKENS = 16  # default of /v1/completions, as at OpenAI
 MESSAGES = 4096
 _STOPS, _STOP_CHARACTERS = 16, 1024
-_CHOICES = 16  # answers to one prompt; they come one after the other
+_CHOICES = 16  # answers to one prompt, in sequence
 
 # Fields that cannot change a text.
 _INERT = frozenset(
@@ -73,7 +73,7 @@ _INERT = frozenset(
         "user",
     )
 )
-# Unsupported fields that would change it, with the values that have no effect.
+# Unsupported fields that would change a text, with their values without effect.
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "function_call": (None, "none"),
@@ -106,7 +106,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RequestFields(msgspec.Struct):
-    """What a request of each route may say."""
+    """The fields that all routes share."""
 
     model: str | None = None
     temperature: Temperature | None = None
@@ -151,7 +151,7 @@ class _TextRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
     logprobs: Tops | None = None
 
 
-# The fields of a body, with values unread: reading ends at the first unknown field.
+# The fields of a body with unread values: decoding ends at the first unknown field.
 _ChatBody = fields_of("_ChatBody", (*_ChatRequest.__struct_fields__, *_NEUTRAL_CHAT, *_INERT))
 _TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_TEXT, *_INERT))
 
@@ -161,9 +161,9 @@ class CompletionRequest:
     """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context. choices: answers to it, of which the
-    ``best`` likeliest by token are sent, all of them if 0. echo: each begins with the prompt.
-    logprobs, prompt_logprobs: they are told. params: the fields of what its grammar is made of, by
+    without ``max_tokens`` the answer may fill the context. choices: number of answers. best: number
+    of likeliest answers to send; 0: all. echo: each answer begins with the prompt. logprobs,
+    prompt_logprobs: send them. params: the request's fields of the grammar, by
     `BadGrammarError.part`.
     """
 
@@ -213,7 +213,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
 
 
 def _telling_prompt(most: int | None, wanted: CompletionRequest) -> CompletionRequest:
-    """Have the log-probabilities of the prompt told, with so many of the likeliest."""
+    """Add the prompt's log-probabilities to the answer, with ``most`` alternatives per token."""
     if most is None:
         return wanted
     if wanted.stream:
@@ -240,13 +240,13 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         params={"": "response_format"},
     )
     if wanted.echo and not wanted.stream:
-        wanted.options["prompt_logprobs"] = request.logprobs  # its words are told with the answer's
+        wanted.options["prompt_logprobs"] = request.logprobs  # the echoed tokens have them, too
     wanted = _telling_prompt(request.prompt_logprobs, wanted)
     return _best_of(request.best_of, wanted) if request.best_of is not None else wanted
 
 
 def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
-    """Have the likeliest of so many answers sent."""
+    """Generate ``most`` answers, and send the likeliest."""
     if most < wanted.choices or (wanted.stream and most > wanted.choices):
         raise bad_request(
             "best_of",
@@ -255,7 +255,7 @@ def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
     if most == wanted.choices:
         return wanted
     if not wanted.logprobs:
-        wanted.options["logprobs"] = 0  # to compare by
+        wanted.options["logprobs"] = 0  # needed to rank the answers
     return replace(wanted, choices=most, best=wanted.choices)
 
 
@@ -270,7 +270,8 @@ def read_body(
 ) -> _Kind:
     """Read a body.
 
-    whole: has all its fields, kind those that are looked at. neutral: see `refuse_unless_neutral`.
+    full_body: a type with all fields. kind: a type with the supported ones. neutral: see
+    `refuse_unless_neutral`.
     """
     try:
         fields = present_fields(msgspec.json.decode(without_bom(body), type=full_body))
@@ -303,9 +304,9 @@ def checked_request(
     logprobs: int | None = None,
     params: Mapping[str, str],
 ) -> CompletionRequest:
-    """Check what requests of all routes say.
+    """Check the fields that all routes share.
 
-    most: tokens of the answer. params: as in `CompletionRequest`, of "" where the format says it.
+    most: limit of the answer's tokens. params: as in `CompletionRequest`; "" is the format's field.
     """
     options = _options(request, defaults, format)
     options["logprobs"] = logprobs

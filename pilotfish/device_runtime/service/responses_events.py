@@ -1,8 +1,7 @@
 """Format an answer as a response, whole or in the events of its stream.
 
-In:  the parts of a turn, as they come, and its generation. Out: bodies. The whole response has the
-     items that its stream would have had. Beside OpenAI's fields it has ``pilotfish``, a summary of
-     the generation.
+In:  the parts of a turn, as they come, and its generation. Out: bodies. A whole response has the
+     same items as a stream. It adds ``pilotfish`` to OpenAI's fields, a summary of the generation.
 """
 
 import secrets
@@ -23,7 +22,7 @@ Body = dict[str, Any]
 
 
 class _Item:
-    """An item of the output while it grows: words, a thought or a call."""
+    """A growing item of the output: a message, a thought or a call."""
 
     def __init__(self, first: TurnPart, index: int) -> None:
         self.kind = "call" if first.kind == "arguments" else first.kind
@@ -126,7 +125,7 @@ class _Output:
 class ResponseFormat:
     """Formats one response.
 
-    keep: takes in a response and its turn when it has ended. tokens: counts those of a text.
+    keep: stores a finished response and its turn. tokens: counts the tokens of a text.
     """
 
     def __init__(
@@ -151,7 +150,7 @@ class ResponseFormat:
         self._numbers = count()
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
-        """Return a response that is not streamed."""
+        """Return an unstreamed response."""
         (generation,) = generations
         for _ in self._output.push(generation.parts):
             pass

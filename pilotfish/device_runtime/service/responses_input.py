@@ -2,7 +2,7 @@
 
 In:  a text, or items; and the messages of the conversation that they continue. Out: messages for a
      chat template, as the chat route makes them, or a `RefusalError` with the name of the field.
-     What the assistant thought, said and called in one go is one message.
+     Successive thoughts, texts and calls of the assistant are one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _NEEDED = {
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """An item with unread contents; fields that say nothing to a model are not looked at."""
+    """An item with unread contents; fields without a meaning for the model are ignored."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -84,7 +84,7 @@ def _message_of(turn: Turn) -> Message:
 
 
 class _Conversation:
-    """Messages, and the turn of the assistant's that the next items may belong to."""
+    """Messages, and the assistant's turn that the next items may extend."""
 
     def __init__(self, before: Sequence[Message]) -> None:
         self._messages = [*before]
@@ -92,7 +92,7 @@ class _Conversation:
         self._turn: Turn | None = None
 
     def full_body(self) -> list[Message]:
-        """Return the messages; the turn is over."""
+        """End the turn and return the messages."""
         if self._turn is not None:
             self._messages.append(_message_of(self._turn))
             self._turn = None

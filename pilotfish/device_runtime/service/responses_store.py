@@ -1,7 +1,7 @@
-"""Keep responses for a while: to be read again, and to be continued.
+"""Store responses for a while: for reading them again and for continuing them.
 
-In:  responses, their turns, and what these answered. Out: the same, to the client that they were
-     made for, as long as they are kept: in memory, for an hour, up to a number and a size.
+In:  responses, their turns, and the messages that they answered. Out: the same, for the same client
+     only. They stay in memory for an hour, up to a number and a size.
 """
 
 import time
@@ -16,11 +16,11 @@ from pilotfish.device_runtime.service.responses_input import Message, assistant_
 from pilotfish.engines.chat_formats.reader import Turn
 
 _LIFETIME_S = 3600.0
-_MOST, _MOST_BYTES = 256, 1 << 24  # of all clients together
+_MOST, _MOST_BYTES = 256, 1 << 24  # bytes of all clients together
 
 
 class _StoredResponse(NamedTuple):
-    """A response. body: as it was answered; conversation: messages, the answer's the last."""
+    """A response. body: as sent. conversation: its messages, the answer last."""
 
     client: str
     until_s: float
@@ -36,7 +36,7 @@ class _StoredResponse(NamedTuple):
 class ResponseStore:
     """Responses by their id, the oldest first. Used on the serving loop only.
 
-    Where they are too many or too large, the oldest one of the client with most of them goes.
+    If they are too many or too large, the client with the largest share loses its oldest one.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ResponseStore:
         return len(self._responses)
 
     def store(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
-        """Keep a response to these messages, unless it alone is too large."""
+        """Store a response to these messages, unless it alone is too large."""
         self.expire()
         stored = _StoredResponse(
             client,
@@ -75,7 +75,7 @@ class ResponseStore:
         return self._find(client, name, "response_id").body
 
     def conversation(self, client: str, name: str) -> list[Message]:
-        """Return the messages that a response answered, and its own; raises as `body` does."""
+        """Return a response's messages, its answer last; raise as `body` does."""
         stored = self._find(client, name, "previous_response_id")
         messages: list[Message] = msgspec.json.decode(stored.conversation)
         return messages
@@ -86,7 +86,7 @@ class ResponseStore:
         self._drop(name)
 
     def expire(self) -> None:
-        """Delete what has been kept long enough."""
+        """Delete expired responses."""
         now_s = self._clock()
         while self._responses and now_s >= next(iter(self._responses.values())).until_s:
             self._drop(next(iter(self._responses)))
@@ -98,8 +98,8 @@ class ResponseStore:
             raise RefusalError(
                 404,
                 f"There is no response {name[:80]!r} here: the latest are kept for "
-                f"{_LIFETIME_S / 60:g} minutes, and not beyond a restart. Send the whole conversation "
-                "as input.",
+                f"{_LIFETIME_S / 60:g} minutes, and not beyond a restart. Send the whole "
+                "conversation as input.",
                 code="response_not_found",
                 param=param,
                 reason="response",

@@ -1,7 +1,7 @@
 """`GET /status`: the service's state as JSON, for people.
 
-In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only the last rounds and
-recoveries are kept, and running sums. Times are seconds, rates bit/s; unknown values are null.
+In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Keeps running sums,
+and only the last rounds and recoveries. Times are seconds, rates bit/s; unknown values are null.
 """
 
 import threading
@@ -23,7 +23,7 @@ _RECOVERIES = 16
 _READINGS = {
     "rtt": "rtt",
     "jitter": "jitter",
-    "goodput_up": "up",  # "up" says whether there is a link at all
+    "goodput_up": "up",  # the name "up" is taken: whether there is a link
     "goodput_down": "down",
     "retransmitted": "retransmitted",
     "signal": "signal",
@@ -31,7 +31,7 @@ _READINGS = {
 
 
 def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
-    """Combine the states of several connections to one edge: the youngest of each reading."""
+    """Combine the states of several connections to one edge: the latest value of each reading."""
     known = [state for state in states if state is not None]
     if not known:
         return None
@@ -52,7 +52,7 @@ def link_body(status: LinkStatus) -> dict[str, Any]:
 class ServiceStatus:
     """Collects recent rounds and answers. Thread-safe, and of bounded size.
 
-    drafter: the drafter's name. lanes: number of lanes. energy: that of `ServiceMetrics`.
+    drafter: the drafter's name. lanes: number of lanes. energy: `ServiceMetrics.energy`.
     """
 
     def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
@@ -61,10 +61,10 @@ class ServiceStatus:
         self._connections = 0, False
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        # since the start, by counter: the totals that shares refer to, and the sums noted
+        # since the start, by counter: the totals of shares, and the sums of notes
         self._parts: Counter[str] = Counter()
         self._noted: dict[str, float] = defaultdict(int)
-        # since the start, by source of hints: drafts in passes, and those accepted
+        # since the start, by source of hints: numbers of drafted and accepted tokens
         self._hints: dict[str, tuple[int, int]] = {}
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
@@ -126,12 +126,12 @@ class ServiceStatus:
             self._queue = waiting, running
 
     def set_connections(self, number: int, crowded: bool) -> None:
-        """Set the number of clients' connections, and whether there is no room for more."""
+        """Set the number of clients' connections, and whether there is a shortage."""
         with self._lock:
             self._connections = number, crowded
 
     def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
-        """Return the status as JSON types. edge: its address; target: the name of its model."""
+        """Return the status as JSON types. edge: its address. target: its model's name."""
         with self._lock:
             now_s = time.monotonic()
             rounds = list(self._rounds)

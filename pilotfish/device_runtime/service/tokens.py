@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: the tokens that a prompt would have.
+"""`/tokenize` and `/detokenize`, as in vLLM: the tokens of a prompt, and their text.
 
 In: bodies. Out: bodies, or a `RefusalError` that names the field at fault.
 """
@@ -45,7 +45,7 @@ class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
-    """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to tell the words."""
+    """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to return texts."""
     request = _read(body, _Tokenize)
     words = bool(request.return_token_strs)
     if (request.prompt is None) == (request.messages is None):
@@ -64,7 +64,7 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
 def tokenize_response(
     device: Device, prompt_input: PromptInput, *, chat: bool, words: bool
 ) -> Body:
-    """Answer it, in the vocabulary of the edge greeted last."""
+    """Return the tokens of a prompt, in the vocabulary of the last known edge."""
     prompt = prompt_for(device, prompt_input, chat=chat)
     if not prompt.vocabulary:
         raise RefusalError(
@@ -84,7 +84,7 @@ def detokenize_request(body: bytes) -> Sequence[int]:
 
 
 def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:
-    """Answer it."""
+    """Return the text of tokens."""
     size = device.tokenizer.vocab_size
     if (token := max(tokens, default=0)) >= size:
         raise bad_request("tokens", f"Token {token} is not among {size}.")
