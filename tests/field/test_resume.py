@@ -48,7 +48,7 @@ def test_a_file_is_neither_overwritten_nor_mixed(pair, edge, out, prompts, capsy
     assert "--repeat 2, not 3" in capsys.readouterr().err
     other = [str(part) for part in ("--draft", pair.target, "--resume", "--out", out)]
     assert main(["field", "measure", *other]) == 65
-    assert "has_begun with the drafter" in capsys.readouterr().err
+    assert "was begun with the drafter" in capsys.readouterr().err
     assert out.read_bytes() == before
     with Recorder.resume(out):
         assert main(["field", "measure", "--resume", "--out", str(out)]) == 65

@@ -199,7 +199,7 @@ def _foreign(name: str, value: str) -> RefusalError:
     return RefusalError(
         403,
         f"{name} {value[:100]!r} is not this machine: without API keys this service answers "
-        "only programs on this machine that use a loopback name.",
+        "only programs that run here and ask for it by a loopback name.",
         code="foreign_origin",
         reason="foreign",
         close=True,

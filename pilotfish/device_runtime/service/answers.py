@@ -64,7 +64,7 @@ class CompletionFormat:
         self._best = best
         self._prompt_words = prompt_words
         self._offsets: TextOffsets | None = (
-            None  # of the current choice, if log-probabilities are sent
+            None  # the current choice's, if log-probabilities are sent
         )
         self._ended: list[Generation] = []
         self._begun = False  # whether the choice after these has begun

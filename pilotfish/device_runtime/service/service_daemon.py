@@ -76,7 +76,7 @@ class ServiceDaemon:
         self._config = config
         self._devices = devices
         self._access = access
-        self._started = f"serving {drafter}"  # for the log
+        self._started = f"serving {drafter}"  # logged at the start
         execution = devices[0].execution
         if execution is not None:
             self._started += f": {execution}"
