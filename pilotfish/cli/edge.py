@@ -66,7 +66,7 @@ def _first_stage(config: EdgeConfig) -> Path:
         return folder
     if (folder / "stage-1").is_dir():
         return folder / "stage-1"
-    from pilotfish.cli.export_split import stages_of  # what draws progress comes with it
+    from pilotfish.cli.export_split import stages_of  # late: imports the progress bars
 
     return stages_of(Artifact.open(folder), stages) / "stage-1"
 

@@ -55,7 +55,7 @@ def add_to(commands: Commands) -> None:
     add("--root", metavar="DIR", help="--ssh: a root file system mounted there (default: /)")
     admission.add_arguments(parser)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare with what was installed")
+    action.add_argument("--check", action="store_true", help="compare the files with their record")
     action.add_argument("--rollback", action="store_true", help="restore the previous version")
     action.add_argument("--uninstall", action="store_true", help="remove it, but keep settings")
     add("--purge", action="store_true", help="--uninstall: remove settings, keys and state, too")

@@ -44,19 +44,19 @@ def add_to(commands: Commands) -> None:
         type=int_between(1),
         default=_SMALL_PINGS,
         metavar="N",
-        help="small pings (%(default)s)",
+        help="number of small pings (%(default)s)",
     )
     parser.add_argument(
         "--no-rates",
         action="store_true",
-        help=f"RTT alone: without pings of {PROBE_BYTES:,} bytes each way",
+        help=f"measure RTT only, without pings of {PROBE_BYTES:,} bytes each way",
     )
     parser.add_argument(
         "--patience",
         type=positive,
         metavar="S",
-        help="seconds that the edge may be away, or take for an answer: more for a satellite, or a "
-        f"path whose queues are full (away {CONNECT_S:g}, an answer {SILENT_S:g})",
+        help="limit in seconds of connecting and of each answer; raise it for a satellite or full "
+        f"queues (connecting {CONNECT_S:g}, an answer {SILENT_S:g})",
     )
     parser.add_argument(
         "--watch", action="store_true", help="repeat until Ctrl-C, one line each time"

@@ -150,12 +150,28 @@ def main() -> int:
     )
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     add = parser.add_argument
-    add("--out", type=Path, default=Path("dist"), metavar="DIR", help="where to (%(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("dist"),
+        metavar="DIR",
+        help="folder to write (%(default)s)",
+    )
     pythons = [f"3.{minor}" for minor in range(10, 14)]
-    add("--python", choices=pythons, default=here, help="of the target system (%(default)s)")
-    add("--machine", choices=MACHINES, default=os.uname().machine, help="its CPU (%(default)s)")
-    add("--wheels", type=Path, metavar="DIR", help="of a bundle (default: they are fetched)")
-    add("--revision", default="1", help="of the package, behind the version (%(default)s)")
+    add("--python", choices=pythons, default=here, help="the target system's Python (%(default)s)")
+    add(
+        "--machine",
+        choices=MACHINES,
+        default=os.uname().machine,
+        help="the target system's CPU (%(default)s)",
+    )
+    add(
+        "--wheels",
+        type=Path,
+        metavar="DIR",
+        help="a bundle's folder of wheels (default: download them)",
+    )
+    add("--revision", default="1", help="the package's revision (%(default)s)")
     args = parser.parse_args()
     try:
         print(build(args.out, args.python, args.machine, args.revision, _say, args.wheels))

@@ -51,8 +51,10 @@ def _run(*command: str) -> None:
 def main() -> int:
     """Run the command of `pilotfish-power.service`."""
     parser = argparse.ArgumentParser(prog="pilotfish.deploy.power", description=__doc__)
-    parser.add_argument("--mode", default="", help="as nvpmodel.conf calls it; empty: leave it")
-    parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="all at the maximum")
+    parser.add_argument(
+        "--mode", default="", help="a mode's name in nvpmodel.conf; empty: no change"
+    )
+    parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="yes: maximum clocks")
     args = parser.parse_args()
     try:
         if args.mode:

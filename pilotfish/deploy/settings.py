@@ -43,9 +43,9 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
             yield f"{target} was edited and stays; the new one is {aside.name} beside it"
 
 
-def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str]:
+def bring_keys(root: Rootfs, bundle: Path, contents: BundleManifest) -> Iterator[str]:
     """Copy the bundle's missing keys; yield a sentence for each change."""
-    for path, entry in held.files.items():
+    for path, entry in contents.files.items():
         if not path.startswith("keys/"):
             continue
         target = root.path(f"{FOLDER}/{path}")

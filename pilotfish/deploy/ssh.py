@@ -80,22 +80,22 @@ class Board:
     def install(
         self,
         bundle: Path,
-        demands: AdmissionPolicy,
+        policy: AdmissionPolicy,
         arguments: Sequence[str],
         say: Callable[[str], None],
         progress: Progress,
     ) -> int:
         """Admit a bundle, copy it to the board and install it. arguments: the installer's."""
-        admitted = admission.admit(bundle, demands, say)
-        held = admitted.manifest
-        held.verify(bundle, progress)
-        wheels = [path for path in held.files if path.startswith("wheels/")]
+        admitted = admission.admit(bundle, policy, say)
+        contents = admitted.manifest
+        contents.verify(bundle, progress)
+        wheels = [path for path in contents.files if path.startswith("wheels/")]
         wheel = next((path for path in wheels if _is_ours(path)), None)
         if wheel is None:
             raise BundleError("The bundle holds no wheel of pilotfish.")
-        words = [*arguments, *(["--downgrade"] if demands.downgrade else [])]
+        words = [*arguments, *(["--downgrade"] if policy.downgrade else [])]
         sources = {**_sources(bundle, admitted), **_running_pilotfish()}
-        with self._copied(sources, progress, held) as there:
+        with self._copied(sources, progress, contents) as there:
             words += ["--signers", f"{there}/trusted"] if admitted.signers else ["--unsigned"]
             words += [f"{there}/bundle"]
             install = f"{_python(f'{there}/bundle/{wheel}')} {shlex.join(words)}"
@@ -128,18 +128,18 @@ class Board:
 
     @contextmanager
     def _copied(
-        self, sources: Sources, progress: Progress, held: BundleManifest | None = None
+        self, sources: Sources, progress: Progress, contents: BundleManifest | None = None
     ) -> Iterator[str]:
         """Yield a temporary folder on the board with copies of these files.
 
-        held: the bundle's manifest; it is not sent to a board of another machine.
+        contents: the bundle's manifest; it is not sent to a board of another machine.
         """
         machines, there = self._probe()
         trouble = ""
         try:
-            if held is not None and machines and held.machine not in machines:
+            if contents is not None and machines and contents.machine not in machines:
                 raise InstallError(
-                    f"The bundle is for {held.machine}, but {self.address} is for "
+                    f"The bundle is for {contents.machine}, but {self.address} is for "
                     f"{' and '.join(sorted(machines))}: make another with --machine or --jetpack."
                 )
             self._send(sources, there, progress)
@@ -190,7 +190,7 @@ class Board:
                 for name, source in sources.items():
                     info = tarfile.TarInfo(name)
                     info.size, info.mode = _size(source), 0o600
-                    with _opened(source) as file:
+                    with _open_source(source) as file:
                         archive.addfile(info, _CountingFile(file, count))
             with suppress(BrokenPipeError):
                 process.stdin.close()
@@ -235,7 +235,7 @@ def _size(source: Source) -> int:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
+def _open_source(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     else:

@@ -56,12 +56,12 @@ class Versions:
     @property
     def current(self) -> str | None:
         """Name of the version that the units run."""
-        return self._named("current")
+        return self._link_target("current")
 
     @property
     def previous(self) -> str | None:
         """Name of the previous version."""
-        return self._named("previous")
+        return self._link_target("previous")
 
     def folder(self, name: str) -> Path:
         """Return a version's folder, which may not exist."""
@@ -81,22 +81,22 @@ class Versions:
         path.chmod(0o755)
         return path
 
-    def adopt(self, made: Path, name: str) -> None:
+    def adopt(self, fresh: Path, name: str) -> None:
         """Give a finished folder its name.
 
         If the version exists already, its damaged files are replaced one by one: it may be current
         and must not be missing for a moment.
         """
-        (made / LISTING).write_bytes(_encode(listing(made)))
-        (made / LISTING).chmod(0o644)
-        files.sync_all(made)
+        (fresh / LISTING).write_bytes(_encode(listing(fresh)))
+        (fresh / LISTING).chmod(0o644)
+        files.sync_all(fresh)
         target = self.folder(name)
         if not target.exists():
-            os.rename(made, target)
+            os.rename(fresh, target)
             sync(self.all)
             return
-        _mend(made, target)
-        files.remove_tree(made)
+        _mend(fresh, target)
+        files.remove_tree(fresh)
 
     def switch(self, name: str) -> bool:
         """Make a version current, and the current one the previous one."""
@@ -164,7 +164,7 @@ class Versions:
             ),
         ]
 
-    def _named(self, link: str) -> str | None:
+    def _link_target(self, link: str) -> str | None:
         try:
             name = os.readlink(self.home / link).rpartition("/")[2]
         except OSError:
@@ -190,13 +190,13 @@ def _encode(entries: dict[str, list[str | int]]) -> bytes:
     return json.dumps(entries, indent=0, sort_keys=True).encode() + b"\n"
 
 
-def _mend(made: Path, target: Path) -> None:
+def _mend(fresh: Path, target: Path) -> None:
     """Make a version's folder equal to a fresh one, file by file."""
-    wanted, there = listing(made), listing(target)
-    for path, entry in wanted.items():
-        if there.get(path) != entry:
+    expected, present = listing(fresh), listing(target)
+    for path, entry in expected.items():
+        if present.get(path) != entry:
             files.folder((target / path).parent)
-            files.move(made / path, target / path)
-    for path in there.keys() - wanted.keys():
+            files.move(fresh / path, target / path)
+    for path in present.keys() - expected.keys():
         files.remove(target / path)
-    files.move(made / LISTING, target / LISTING)
+    files.move(fresh / LISTING, target / LISTING)

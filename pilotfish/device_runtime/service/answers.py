@@ -60,7 +60,7 @@ class CompletionFormat:
         self._echo = echo
         self._marked = marked
         self._words = words
-        self._tells_usage = usage
+        self._sends_usage = usage
         self._best = best
         self._prompt_words = prompt_words
         self._offsets: TextOffsets | None = (
@@ -175,7 +175,7 @@ class CompletionFormat:
 
     def closing_events(self) -> bytes:
         """Return the end of a stream, after the usage if the request wants it."""
-        usage_event = self.encode_event(self._usage()) if self._tells_usage else b""
+        usage_event = self.encode_event(self._usage()) if self._sends_usage else b""
         return usage_event + b"data: [DONE]\n\n"
 
     def _usage(self) -> Body:

@@ -83,25 +83,25 @@ def _completions(service: DeviceService) -> list[Route]:
         request: Request, parse: Callable[[bytes, Options], CompletionRequest]
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
-        wanted = parse(body, service.options)
-        _check(service, wanted)
-        echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
-        words = service.device.tokenizer if wanted.logprobs else None
+        completion = parse(body, service.options)
+        _check(service, completion)
+        echo = partial(service.text_of, completion.prompt) if completion.echo else None
+        words = service.device.tokenizer if completion.logprobs else None
         model = service.config.model
-        usage = wanted.include_usage
+        usage = completion.include_usage
         answer = CompletionFormat(
-            chat=wanted.chat,
+            chat=completion.chat,
             model=model,
             echo=echo,
-            marked=not isinstance(wanted.prompt, str),
+            marked=not isinstance(completion.prompt, str),
             words=words,
             usage=usage,
-            best=wanted.best,
-            prompt_words=service.device.tokenizer if wanted.prompt_logprobs else None,
+            best=completion.best,
+            prompt_words=service.device.tokenizer if completion.prompt_logprobs else None,
         )
         client = _client(request)
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
+        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
 
     async def chat(request: Request) -> Completion:
         return await complete(request, chat_request)
@@ -161,14 +161,14 @@ def _client(request: Request) -> Client:
     return client
 
 
-def _check(service: DeviceService, wanted: CompletionRequest) -> None:
+def _check(service: DeviceService, completion: CompletionRequest) -> None:
     """Refuse an impossible request; let the answer fill the context by default."""
     _check_sound(service)
-    if wanted.model is not None:
-        _check_model(service, wanted.model)
+    if completion.model is not None:
+        _check_model(service, completion.model)
     if service.config.edge is None:
-        _check_local(wanted)
-    wanted.options.setdefault("max_tokens", service.context)
+        _check_local(completion)
+    completion.options.setdefault("max_tokens", service.context)
 
 
 def _tokens(service: DeviceService) -> list[Route]:
@@ -220,8 +220,8 @@ def _check_model(service: DeviceService, name: str) -> None:
         )
 
 
-def _check_local(wanted: CompletionRequest) -> None:
-    protocol = wanted.options.get("protocol")
+def _check_local(completion: CompletionRequest) -> None:
+    protocol = completion.options.get("protocol")
     if protocol in PROTOCOL_REGISTRY or protocol == STREAM:
         raise RefusalError(
             400,

@@ -96,7 +96,7 @@ class Completion(Response):
         self,
         lanes: Lanes,
         client: Client,
-        wanted: CompletionRequest,
+        request: CompletionRequest,
         answer: AnswerFormat,
         read: Callable[[CompletionRequest], Awaitable[Prompt]],
         refused: Callable[[RefusalError], None],
@@ -104,32 +104,32 @@ class Completion(Response):
         super().__init__()
         self._lanes = lanes
         self._client = client
-        self._wanted = wanted
+        self._request = request
         self._answer = answer
         self._read = read
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; raises errors that can still get a status of their own."""
-        wanted = self._wanted
-        with self._lanes.admit(self._client.name, wanted.choices) as job:
+        request = self._request
+        with self._lanes.admit(self._client.name, request.choices) as job:
             job.owner = self._client.owner
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
-                prompt = await self._read(wanted)
-                self._lanes.submit(job, prompt, wanted.options, streamed=wanted.stream)
-                if wanted.stream:
+                prompt = await self._read(request)
+                self._lanes.submit(job, prompt, request.options, streamed=request.stream)
+                if request.stream:
                     await self._stream(job, scope, receive, send)
                 else:
                     whole: list[Generation] = []
-                    while len(whole) < wanted.choices:
+                    while len(whole) < request.choices:
                         await job.ready()
                         event = job.take()
                         assert isinstance(event, Generation)  # pieces come where they are streamed
                         whole.append(event)
                     await json_response(self._answer.full_body(whole))(scope, receive, send)
             except BadGrammarError as error:
-                raise refusal_of(error, wanted.params) from error
+                raise refusal_of(error, request.params) from error
             finally:
                 watch.cancel()
 
@@ -141,10 +141,10 @@ class Completion(Response):
     async def _stream(self, job: AnswerJob, scope: Scope, receive: Receive, send: Send) -> None:
         pending: list[bytes] = []
         if await job.ready(QUIET_S):
-            pending, ended = self._taken(job)  # an error here still becomes a status
+            pending, ended = self._take_events(job)  # an error here still becomes a status
         else:
             ended = False
-        pending = pending or self._encoded(self._answer.start_events())
+        pending = pending or self._encode(self._answer.start_events())
         head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
@@ -157,14 +157,14 @@ class Completion(Response):
                 pending = [b": nothing new yet\n\n"]
                 continue
             try:
-                pending, ended = self._taken(job)
+                pending, ended = self._take_events(job)
             except Exception as error:
-                refusal = refusal_of(error, self._wanted.params)
+                refusal = refusal_of(error, self._request.params)
                 self._refused(refusal)
-                pending, ended = self._encoded([self._answer.error_event(refusal)]), True
+                pending, ended = self._encode([self._answer.error_event(refusal)]), True
         await send({"type": "http.response.body", "body": b""})
 
-    def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
+    def _take_events(self, job: AnswerJob) -> tuple[list[bytes], bool]:
         """Take the events so far; return them, and whether the answer has ended."""
         events: list[bytes] = []
         while job.backlog:
@@ -172,14 +172,14 @@ class Completion(Response):
                 break  # the events before it are sent first
             event = job.take()
             if isinstance(event, Generation):
-                events += self._encoded(self._answer.end_events(event))
+                events += self._encode(self._answer.end_events(event))
                 if job.ended and not job.backlog:
                     return [*events, self._answer.closing_events()], True
             else:
-                events += self._encoded(self._answer.piece_events(event))
+                events += self._encode(self._answer.piece_events(event))
         return events, False
 
-    def _encoded(self, bodies: Sequence[Body]) -> list[bytes]:
+    def _encode(self, bodies: Sequence[Body]) -> list[bytes]:
         return [self._answer.encode_event(body) for body in bodies]
 
 

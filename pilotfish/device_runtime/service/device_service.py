@@ -87,8 +87,8 @@ class DeviceService:
     @property
     def body_bytes(self) -> int:
         """The most bytes of a body."""
-        wanted = _BODY_BYTES_PER_TOKEN * self.context
-        return min(max(_LEAST_BODY_BYTES, wanted), _MOST_BODY_BYTES)
+        size = _BODY_BYTES_PER_TOKEN * self.context
+        return min(max(_LEAST_BODY_BYTES, size), _MOST_BODY_BYTES)
 
     @property
     def context(self) -> int:
@@ -125,9 +125,9 @@ class DeviceService:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, client: str, wanted: CompletionRequest) -> Prompt:
+    async def read(self, client: str, completion: CompletionRequest) -> Prompt:
         """Tokenise the prompt, in the vocabulary of the edge greeted last."""
-        work = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
+        work = partial(prompt_for, self.device, completion.prompt, chat=completion.chat)
         return await self.run_in_thread(client, work)
 
     async def run_in_thread(self, client: str, work: Callable[[], _Result]) -> _Result:

@@ -53,7 +53,7 @@ class AnswerJob:
 
     @property
     def failed(self) -> bool:
-        """Whether the next event is an error."""
+        """True if the next event is an error."""
         return bool(self._events) and isinstance(self._events[0], BaseException)
 
     async def ready(self, limit_s: float | None = None) -> bool:

@@ -196,7 +196,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         function.name: f"tools[{at}].function.parameters"
         for at, function in enumerate(functions or ())
     }
-    wanted = checked_request(
+    completion = checked_request(
         request,
         chat=True,
         prompt=talk,
@@ -209,25 +209,25 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     )
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs", "top_logprobs goes with logprobs.")
-    return _telling_prompt(request.prompt_logprobs, wanted)
+    return _with_prompt_logprobs(request.prompt_logprobs, completion)
 
 
-def _telling_prompt(most: int | None, wanted: CompletionRequest) -> CompletionRequest:
+def _with_prompt_logprobs(most: int | None, completion: CompletionRequest) -> CompletionRequest:
     """Add the prompt's log-probabilities to the answer, with ``most`` alternatives per token."""
     if most is None:
-        return wanted
-    if wanted.stream:
+        return completion
+    if completion.stream:
         raise bad_request(
             "prompt_logprobs", "prompt_logprobs goes with answers that are not streamed."
         )
-    wanted.options["prompt_logprobs"] = most
-    return replace(wanted, prompt_logprobs=True)
+    completion.options["prompt_logprobs"] = most
+    return replace(completion, prompt_logprobs=True)
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
     request = read_body(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    wanted = checked_request(
+    completion = checked_request(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
@@ -239,24 +239,24 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         logprobs=request.logprobs,
         params={"": "response_format"},
     )
-    if wanted.echo and not wanted.stream:
-        wanted.options["prompt_logprobs"] = request.logprobs  # the echoed tokens have them, too
-    wanted = _telling_prompt(request.prompt_logprobs, wanted)
-    return _best_of(request.best_of, wanted) if request.best_of is not None else wanted
+    if completion.echo and not completion.stream:
+        completion.options["prompt_logprobs"] = request.logprobs  # the echoed tokens have them, too
+    completion = _with_prompt_logprobs(request.prompt_logprobs, completion)
+    return _best_of(request.best_of, completion) if request.best_of is not None else completion
 
 
-def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
+def _best_of(most: int, completion: CompletionRequest) -> CompletionRequest:
     """Generate ``most`` answers, and send the likeliest."""
-    if most < wanted.choices or (wanted.stream and most > wanted.choices):
+    if most < completion.choices or (completion.stream and most > completion.choices):
         raise bad_request(
             "best_of",
-            f"best_of must be n ({wanted.choices}) or more, and n where the answer is streamed.",
+            f"best_of must be n ({completion.choices}) or more; n if the answer is streamed.",
         )
-    if most == wanted.choices:
-        return wanted
-    if not wanted.logprobs:
-        wanted.options["logprobs"] = 0  # needed to rank the answers
-    return replace(wanted, choices=most, best=wanted.choices)
+    if most == completion.choices:
+        return completion
+    if not completion.logprobs:
+        completion.options["logprobs"] = 0  # needed to rank the answers
+    return replace(completion, choices=most, best=completion.choices)
 
 
 _Kind = TypeVar("_Kind", bound=RequestFields)

@@ -30,7 +30,7 @@ _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "refusal": (None,),
 }
 # Errors that depend on the edge's vocabulary.
-_OF_THE_PAIR = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
+_VOCABULARY_ERRORS = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -40,7 +40,7 @@ _ROLES = {
     "function": "tool",  # OpenAI's old form
 }
 # A call has no content, and a result may have none.
-_MAY_SAY_NOTHING = frozenset(("assistant", "tool", "function"))
+_ROLES_WITHOUT_CONTENT = frozenset(("assistant", "tool", "function"))
 
 
 def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prompt:
@@ -51,7 +51,7 @@ def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prom
     """
     try:
         prompt = device.prompt(prompt_input, chat=chat)
-    except _OF_THE_PAIR as error:
+    except _VOCABULARY_ERRORS as error:
         if not device.knows_target:
             return Prompt.unencoded(prompt_input, chat)
         if not isinstance(error, UnsupportedError):
@@ -179,7 +179,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
             return content
         if isinstance(content, list):
             return "".join(text_part.text for text_part in content)
-        if role in _MAY_SAY_NOTHING:
+        if role in _ROLES_WITHOUT_CONTENT:
             return ""
     raise bad_request(where, f"{where} must be a text or a list of text parts.")
 

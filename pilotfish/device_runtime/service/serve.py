@@ -58,7 +58,7 @@ def serve(
     tls = tls_context(config.tls_cert, config.tls_key)
     if tls is None and not is_loopback(f"tcp://{config.listen}"):
         _log.warning(
-            "API keys and all that is said go over the network in clear text: name a certificate "
+            "API keys and conversations go over the network in clear text: name a certificate "
             "(--tls-cert, --tls-key), or listen on loopback behind a proxy that has one"
         )
     rounds: list[Callable[[Round], None]] = []

@@ -127,7 +127,7 @@ class ServiceDaemon:
             self._lanes.interrupt()
             ended = await asyncio.to_thread(self._lanes.close, _END_S)
             if not ended:
-                _log.error("a lane hangs and is left behind")
+                _log.error("a lane hangs and is abandoned")
             self.metrics.close()
         return self._code
 
@@ -247,7 +247,7 @@ class ServiceDaemon:
     def _tick_failed(self, ticking: "asyncio.Future[None]") -> None:
         """Log the error that ended `_tick`, and stop, so that systemd starts the service again."""
         if not ticking.cancelled() and (error := ticking.exception()) is not None:
-            _log.error("the service cannot look after itself", exc_info=error)
+            _log.error("the service's periodic check failed", exc_info=error)
             self._code = _SOFTWARE
             self._server.should_exit = True
 
@@ -294,7 +294,7 @@ class ServiceDaemon:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers and its listening: the daemon has its own."""
+    """uvicorn without its signal handlers and its listening socket: the daemon has its own."""
 
     acceptor: Acceptor
 

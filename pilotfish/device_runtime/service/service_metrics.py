@@ -257,10 +257,10 @@ class ServiceMetrics:
         """Return all families of metrics now; called by the registry."""
         with self._lock:
             counted = [*metric_families(self._counts, PREFIX)]
-            link = () if self._link is None else _of_link(*self._link, self._losses)
+            link = () if self._link is None else _link_metrics(*self._link, self._losses)
         labels = ("version", "model", "provider", "precision", "threads")
         build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)
-        return [build, *counted, *link, *_of_energy(self.energy)]
+        return [build, *counted, *link, *_energy_metrics(self.energy)]
 
     def close(self) -> None:
         """Stop sampling the power."""
@@ -272,7 +272,7 @@ def _bounded(name: str, known: Counter[str] | Histograms) -> str:
     return name if name in known or len(known) < _KINDS else _OTHER
 
 
-def _of_link(
+def _link_metrics(
     link: Connectivity, state: LinkState | None, read_s: float, losses: int
 ) -> Iterator[Metric]:
     """Yield the link's metrics, from readings at ``read_s`` (monotonic); only known values."""
@@ -290,7 +290,7 @@ def _of_link(
     yield _gauge("link_reading_age_seconds", "How old each reading is.", ages, "reading")
 
 
-def _of_energy(watch: Watch) -> Iterator[Metric]:
+def _energy_metrics(watch: Watch) -> Iterator[Metric]:
     """Yield power and energy of this board; nothing without a sensor."""
     joules, watts, source = watch.joules, watch.watts, watch.source or ""
     if joules is not None:
