@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
         signers=args.signer,
     )
     with Bars() as bars:
-        made, advice = bundle.make(wanted, args.out, bars.show)
+        content, advice = bundle.make(wanted, args.out, bars.show)
     for line in advice:
         print(f"to do: {line}", file=sys.stderr)
     if args.sign is None:
@@ -115,9 +115,11 @@ def _run(args: argparse.Namespace) -> int:
             "signer`, and name it with --sign",
             file=sys.stderr,
         )
-    print(f"digest: {made.digest}", file=sys.stderr)
+    print(f"digest: {content.digest}", file=sys.stderr)
     if args.json:
-        write_json(args.json, {"name": made.name, "digest": made.digest, "bytes": made.size})
+        write_json(
+            args.json, {"name": content.name, "digest": content.digest, "bytes": content.size}
+        )
     if args.json != "-":
         print(args.out)
     return 0

@@ -44,9 +44,9 @@ class Countdown:
 
     def update(self, done: int, left_s: float | None = None) -> None:
         """Show that ``done`` steps are finished. left_s: the caller's own estimate of the rest."""
-        now_s, made = time.monotonic(), done - self._begun
-        if left_s is None and made >= self._wave:
-            left_s = (now_s - self._begun_s) / made * (self.total - done)
+        now_s, steps = time.monotonic(), done - self._begun
+        if left_s is None and steps >= self._wave:
+            left_s = (now_s - self._begun_s) / steps * (self.total - done)
         left = "" if left_s is None else f"about {duration(left_s)} left"
         self._progress.update(self._task, completed=done, total=self.total, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:

@@ -89,13 +89,13 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
         )
         version = next(wheel.version for wheel in wheels if wheel.name == wheelhouse.NAME)
         progress("writing the manifest", 0, 1)
-        made = manifest.describe(folder, version, wanted.role, wanted.python, wanted.machine)
-        (folder / manifest.NAME).write_bytes(made.encode())
+        content = manifest.describe(folder, version, wanted.role, wanted.python, wanted.machine)
+        (folder / manifest.NAME).write_bytes(content.encode())
         if wanted.secret is not None:
-            signature = signatures.sign(made.encode(), wanted.secret)
+            signature = signatures.sign(content.encode(), wanted.secret)
             (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
-    return made, advice
+    return content, advice
 
 
 def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:

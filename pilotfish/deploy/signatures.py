@@ -131,14 +131,14 @@ def create(directory: Path) -> Path:
         if os.path.lexists(path):
             raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / SIGNER
-        done = _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made)
+        pair = Path(scratch) / SIGNER
+        done = _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", pair)
         if done.returncode != 0:
             raise KeysError(f"ssh-keygen makes no key: {_last_line(done)}.")
-        key = read_public(made.with_suffix(".pub"))
+        key = read_public(pair.with_suffix(".pub"))
         try:
             files.folder(directory, 0o700)
-            files.put(secret, made.read_bytes(), 0o600)
+            files.put(secret, pair.read_bytes(), 0o600)
             files.put(public, public_file(key))
         except OSError as error:
             raise KeysError(f"{secret} cannot be written: {error.strerror}.") from error

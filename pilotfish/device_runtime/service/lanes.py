@@ -190,8 +190,8 @@ class Lanes:
         takes nothing from others.
         """
         client_places = self._held[client]
-        held = sum(min(each, self._most_each) for each in self._held.values())
-        if held + min(choices, self._most_each) > self._most:
+        places = sum(min(each, self._most_each) for each in self._held.values())
+        if places + min(choices, self._most_each) > self._most:
             return "The queue"
         return (
             "Your share of the queue"

@@ -184,8 +184,8 @@ class ServiceDaemon:
             keys = api_keys(config.api_keys, self._config.listen, ApiKeys.load_valid_lines)
         except _TROUBLE as error:  # unknown whether keys were removed: keep all
             troubles.append(str(error))
-            held = self._config
-            return config.api_keys != held.api_keys and self._reload_keys(held, troubles)
+            current = self._config
+            return config.api_keys != current.api_keys and self._reload_keys(current, troubles)
         self._access.keys = keys
         # adopted in any case: the next reload must not go back to the earlier file
         self._config = replace(self._config, api_keys=config.api_keys)
@@ -273,13 +273,13 @@ class ServiceDaemon:
         clients = (
             "no API keys" if self._access.keys is None else f"{len(self._access.keys)} API keys"
         )
-        edge, held = self._edge
+        edge, keys = self._edge
         if edge is None:
             return f"no edge; {clients}"
         link = (
             "without keys"
-            if held is None
-            else (f"device.pub {held.public.decode()}, edge.pub {held.edge.decode()}")
+            if keys is None
+            else (f"device.pub {keys.public.decode()}, edge.pub {keys.edge.decode()}")
         )
         return f"edge {edge}, {link}; {clients}"
 
