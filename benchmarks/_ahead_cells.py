@@ -71,11 +71,11 @@ def ends(
     """
     theirs, ours = cores()
     theirs |= ours if shared else set()
-    told: dict[str, object] = {"threads": 1, "sessions": 4, **options}
+    info: dict[str, object] = {"threads": 1, "sessions": 4, **options}
     with ExitStack() as stack:
         folder = stack.enter_context(throwaway_keys())
         stack.enter_context(kept_to(ours))  # the emulator inherits it, the edge is moved
-        server = stack.enter_context(edge(target, keys=folder, cores=theirs, **told))
+        server = stack.enter_context(edge(target, keys=folder, cores=theirs, **info))
         link = stack.enter_context(Emulator(server.endpoint))
         devices = {
             name: stack.enter_context(_device(name, path, link.endpoint, folder))
@@ -125,37 +125,37 @@ class Answers:
     def rate(self, turn: int) -> float:
         """Tokens a second after the first round."""
         answer = self.said[turn]
-        tokens = sum(len(one.tokens) for one in answer.rounds[1:])
+        tokens = sum(len(item.tokens) for item in answer.rounds[1:])
         return tokens / max(1e-9, answer.total_s - answer.first_token_s)
 
     @property
     def rounds(self) -> list[Round]:
         """All but each answer's first."""
-        return [one for answer in self.said.values() for one in answer.rounds[1:]]
+        return [item for answer in self.said.values() for item in answer.rounds[1:]]
 
     def a_token(self) -> dict[str, float]:
         """Passes, positions, drafts, edge time (ms) and bytes up, each over the tokens."""
         rounds = self.rounds
-        tokens = max(1, sum(len(one.tokens) for one in rounds))
-        flown = sum(1 + _flown(one) for one in rounds)
+        tokens = max(1, sum(len(item.tokens) for item in rounds))
+        flown = sum(1 + _flown(item) for item in rounds)
         return {
             "passes": len(rounds) / tokens,
             "positions": flown / tokens,
-            "accepted": sum(one.accepted for one in rounds) / tokens,
-            "drafts": sum(one.nodes for one in rounds) / tokens,
-            "edge_ms": 1e3 * sum(one.pass_s for one in rounds) / tokens,
-            "up_bytes": sum(one.uplink_bytes for one in rounds) / tokens,
+            "accepted": sum(item.accepted for item in rounds) / tokens,
+            "drafts": sum(item.nodes for item in rounds) / tokens,
+            "edge_ms": 1e3 * sum(item.pass_s for item in rounds) / tokens,
+            "up_bytes": sum(item.uplink_bytes for item in rounds) / tokens,
         }
 
     def sources(self) -> dict[str, float]:
         """Accepted drafts a token, by whose they were; windows name no source."""
-        rounds, found = self.rounds, dict[str, float]()
-        tokens = max(1, sum(len(one.tokens) for one in rounds))
-        for one in rounds:
-            if one.accepted:
-                name = one.source or "device"
-                found[name] = found.get(name, 0.0) + one.accepted / tokens
-        return found
+        rounds, result = self.rounds, dict[str, float]()
+        tokens = max(1, sum(len(item.tokens) for item in rounds))
+        for item in rounds:
+            if item.accepted:
+                name = item.source or "device"
+                result[name] = result.get(name, 0.0) + item.accepted / tokens
+        return result
 
 
 def _flown(one: Round) -> int:
@@ -192,23 +192,25 @@ class Cell:
 
     def waiting(self) -> list[str]:
         """The ways of stop-and-wait that had the most prompts, the quickest first."""
-        tried = [name for name, one in self.all.items() if one.way.window]
+        tried = [name for name, item in self.all.items() if item.way.window]
         most = max((len(self.all[name].said) for name in tried), default=0)
         tried = [name for name in tried if len(self.all[name].said) == most]
         return sorted(tried, key=lambda name: -self.times(name).mid)
 
     def chosen(self) -> str:
         """What "auto" chose, the most frequent first."""
-        picked = [one.choice for one in self.all["auto"].said.values() if one.choice]
-        names = [f"{one.protocol} {one.window}" if one.window else one.protocol for one in picked]
+        picked = [item.choice for item in self.all["auto"].said.values() if item.choice]
+        names = [
+            f"{item.protocol} {item.window}" if item.window else item.protocol for item in picked
+        ]
         return ", ".join(sorted(set(names), key=lambda name: -names.count(name)))
 
     def forecast(self) -> dict[str, float]:
         """Of the last answer of "auto": each protocol's best predicted speed over `stream`."""
-        told = [one.choice for one in self.all["auto"].said.values() if one.choice]
+        choices = [item.choice for item in self.all["auto"].said.values() if item.choice]
         best: dict[str, float] = {}
-        for one in told[-1].forecasts if told else ():
-            best.setdefault(one.protocol, one.token_s)
+        for item in choices[-1].forecasts if choices else ():
+            best.setdefault(item.protocol, item.token_s)
         alone_s = best.get(STREAM)
         return {name: alone_s / token_s for name, token_s in best.items()} if alone_s else {}
 
@@ -235,8 +237,8 @@ def measured(
         for device in devices.values():
             for protocol in (STREAM, "greedy"):
                 device.generate(prompt, protocol=protocol, max_tokens=1)
-        kept = cell.waiting()[:KEPT] if turn >= SCOUTS else None
-        now = [way for way in every if not way.window or kept is None or way.name in kept]
+        selection = cell.waiting()[:KEPT] if turn >= SCOUTS else None
+        now = [way for way in every if not way.window or selection is None or way.name in selection]
         first = turn % len(now)
         for way in (*now[first:], *now[:first]):
             before()
@@ -246,8 +248,8 @@ def measured(
 
 
 def _answer(way: Way, prompt: Any, temperature: float, seed: int, tokens: int) -> Generation:
-    told = {"temperature": temperature, "seed": seed, "max_tokens": tokens, **way.options}
-    return way.device.generate(prompt, **told)
+    options = {"temperature": temperature, "seed": seed, "max_tokens": tokens, **way.options}
+    return way.device.generate(prompt, **options)
 
 
 class Texts:
@@ -262,19 +264,19 @@ class Texts:
 
     def compared(self, cell: Cell, asked: Sequence[Any], temperature: float) -> dict[str, int]:
         """How many answers are equal, how many parted at a tie, and how many differ."""
-        found = {"equal": 0, "ties": 0, "differ": 0}
+        results = {"equal": 0, "ties": 0, "differ": 0}
         alone = cell.all[STREAM]
-        for one in cell.all.values():
-            for turn, answer in one.said.items():
+        for item in cell.all.values():
+            for turn, answer in item.said.items():
                 wanted = alone.said[turn].tokens
                 at = parted(answer.tokens, wanted)
                 if at is None:
-                    found["equal"] += one is not alone
+                    results["equal"] += item is not alone
                     continue
                 prompt = alone.way.device.prompt(asked[turn]).ids
                 seed = turn if temperature else None
-                found[self._verdict(prompt, answer.tokens, wanted, at, seed)] += 1
-        return found
+                results[self._verdict(prompt, answer.tokens, wanted, at, seed)] += 1
+        return results
 
     def _verdict(
         self, prompt: Any, got: Sequence[int], wanted: Sequence[int], at: int, seed: int | None

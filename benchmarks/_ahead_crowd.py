@@ -43,16 +43,16 @@ def fleets(bench: Bench) -> Measured:
     args = bench.args
     sizes = args.devices or ([8] if args.quick else [8, 16])
     turns, seconds = (1, 4.0) if args.quick else (3, 8.0)
-    asked = questions(args.questions, args.prompts)
+    wanted = questions(args.questions, args.prompts)
     steps = Steps(len(sizes) * len(FLEET_PACES))
     rows: Rows = []
     rtt_s = (args.rtt or [FLEET_RTT_MS])[0] * 1e-3
-    with _recording(bench, asked, args.tokens) as recording:
+    with _recording(bench, wanted, args.tokens) as recording:
         for size in sizes:
             for name, pace in FLEET_PACES.items():
                 steps.next(f"fleet: {size} devices, {name}")
                 with fleet(
-                    bench.drafter, args.target, recording, asked, devices=size,
+                    bench.drafter, args.target, recording, wanted, devices=size,
                     drafter_pace=FLEET_DRAFTER, target_pace=pace, rtt_s=rtt_s,
                 ) as (devices, _):  # fmt: skip
                     row = _served(bench, devices, turns, seconds)
@@ -63,18 +63,18 @@ def fleets(bench: Bench) -> Measured:
         | {"stream beside ahead": f"{row['others']:.3f}", "errors": row["errors"]}
         for row in rows
     ]
-    found = []
+    results = []
     for row in rows:
         where = f"{row['devices']} devices, {row['pace']}"
         total = row["ways"]["ahead"]["total"] / row["ways"][STREAM]["total"]
-        found.append(at_least(f"fleet: ahead over stream, {where}", total, OTHERS_KEEP))
+        results.append(at_least(f"fleet: ahead over stream, {where}", total, OTHERS_KEEP))
         if "limit" in row["pace"]:
-            found.append(at_least(f"fleet: others, {where}", row["others"], OTHERS_KEEP))
+            results.append(at_least(f"fleet: others, {where}", row["others"], OTHERS_KEEP))
     title = (
         f"fleets, replayed, RTT {1e3 * rtt_s:g} ms, {FLEET_DRAFTER} a draft: total tokens/s "
         "(edge ms, rows, passes a token)"
     )
-    return title, rows, for_people, found
+    return title, rows, for_people, results
 
 
 def _served(bench: Bench, devices: Fleet, turns: int, seconds: float) -> dict[str, Any]:
@@ -94,18 +94,18 @@ def _served(bench: Bench, devices: Fleet, turns: int, seconds: float) -> dict[st
         sum(half.rates[1::2]) / sum(all_.rates[1::2])
         for half, all_ in zip(seen["half"], seen[STREAM], strict=True)
     ]
-    found: dict[str, Any] = {"ways": {}, "others": median(others)}
+    results: dict[str, Any] = {"ways": {}, "others": median(others)}
     for name, each in seen.items():
-        tokens = max(1, sum(one.tokens for one in each))
-        found["ways"][name] = {
-            "total": median(one.total for one in each),
-            "least": min(min(one.rates) for one in each),
-            "edge_ms": 1e3 * sum(one.counts.busy_s for one in each) / tokens,
-            "rows": sum(one.counts.rows for one in each) / tokens,
-            "passes": sum(one.counts.passes for one in each) / tokens,
+        tokens = max(1, sum(item.tokens for item in each))
+        results["ways"][name] = {
+            "total": median(item.total for item in each),
+            "least": min(min(item.rates) for item in each),
+            "edge_ms": 1e3 * sum(item.counts.busy_s for item in each) / tokens,
+            "rows": sum(item.counts.rows for item in each) / tokens,
+            "passes": sum(item.counts.passes for item in each) / tokens,
         }
-    found["errors"] = sum(len(one.errors) for each in seen.values() for one in each)
-    return found
+    results["errors"] = sum(len(item.errors) for each in seen.values() for item in each)
+    return results
 
 
 def _served_in_words(each: dict[str, Any]) -> str:
@@ -120,16 +120,16 @@ def hostile(bench: Bench) -> Measured:
     """Honest streams while a device beside them only streams, and while it hints nonsense."""
     args = bench.args
     size, turns, seconds = (4, 2, 4.0) if args.quick else (4, 6, 8.0)
-    asked = questions(args.questions, 4)
+    wanted = questions(args.questions, 4)
     rows: Rows = []
-    with _recording(bench, asked, args.tokens) as recording:
+    with _recording(bench, wanted, args.tokens) as recording:
         for name, pace in {"real": None, "replayed": FLEET_PACES["GPU"]}.items():
             with fleet(
-                bench.drafter, args.target, recording, asked, devices=size, spare_keys=1,
+                bench.drafter, args.target, recording, wanted, devices=size, spare_keys=1,
                 drafter_pace=FLEET_DRAFTER, target_pace=pace, rtt_s=0.0,
             ) as (devices, spare):  # fmt: skip
-                found = _attacked(bench, devices, spare[0], recording, turns, seconds)
-            rows += [{"table": "hostile", "target": name, "streams": size} | row for row in found]
+                results = _attacked(bench, devices, spare[0], recording, turns, seconds)
+            rows += [{"table": "hostile", "target": name, "streams": size} | row for row in results]
     for_people = [
         {
             "target": row["target"],
@@ -144,13 +144,13 @@ def hostile(bench: Bench) -> Measured:
         }
         for row in rows
     ]
-    found = []
+    results = []
     for row in rows:
         growth = row["late_mib"] / row["early_mib"] - 1.0
         what = f"hostile, {row['target']} target, {row['mode']}"
-        found.append(at_least(f"{what}: others' tokens/s", row["ratio"]["mid"], OTHERS_KEEP))
-        found.append(at_most(f"{what}: growth of the edge's memory", growth, GROWTH_MOST))
-    return "a device that hints nonsense", rows, for_people, found
+        results.append(at_least(f"{what}: others' tokens/s", row["ratio"]["mid"], OTHERS_KEEP))
+        results.append(at_most(f"{what}: growth of the edge's memory", growth, GROWTH_MOST))
+    return "a device that hints nonsense", rows, for_people, results
 
 
 def _attacked(
@@ -165,7 +165,7 @@ def _attacked(
     with _intruder(bench, devices, folder, recording) as process:
         devices.run(ways, seconds)
         for mode, instead in (("flood", "spin"), ("steady", "rest")):
-            quiet, beside, memory, sent = [], [], [], 0
+            quiet, neighbour, memory, sent = [], [], [], 0
             for _ in range(turns):
                 steps.next(f"hostile: without, and with a {mode}")
                 _told(process, instead)
@@ -173,7 +173,7 @@ def _attacked(
                 before = _told(process, "rest")
                 begun_s = time.monotonic()
                 _told(process, mode)
-                beside.append(devices.run(ways, seconds))
+                neighbour.append(devices.run(ways, seconds))
                 memory.append(memory_mib(devices.edge.pid)[0])
                 sent += _told(process, "rest")["sent"] - before["sent"]
                 hinted_s = time.monotonic() - begun_s
@@ -181,12 +181,12 @@ def _attacked(
             rows.append(
                 {
                     "mode": mode,
-                    "quiet": median(one.total for one in quiet),
-                    "beside": median(one.total for one in beside),
+                    "quiet": median(item.total for item in quiet),
+                    "beside": median(item.total for item in neighbour),
                     "ratio": Spread.of(
-                        [b.total / a.total for a, b in zip(quiet, beside, strict=True)]
+                        [b.total / a.total for a, b in zip(quiet, neighbour, strict=True)]
                     )._asdict(),
-                    "passes": [_a_pass(quiet), _a_pass(beside)],
+                    "passes": [_a_pass(quiet), _a_pass(neighbour)],
                     "hints_per_s": sent / (turns * hinted_s),
                     "early_mib": median(memory[:half]),
                     "late_mib": median(memory[half:]),
@@ -198,9 +198,9 @@ def _attacked(
 
 def _a_pass(served: Sequence[Served]) -> tuple[float, float]:
     """Rows and milliseconds of a pass."""
-    passes = max(1.0, sum(one.counts.passes for one in served))
-    rows = sum(one.counts.rows for one in served) / passes
-    return rows, 1e3 * sum(one.counts.busy_s for one in served) / passes
+    passes = max(1.0, sum(item.counts.passes for item in served))
+    rows = sum(item.counts.rows for item in served) / passes
+    return rows, 1e3 * sum(item.counts.busy_s for item in served) / passes
 
 
 def _told(process: "subprocess.Popen[str]", mode: str) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class BenchEdge(EdgeServer):
     """`EdgeServer` with a counted target; recording: what it replays, at this pace; else real."""
 
     def __init__(
-        self, target: Path, *, counts: Path, recording: Path | None = None, pace: Pace, **told: Any
+        self, target: Path, *, counts: Path, recording: Path | None = None, pace: Pace, **info: Any
     ) -> None:
-        super().__init__(target, **told)
+        super().__init__(target, **info)
         self._counts = np.memmap(counts, np.float64, "w+", shape=WORDS)
         entry = [str(Path(__file__)), str(recording or "-")]
         entry += [f"{pace.base_s}:{pace.slope_s}", str(counts)]
@@ -91,7 +91,7 @@ class ReplayedTarget(Target):
         """The text that goes on behind these tokens; None: no text does."""
         held = self._recording[self._which.get(slot, 0)]
         if not held.holds(tokens):
-            fits = [at for at, one in enumerate(self._recording) if one.holds(tokens)]
+            fits = [at for at, item in enumerate(self._recording) if item.holds(tokens)]
             if not fits:
                 return None
             self._which[slot] = fits[0]

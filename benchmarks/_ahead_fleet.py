@@ -78,11 +78,11 @@ def _serve(
         ]
         worker = _Worker(devices, asked, first)
         pipe.send("ready")
-        while (told := pipe.recv()) is not None:
-            if told == "count":
+        while (data := pipe.recv()) is not None:
+            if data == "count":
                 pipe.send((list(worker.tokens), time.monotonic(), list(worker.errors)))
             else:
-                worker.tell(told)
+                worker.tell(data)
         worker.over = True
         time.sleep(0.5)
 
@@ -142,14 +142,14 @@ class Fleet:
 
 def device_keys(folder: Path, count: int) -> list[Path]:
     """A folder for each of so many more devices, all of which the edge lets in."""
-    found = []
+    results = []
     for at in range(count):
-        own = folder / f"device-{at}"
-        own.mkdir()
-        (own / "edge.pub").write_bytes((folder / "edge.pub").read_bytes())
-        keys.allow(folder, keys.create(own, keys.DEVICE), name=f"device-{at}")
-        found.append(own)
-    return found
+        ours = folder / f"device-{at}"
+        ours.mkdir()
+        (ours / "edge.pub").write_bytes((folder / "edge.pub").read_bytes())
+        keys.allow(folder, keys.create(ours, keys.DEVICE), name=f"device-{at}")
+        results.append(ours)
+    return results
 
 
 @contextmanager
@@ -185,10 +185,10 @@ def fleet(
         for at in range(PROCESSES):
             share = devices * (at + 1) // PROCESSES - first
             ours, theirs = spawn.Pipe()
-            own = [str(each) for each in folders[first : first + share]]
-            told = (theirs, str(draft), link.endpoint, own, str(recording))
+            our_value = [str(each) for each in folders[first : first + share]]
+            info = (theirs, str(draft), link.endpoint, our_value, str(recording))
             process = spawn.Process(
-                target=_serve, args=(*told, drafter_pace, list(asked), first), daemon=True
+                target=_serve, args=(*info, drafter_pace, list(asked), first), daemon=True
             )
             process.start()
             if apart:

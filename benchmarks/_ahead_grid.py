@@ -114,10 +114,10 @@ def _nothing() -> None:
 
 def shown(rows: Rows, extra: Sequence[str] = ()) -> Rows:
     """The cells as a table for people."""
-    found: Rows = []
+    results: Rows = []
     for row in rows:
         each = row["a_token"]["ahead"]
-        found.append(
+        results.append(
             {
                 **{name: row[name] for name in extra},
                 "link": row["link"],
@@ -134,7 +134,7 @@ def shown(rows: Rows, extra: Sequence[str] = ()) -> Rows:
                 "texts": told(row["texts"]),
             }
         )
-    return found
+    return results
 
 
 def _times(of: dict[str, Any]) -> str:
@@ -143,13 +143,13 @@ def _times(of: dict[str, Any]) -> str:
 
 def forecasts(rows: Rows) -> Rows:
     """The model's speed over `stream` beside the clock's, of each cell that has both."""
-    found: Rows = []
+    results: Rows = []
     for row in rows:
         for way, names in (("ahead", ("ahead",)), ("wait", ("greedy", "coupled"))):
             predicted = max((row["forecast"].get(name, 0.0) for name in names), default=0.0)
             if predicted:
                 clock = row[way]["mid"]
-                found.append(
+                results.append(
                     {
                         "table": f"{row['table']}, model",
                         "link": row["link"],
@@ -161,7 +161,7 @@ def forecasts(rows: Rows) -> Rows:
                         "off": round(predicted / clock - 1.0, 3),
                     }
                 )
-    return found
+    return results
 
 
 def goals(rows: Rows, *, wanted: bool = False, model: bool = False) -> list[Goal]:
@@ -170,7 +170,7 @@ def goals(rows: Rows, *, wanted: bool = False, model: bool = False) -> list[Goal
         return []
     table = rows[0]["table"]
     slowest = min(rows, key=lambda row: row["ahead"]["mid"])
-    found = [
+    results = [
         at_least(
             f"{table}: ahead over stream, the least cell ({_named(slowest)})",
             slowest["ahead"]["mid"],
@@ -181,19 +181,23 @@ def goals(rows: Rows, *, wanted: bool = False, model: bool = False) -> list[Goal
     for row in rows:
         goal = WANTED.get(row["drafter"], {}).get(row["rtt_ms"])
         if wanted and goal and row["temperature"] == 0.0:
-            found.append(at_least(f"{table}: ahead, {_named(row)}", row["ahead"]["mid"], goal))
+            results.append(at_least(f"{table}: ahead, {_named(row)}", row["ahead"]["mid"], goal))
         auto = row["auto_over_best"]
         noise = (auto["high"] - auto["low"]) / 2  # half of the quartiles' distance
         least = min(AUTO_LEAST, 1.0 - noise)
         if auto["mid"] < least:
-            found.append(at_least(f"{table}: auto over {auto['best']}, {_named(row)}",
+            results.append(at_least(f"{table}: auto over {auto['best']}, {_named(row)}",
                                   auto["mid"], round(least, 3)))  # fmt: skip
     if model:
-        found += [
-            at_most(f"{one['table']}: {one['way']}, {one['link']}, off", abs(one["off"]), MODEL_OFF)
-            for one in forecasts(rows)
+        results += [
+            at_most(
+                f"{forecast['table']}: {forecast['way']}, {forecast['link']}, off",
+                abs(forecast["off"]),
+                MODEL_OFF,
+            )
+            for forecast in forecasts(rows)
         ]
-    return found
+    return results
 
 
 def _named(row: dict[str, Any]) -> str:

@@ -130,8 +130,8 @@ def main() -> int:
             if not word:
                 return 0
             if word == "rest":
-                told = {"sent": hostile.sent, "refused": hostile.refused}
-                print(json.dumps(told | {"received": hostile.received}), flush=True)
+                options = {"sent": hostile.sent, "refused": hostile.refused}
+                print(json.dumps(options | {"received": hostile.received}), flush=True)
             hostile.mode = word
         hostile.turn()
 

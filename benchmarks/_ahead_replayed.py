@@ -73,19 +73,19 @@ def record(
     drafter: Path, target: Path, asked: Sequence[Any], tokens: int, temperature: float = 0.0
 ) -> list[Recorded]:
     """Let the real pair say it; the seed of each prompt is its number."""
-    found = []
+    results = []
     with EdgeServer(target) as edge, Device(drafter, edge.endpoint) as device:
-        for seed, one in enumerate(asked):
-            prompt = device.prompt(one).ids.astype(np.int64)
+        for seed, result in enumerate(asked):
+            prompt = device.prompt(result).ids.astype(np.int64)
             answer = device.generate(
-                one, protocol="stream", temperature=temperature, seed=seed, max_tokens=tokens
+                result, protocol="stream", temperature=temperature, seed=seed, max_tokens=tokens
             )
             text = np.concatenate([prompt, np.array(answer.tokens, np.int64)])
-            found.append(Recorded(prompt, text, *_NOTHING))
+            results.append(Recorded(prompt, text, *_NOTHING))
         if not device.pair.trivial:
-            return found  # of another vocabulary: such drafters are not replayed
+            return results  # of another vocabulary: such drafters are not replayed
     reader = Decoder(drafter)
-    return [_with_drafts(reader, one) for one in found]
+    return [_with_drafts(reader, result) for result in results]
 
 
 def _with_drafts(reader: Decoder, one: Recorded) -> Recorded:
@@ -99,9 +99,9 @@ def _with_drafts(reader: Decoder, one: Recorded) -> Recorded:
 def save(path: Path, recording: Sequence[Recorded]) -> Path:
     """Write a recording for another process."""
     arrays: dict[str, Any] = {}
-    for at, one in enumerate(recording):
+    for at, item in enumerate(recording):
         for name in ("prompt", "text", "ids", "scores"):
-            arrays[f"{name}-{at}"] = getattr(one, name)
+            arrays[f"{name}-{at}"] = getattr(item, name)
     np.savez(path, **arrays)
     return path
 
@@ -153,16 +153,16 @@ class ReplayedDecoder:
         held[begin:end] = tokens
         rows = len(tokens) if passed.rows is None else passed.rows
         logits = np.full((rows, self.vocab_size), _LOW, np.float32)
-        said = self._said(slot, held[:end])
+        reply = self._said(slot, held[:end])
         for row, place in enumerate(range(end - rows + 1, end + 1)):
-            at = place - len(said.prompt)
-            if 0 <= at < len(said.ids):
-                logits[row, said.ids[at]] = said.scores[at]
+            at = place - len(reply.prompt)
+            if 0 <= at < len(reply.ids):
+                logits[row, reply.ids[at]] = reply.scores[at]
         return Output(logits, np.zeros((rows, self.hidden_size), np.float32))
 
     def _said(self, slot: int, tokens: Ids) -> Recorded:
         if not self._recording[self._which[slot]].begins(tokens):
-            fits = (at for at, one in enumerate(self._recording) if one.begins(tokens))
+            fits = (at for at, item in enumerate(self._recording) if item.begins(tokens))
             self._which[slot] = next(fits, self._which[slot])
         return self._recording[self._which[slot]]
 

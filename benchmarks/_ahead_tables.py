@@ -53,13 +53,13 @@ def own(bench: Bench) -> Measured:
         for ms in rtts:
             for both in (plain, hosted):
                 both.change(Conditions(rtt_s=ms * 1e-3))
-            for kind, asked in REPEATING.items():
+            for kind, wanted in REPEATING.items():
                 every = _whose(bench, plain, hosted)
                 cell = measured(
-                    every, asked[:count], temperature=0.0, tokens=args.tokens, steps=steps,
+                    every, wanted[:count], temperature=0.0, tokens=args.tokens, steps=steps,
                     label=f"own: RTT {ms:g}, {kind}",
                 )  # fmt: skip
-                rows.append(_own_row(ms, kind, cell, texts.compared(cell, asked, 0.0)))
+                rows.append(_own_row(ms, kind, cell, texts.compared(cell, wanted, 0.0)))
     for_people = [
         {"RTT": f"{row['rtt_ms']:g}", "prompts": row["kind"]}
         | {name: str(Spread(*each.values())) for name, each in row["times"].items()}
@@ -87,13 +87,13 @@ def _whose(bench: Bench, plain: Ends, hosted: Ends) -> list[Way]:
 
 def _own_row(ms: float, kind: str, cell: Cell, texts: dict[str, int]) -> dict[str, Any]:
     last = list(cell.all)[-1]
-    shares = {name: one.sources() for name, one in cell.all.items() if name != STREAM}
+    shares = {name: item.sources() for name, item in cell.all.items() if name != STREAM}
     return {
         "table": "own",
         "rtt_ms": ms,
         "kind": kind,
         "times": {name: cell.times(name)._asdict() for name in cell.all if name != STREAM},
-        "a_token": {name: one.a_token() for name, one in cell.all.items()},
+        "a_token": {name: item.a_token() for name, item in cell.all.items()},
         "accepted_by_source": shares,
         "sources": ", ".join(f"{name} {share:.2f}" for name, share in shares[last].items()),
         "texts": texts,

@@ -54,8 +54,8 @@ class Choice(NamedTuple):
 def choices(temperature: float, *, stream: bool) -> list[Choice]:
     """All that "auto" may choose from."""
     drafting = PROTOCOLS[temperature]
-    found = [Choice(name, window, temperature) for name in drafting for window in WINDOWS]
-    return [*found, Choice(STREAM, 0, temperature)] if stream else found
+    result = [Choice(name, window, temperature) for name in drafting for window in WINDOWS]
+    return [*result, Choice(STREAM, 0, temperature)] if stream else result
 
 
 class Table:
@@ -86,10 +86,10 @@ class Table:
     def _tokens_a_round(self, choice: Choice) -> float:
         """N = 1 + Σ_k Π_{i≤k} αᵢ, with each depth's α over all windows of the protocol."""
         reached, accepted = np.ones(choice.window), np.full(choice.window, 0.5)
-        for one in chain(*(self._rounds(other) for other in self._alike(choice))):
-            deepest = min(one.window, choice.window)
-            reached[: min(deepest, one.accepted + 1)] += 1
-            accepted[: min(deepest, one.accepted)] += 1
+        for item in chain(*(self._rounds(other) for other in self._alike(choice))):
+            deepest = min(item.window, choice.window)
+            reached[: min(deepest, item.accepted + 1)] += 1
+            accepted[: min(deepest, item.accepted)] += 1
         return 1.0 + float(np.cumprod(accepted / reached).sum())
 
     def _alike(self, choice: Choice) -> list[Choice]:
@@ -98,11 +98,11 @@ class Table:
 
     def _rounds(self, choice: Choice) -> list[Round]:
         """All but each answer's first and last."""
-        return [one for rounds in self.answers[choice] for one in rounds[1:-1]]
+        return [item for rounds in self.answers[choice] for item in rounds[1:-1]]
 
     def _level_s(self, choice: Choice) -> float:
         rounds = chain(*(self._rounds(other) for other in self._alike(choice)))
-        return median(one.timings.draft / one.window for one in rounds if one.window)
+        return median(item.timings.draft / item.window for item in rounds if item.window)
 
     @cached_property
     def _pass_line(self) -> tuple[float, float]:
@@ -111,8 +111,8 @@ class Table:
         for choice in self.answers:
             rounds = self._rounds(choice)
             if rounds:
-                width = fmean(1 + one.nodes for one in rounds)
-                points.append((width, median(one.timings.verify for one in rounds)))
+                width = fmean(1 + item.nodes for item in rounds)
+                points.append((width, median(item.timings.verify for item in rounds)))
         slope = median(
             (y2 - y1) / (x2 - x1)
             for (x1, y1), (x2, y2) in combinations(points, 2)
@@ -129,15 +129,15 @@ class Table:
     ) -> float:
         """Seconds a token of this choice on this link; draft_s, verify_s: of other machines."""
         rounds = self._rounds(choice)
-        nodes = fmean(one.nodes for one in rounds)
+        nodes = fmean(item.nodes for item in rounds)
         base_s, slope_s = self._pass_line
         pass_s = base_s + slope_s * (1 + nodes) if verify_s is None else verify_s
-        down = fmean(one.downlink_bytes for one in rounds)
+        down = fmean(item.downlink_bytes for item in rounds)
         if choice.protocol == STREAM:
             return streamed_token_s(pass_s, down, link, self._tokens)
         level_s = self._level_s(choice) if draft_s is None else draft_s
-        around_s = median(one.timings.encode + one.timings.settle for one in rounds)
-        up = fmean(one.uplink_bytes for one in rounds)
+        around_s = median(item.timings.encode + item.timings.settle for item in rounds)
+        up = fmean(item.uplink_bytes for item in rounds)
         beyond = max(0.0, up - WINDOW_BYTES), max(0.0, down - VERDICT_BYTES)
         round_s = choice.window * level_s + around_s + pass_s + communication_s(*beyond, link)
         return round_s / self._tokens_a_round(choice)
@@ -184,10 +184,10 @@ def slow_target(table: Table, links: Mapping[str, Link], vocab_size: int) -> Row
 def _slowed(rounds: Sequence[Round]) -> list[Round]:
     """An answer with the computing times of a slow target in it."""
     copied = deepcopy(list(rounds))
-    for one in copied:
-        one.timings.draft, one.timings.verify = DRAFT_S * one.window, VERIFY_S
-        one.pass_s = VERIFY_S
-        one.timings.queue = one.timings.downlink = 0.0
+    for item in copied:
+        item.timings.draft, item.timings.verify = DRAFT_S * item.window, VERIFY_S
+        item.pass_s = VERIFY_S
+        item.timings.queue = item.timings.downlink = 0.0
     return copied
 
 

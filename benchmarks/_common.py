@@ -124,11 +124,11 @@ def conclude(
     show(args, title, columns, rows if shown is None else shown)
     console = _console(args)
     machine = args.company.told()
-    beside = " [yellow](beside other work)[/]" if machine["beside_other_work"] else ""
+    neighbour = " [yellow](beside other work)[/]" if machine["beside_other_work"] else ""
     for goal in goals:
         mark = "[green]met   [/]" if goal["met"] else "[red]MISSED[/]"
-        console.print(f"{mark} {goal['name']} {goal['goal']:g}: {goal['value']:g}{beside}")
-    if beside:
+        console.print(f"{mark} {goal['name']} {goal['goal']:g}: {goal['value']:g}{neighbour}")
+    if neighbour:
         console.print(f"[yellow]{in_words(machine)}[/]")
     if args.json:
         write_json(args.json, {"rows": rows, "goals": goals, "machine": machine})

@@ -106,8 +106,8 @@ def _busy_s(cores: set[int]) -> float:
     """Seconds that these cores worked since the start: user, nice, system, steal."""
     wanted = {f"cpu{core}" for core in cores}
     lines = (line.split() for line in (_PROC / "stat").read_text().splitlines())
-    found = [fields for fields in lines if fields and fields[0] in wanted]
-    if not found:
+    result = [fields for fields in lines if fields and fields[0] in wanted]
+    if not result:
         raise ValueError("no core is told of")
-    ticks = sum(int(fields[at]) for fields in found for at in (1, 2, 3, 8))
+    ticks = sum(int(fields[at]) for fields in result for at in (1, 2, 3, 8))
     return _TICK_S * ticks

@@ -215,19 +215,19 @@ class Hostile:
         if attack.mode == "once":
             return self._once(attack.grammar)
         if attack.mode == "held":
-            found = [self._once(attack.grammar) for _ in range(SESSIONS)]
-            return {**found[0], "times": dict(Counter(each["outcome"] for each in found))}
+            result = [self._once(attack.grammar) for _ in range(SESSIONS)]
+            return {**result[0], "times": dict(Counter(each["outcome"] for each in result))}
         return self._often(attack)
 
     def _once(self, grammar: Grammar) -> dict[str, Any]:
         begun_s = time.monotonic()
         self._pull(self._begin(grammar), TOKENS)
         outcome, ids = self._reply()
-        first_s, said = time.monotonic() - begun_s, ids
-        while outcome == "tokens" and len(said) < TOKENS and said[-1] not in self._ends:
+        first_s, reply = time.monotonic() - begun_s, ids
+        while outcome == "tokens" and len(reply) < TOKENS and reply[-1] not in self._ends:
             outcome, ids = self._reply()
-            said = said + ids
-        return {"outcome": outcome, "settled_s": first_s, "said": len(said)}
+            reply = reply + ids
+        return {"outcome": outcome, "settled_s": first_s, "said": len(reply)}
 
     def _often(self, attack: Attack) -> dict[str, Any]:
         times: Counter[str] = Counter()
@@ -261,11 +261,11 @@ class Hostile:
 
 
 def main() -> int:
-    endpoint, told = sys.argv[1:]
+    endpoint, info = sys.argv[1:]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         name, folder = json.loads(line)
-        hostile = Hostile(endpoint, Path(folder), json.loads(told))
+        hostile = Hostile(endpoint, Path(folder), json.loads(info))
         attack = ATTACKS.get(name) or Attack(Grammar("regex", "[0-9]{3}"))
         print(json.dumps(hostile.run(attack)), flush=True)
         if name in ATTACKS:

@@ -31,10 +31,10 @@ class Lines:
     """A process that answers lines on stdin by lines on stdout."""
 
     def __init__(self, *words: object, root: Path | None = None) -> None:
-        told = os.environ | ({} if root is None else {"PYTHONPATH": str(root)})
+        info = os.environ | ({} if root is None else {"PYTHONPATH": str(root)})
         command = [sys.executable, *map(str, words)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=told, cwd=root
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=info, cwd=root
         )
         self.first = self.answer()
 
@@ -55,7 +55,7 @@ class Lines:
     def __enter__(self) -> "Lines":
         return self
 
-    def __exit__(self, *told: object) -> None:
+    def __exit__(self, *info: object) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -74,8 +74,8 @@ class Memory(threading.Thread):
             with suppress(OSError, ValueError):
                 self.peak = max(self.peak, memory_mib(self._pid)[0])
                 below = Path(f"/proc/{self._pid}/task").glob("*/children")
-                found = [int(pid) for each in below for pid in each.read_text().split()]
-                self.children = max(self.children, sum(memory_mib(pid)[0] for pid in found))
+                result = [int(pid) for each in below for pid in each.read_text().split()]
+                self.children = max(self.children, sum(memory_mib(pid)[0] for pid in result))
 
     def end(self) -> float:
         """Returns what the edge holds now."""
@@ -107,8 +107,8 @@ class Neighbour:
         self.error = ""
 
     def _answer(self, prompt: str) -> list[int]:
-        told: dict[str, Any] = {"protocol": "greedy", "window": 4, "max_tokens": TOKENS}
-        return self._device.generate(prompt, **told).tokens
+        options: dict[str, Any] = {"protocol": "greedy", "window": 4, "max_tokens": TOKENS}
+        return self._device.generate(prompt, **options).tokens
 
     def rounds(self, least: int, hostile: Lines | None = None) -> list[float]:
         """Seconds of the rounds of so many answers, and more until a hostile client is done."""
@@ -116,8 +116,8 @@ class Neighbour:
         done = 0
         while (done < least or (hostile and not hostile.answered())) and not self.error:
             try:
-                said = self._answer(PROMPTS[done % 2])
-                self.wrong += said != self._wanted[done % 2]
+                reply = self._answer(PROMPTS[done % 2])
+                self.wrong += reply != self._wanted[done % 2]
             except PilotfishError as error:
                 self.error = f"{type(error).__name__}: {error}"
             done += 1
@@ -134,13 +134,13 @@ def attacked(names: Sequence[str], draft: Path, target: Path) -> Iterator[dict[s
     ):
         neighbour, tokenizer = Neighbour(device, seen), device.tokenizer
         assert device.welcome is not None
-        told = {
+        options = {
             "prompt": device.prompt(PROMPTS[2]).ids.tolist(), "vocab": device.welcome.vocab_size,
             "ends": device.welcome.eos_ids,
             "drafts": [tokenizer.encode(letter)[0] for letter in string.ascii_letters],
         }  # fmt: skip
         script = HERE / "_constraints_attacks.py"
-        with Lines(script, edge.endpoint, json.dumps(told)) as hostile:
+        with Lines(script, edge.endpoint, json.dumps(options)) as hostile:
             hostile.tell(["", str(first)])  # the vocabulary has been read then
             hostile.answer()
             for name, key in zip(names, others, strict=True):
@@ -154,14 +154,14 @@ def _row(name: str, key: Path, edge: int, neighbour: Neighbour, hostile: Lines) 
     memory = Memory(edge)
     memory.start()
     hostile.tell([name, str(key)])
-    beside = neighbour.rounds(1, hostile) or [99.0]
+    neighbour_value = neighbour.rounds(1, hostile) or [99.0]
     came = {"outcome": "silence", "settled_s": 99.0} if neighbour.error else hostile.answer()
     after = 0.0 if neighbour.error else memory.end()
     hostile.tell("go on")
     return {
-        "attack": name, **came, "times": came.get("times", ""), "rounds": len(beside),
-        "quiet_p50_ms": 1e3 * median(quiet), "p50_ms": 1e3 * median(beside),
-        "quiet_worst_s": max(quiet), "worst_s": max(beside),
+        "attack": name, **came, "times": came.get("times", ""), "rounds": len(neighbour_value),
+        "quiet_p50_ms": 1e3 * median(quiet), "p50_ms": 1e3 * median(neighbour_value),
+        "quiet_worst_s": max(quiet), "worst_s": max(neighbour_value),
         "peak_mib": memory.peak - memory.before, "after_mib": after - memory.before,
         "trial_mib": memory.children, "wrong": neighbour.wrong, "error": neighbour.error,
     }  # fmt: skip

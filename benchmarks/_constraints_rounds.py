@@ -19,8 +19,8 @@ def main() -> int:
     with EdgeServer(target, threads=1) as edge, Device(draft, edge.endpoint, threads=1) as device:
         print(json.dumps({"from": pilotfish.__file__}), flush=True)
         for line in sys.stdin:
-            told: dict[str, Any] = {"protocol": "greedy", "window": 4, "max_tokens": int(tokens)}
-            answer = device.generate(json.loads(line), **told)
+            options: dict[str, Any] = {"protocol": "greedy", "window": 4, "max_tokens": int(tokens)}
+            answer = device.generate(json.loads(line), **options)
             times = [each.timings for each in answer.rounds[1:]]
             rounds = [(each.total, each.draft, each.verify) for each in times]
             print(json.dumps({"tokens": answer.tokens, "rounds": rounds}), flush=True)

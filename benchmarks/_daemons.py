@@ -92,22 +92,24 @@ def wait_until_healthy(port: int, daemon: CommandProcess) -> None:
 
 def memory_mib(pid: int) -> tuple[float, float]:
     """Resident memory of a process: its own, and pages of files."""
-    told = Path(f"/proc/{pid}/status").read_text().split()
-    own, files = (int(told[told.index(f"{name}:") + 1]) / 1024 for name in ("RssAnon", "RssFile"))
-    return own, files
+    parts = Path(f"/proc/{pid}/status").read_text().split()
+    ours, files = (
+        int(parts[parts.index(f"{name}:") + 1]) / 1024 for name in ("RssAnon", "RssFile")
+    )
+    return ours, files
 
 
 def growth(seen: Seen) -> Rows:
     """Of each process, the median of its own memory after a sixth of the time and at the end."""
     rows: Rows = []
     for name, samples in seen.items():
-        own = [sample[0] for sample in samples]
-        sixth = max(1, len(own) // 6)
-        warm, end = median(own[sixth : 2 * sixth] or own), median(own[-sixth:])
+        ours = [sample[0] for sample in samples]
+        sixth = max(1, len(ours) // 6)
+        warm, end = median(ours[sixth : 2 * sixth] or ours), median(ours[-sixth:])
         rows.append(
             {
                 "process": name, "warm_mib": warm, "end_mib": end, "growth": end / warm - 1.0,
-                "peak_mib": max(own), "file_mib": samples[-1][1],
+                "peak_mib": max(ours), "file_mib": samples[-1][1],
             }
         )  # fmt: skip
     return rows

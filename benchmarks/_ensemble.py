@@ -54,20 +54,20 @@ class Authors:
         self, prompt: str, temperature: float, seed: int, *, most: int, positions: int
     ) -> Iterator[Window]:
         """An answer of at most so many tokens, in windows of so many positions."""
-        asked = self._read(prompt)
-        fresh, said = asked, list[int]()
+        wanted = self._read(prompt)
+        fresh, reply = wanted, list[int]()
         rows: list[list[NDArray[np.float32]]] = []
         for model in (*self._workers, self._drafter):
             model.rollback(0, 0)
-        while len(said) < most and not (said and said[-1] in self._vocabulary.eos_ids):
+        while len(reply) < most and not (reply and reply[-1] in self._vocabulary.eos_ids):
             rows.append([worker.prefill(0, fresh).logits[0].copy() for worker in self._workers])
             whole = [top_rows(row[None], temperature, self.vocab) for row in rows[-1]]
             p = aggregate(self._weights, whole, self.vocab, "renormalise")[0]
-            said.append(sample(p, noise(self.vocab, seed, Purpose.TARGET, len(said))))
-            fresh = np.array(said[-1:])
-        text = np.concatenate([asked, np.array(said[:-1], np.int64)])
-        drafted = self._drafter.prefill(0, text, rows=len(said)).logits
-        for first in range(0, len(said), positions):
+            reply.append(sample(p, noise(self.vocab, seed, Purpose.TARGET, len(reply))))
+            fresh = np.array(reply[-1:])
+        text = np.concatenate([wanted, np.array(reply[:-1], np.int64)])
+        drafted = self._drafter.prefill(0, text, rows=len(reply)).logits
+        for first in range(0, len(reply), positions):
             part = slice(first, first + positions)
             yield Window([np.stack(each) for each in zip(*rows[part], strict=True)], drafted[part])
 

@@ -46,20 +46,20 @@ class Replays:
 
     def read_as(self, line: Line, run: Run, at: int) -> Logits:
         """The logits [V] of one position of a run's answer, by passes as wide as its were."""
-        said = line["runs"][run.name]
-        text = np.array([*line["prompt_ids"], *said["tokens"]], dtype=np.int64)
+        reply = line["runs"][run.name]
+        text = np.array([*line["prompt_ids"], *reply["tokens"]], dtype=np.int64)
         prompt, start = len(line["prompt_ids"]), 0
         self._decoder.rollback(0, 0)
         self._decoder.prefill(0, text[: prompt - 1], rows=0)
-        for window, committed in zip(said["window"], said["committed"], strict=True):
+        for window, committed in zip(reply["window"], reply["committed"], strict=True):
             # what was drafted and rejected is not known any more, nor does it matter to the others
             passed = np.zeros(1 + window, dtype=np.int64)
             known = text[prompt + start - 1 :][: 1 + window]
             passed[: len(known)] = known
             logits = self._decoder.forward([Pass(slot=0, tokens=passed)])[0].logits
             if at < start + committed:
-                one: Logits = logits[at - start].copy()
-                return one
+                copy: Logits = logits[at - start].copy()
+                return copy
             start += committed
             self._decoder.rollback(0, prompt - 1 + start)
         raise ValueError(f"{run.name} said nothing at {at}")
@@ -89,11 +89,11 @@ def examined(replays: Replays, line: Line, run: Run, at: int) -> dict[str, Any]:
     the token of its run, else "differ".
     """
     alone = line["runs"][ALONE[run.temperature]]["tokens"]
-    said = line["runs"][run.name]["tokens"]
-    found: dict[str, Any] = {"run": run.name, "at": at, "verdict": "differ"}
-    if at >= min(len(alone), len(said)):
-        return found  # one ends where the other goes on: there are no two tokens to compare
-    prompt, wanted, got = line["prompt_ids"], alone[at], said[at]
+    reply = line["runs"][run.name]["tokens"]
+    results: dict[str, Any] = {"run": run.name, "at": at, "verdict": "differ"}
+    if at >= min(len(alone), len(reply)):
+        return results  # one ends where the other goes on: there are no two tokens to compare
+    prompt, wanted, got = line["prompt_ids"], alone[at], reply[at]
     single = replays.read(prompt, alone[: at + 1], [1] * (at + 1))[at]
     windowed = replays.read_as(line, run, at)
     best = np.argsort(single)[:-3:-1]
@@ -104,10 +104,10 @@ def examined(replays: Replays, line: Line, run: Run, at: int) -> dict[str, Any]:
         gaps.append(float(scores[wanted] - scores[got]))
         agrees.append(bool(scores[token] >= scores[other]))
     if abs(gaps[0]) < TIE:
-        found["verdict"] = "tie"
+        results["verdict"] = "tie"
     elif all(agrees):
-        found["verdict"] = "shape"
-    return found | {
+        results["verdict"] = "shape"
+    return results | {
         "wanted": wanted,
         "got": got,
         "gap": gaps[0],

@@ -94,4 +94,4 @@ def questions(path: Path, count: int) -> list[Prompt]:
 
 def chats(count: int) -> list[Prompt]:
     """The first of `CHATS`."""
-    return [Prompt(f"c{at:02}", "chat", asked) for at, asked in enumerate(CHATS[:count])]
+    return [Prompt(f"c{at:02}", "chat", wanted) for at, wanted in enumerate(CHATS[:count])]

@@ -28,7 +28,7 @@ Said = Mapping[str, Any]
 
 def rows(lines: Sequence[Line], found: Sequence[Line], every: Sequence[Run]) -> Rows:
     """A row for each group of prompts and run. found: what was found out about partings."""
-    verdicts = {(one["parting"], one["run"]): one["verdict"] for one in found}
+    verdicts = {(item["parting"], item["run"]): item["verdict"] for item in found}
     made: Rows = []
     for group, kinds in GROUPS.items():
         members = [line for line in lines if line["kind"] in kinds]
@@ -48,14 +48,14 @@ def _row(
             row[verdicts.get((line["prompt"], parting.name), "differ")] += 1
     row["equal"] = len(answers) - row["tie"] - row["shape"] - row["differ"]
     steady = _steady(answers)
-    speeds = [_after_first(one) for one in answers]
+    speeds = [_after_first(answer) for answer in answers]
     whole = [_whole(line, run) for line in lines]
     whole_alone = [_whole(line, Run(run.temperature)) for line in lines]
     ratios = _ratios(speeds, map(_after_first, alone))
     return row | {
         "alpha": _acceptance(answers) if run.window is not None else "",
         "tokens_per_round": float(np.mean(steady["committed"])) if steady["committed"] else nan,
-        "tokens_per_s": _quantile([one for one in speeds if one], 0.5),
+        "tokens_per_s": _quantile([answer for answer in speeds if answer], 0.5),
         "ratio": _quantile(ratios, 0.5),
         "q1": _quantile(ratios, 0.25),
         "q3": _quantile(ratios, 0.75),
@@ -75,25 +75,25 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 def _steady(answers: Iterable[Said]) -> dict[str, list[float]]:
     """Of all rounds but each answer's first and last: tokens, stages and the bridge's cost."""
-    found: dict[str, list[float]] = {}
-    for said in answers:
-        spent = said["bridge_ms"]
+    results: dict[str, list[float]] = {}
+    for answer in answers:
+        spent = answer["bridge_ms"]
         columns: dict[str, Sequence[float]] = {
-            "committed": said["committed"],
-            **said["stages_ms"],
+            "committed": answer["committed"],
+            **answer["stages_ms"],
             **spent,
             "bridge": [sum(parts) for parts in zip(*spent.values(), strict=True)],
         }
         for name, values in columns.items():
-            found.setdefault(name, []).extend(values[1:-1])
-    return found
+            results.setdefault(name, []).extend(values[1:-1])
+    return results
 
 
 def _acceptance(answers: Iterable[Said]) -> float:
     """α of all rounds but each answer's last (tslt Definition 2.1)."""
     rounds = list(
         chain.from_iterable(
-            list(zip(said["window"], said["accepted"], strict=True))[:-1] for said in answers
+            list(zip(answer["window"], answer["accepted"], strict=True))[:-1] for answer in answers
         )
     )
     verified = sum(min(window, accepted + 1) for window, accepted in rounds)
@@ -112,11 +112,11 @@ def _whole(line: Line, run: Run) -> float:
     Of the drafter's reading, which a device does while the edge reads, nothing is left out: here
     both have the same cores.
     """
-    said = line["runs"][run.name]
+    reply = line["runs"][run.name]
     read_s = line["target_read_s"]
     if run.window is not None:
         read_s += line["drafter_read_s"]
-    return float(len(said["tokens"]) / (read_s + said["total_s"]))
+    return float(len(reply["tokens"]) / (read_s + reply["total_s"]))
 
 
 def _ratios(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
@@ -127,11 +127,11 @@ def _ratios(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
 def shape_rows(found: Sequence[Line]) -> Rows:
     """How much reading several tokens at once changes the lead of the best one."""
     made: Rows = []
-    for width in sorted({one["width"] for one in found}):
-        same = [one for one in found if one["width"] == width]
-        leads = np.concatenate([one["leads"] for one in same])
-        changes = np.abs(np.concatenate([one["changes"] for one in same]))
-        changed = leads + np.concatenate([one["changes"] for one in same]) < 0
+    for width in sorted({item["width"] for item in found}):
+        same = [item for item in found if item["width"] == width]
+        leads = np.concatenate([item["leads"] for item in same])
+        changes = np.abs(np.concatenate([item["changes"] for item in same]))
+        changed = leads + np.concatenate([item["changes"] for item in same]) < 0
         made.append(
             {
                 "width": width,

@@ -66,10 +66,10 @@ class Meter:
             setattr(bridge, name, self._timed(name, getattr(bridge, name)))
 
     def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*given: Any) -> Any:
+        def timed(*values: Any) -> Any:
             begun_ns = time.perf_counter_ns()
             try:
-                return call(*given)
+                return call(*values)
             finally:
                 spent = time.perf_counter_ns() - begun_ns
                 self._spent_ns[name] = self._spent_ns.get(name, 0) + spent
@@ -98,15 +98,15 @@ def said(generation: Generation, meter: Meter) -> dict[str, Any]:
         "finish": generation.finish_reason,
         "total_s": generation.total_s,
         "first_token_s": generation.first_token_s,
-        "committed": [len(one.tokens) for one in rounds],
-        "window": [one.window for one in rounds],
-        "accepted": [one.accepted for one in rounds],
-        "pass_ms": [_ms(one.pass_s) for one in rounds],
+        "committed": [len(item.tokens) for item in rounds],
+        "window": [item.window for item in rounds],
+        "accepted": [item.accepted for item in rounds],
+        "pass_ms": [_ms(item.pass_s) for item in rounds],
         "stages_ms": {
-            stage: [_ms(getattr(one.timings, stage)) for one in rounds] for stage in STAGES
+            stage: [_ms(getattr(item.timings, stage)) for item in rounds] for stage in STAGES
         },
         "bridge_ms": {
-            name: [round(one[name], 4) for one in meter.rounds[: len(rounds)]] for name in BRIDGED
+            name: [round(item[name], 4) for item in meter.rounds[: len(rounds)]] for name in BRIDGED
         },
     }
 
@@ -126,23 +126,23 @@ def answered(
     meter.attach(device._drafter.bridge)
     read = device.generate(prompt, protocol="stream", max_tokens=1, seed=seed)
     drafted = device.generate(prompt, protocol="greedy", max_tokens=1, seed=seed)
-    found = {}
+    results = {}
     first = seed % len(every)
     for run in (*every[first:], *every[:first]):
         meter.begin()
-        found[run.name] = said(device.generate(prompt, **run.options(seed, tokens)), meter)
+        results[run.name] = said(device.generate(prompt, **run.options(seed, tokens)), meter)
     return {
         "prompt_tokens": read.prompt_tokens,
         "target_read_s": read.total_s,
         "drafter_read_s": drafted.total_s,
-        "runs": {run.name: found[run.name] for run in every},
+        "runs": {run.name: results[run.name] for run in every},
     }
 
 
 def pair_name(drafter: Path, target: Path) -> str:
     """Which pair lines are of."""
     manifests = [Artifact.open(path).manifest for path in (drafter, target)]
-    return " → ".join(f"{one.model} {one.precision}" for one in manifests)
+    return " → ".join(f"{manifest.model} {manifest.precision}" for manifest in manifests)
 
 
 class Results:

@@ -52,7 +52,7 @@ class Parting:
                 return "differ", "nowhere in the target's own text"
             text, ids = text + self._tokenizer.token_bytes(best), [*ids, best]
         near = np.flatnonzero(scores > scores[best] - TIE).tolist()
-        tie = all(any(self._leads(one, text, whole) for one in near) for whole in texts)
+        tie = all(any(self._leads(item, text, whole) for item in near) for whole in texts)
         gap = float(scores[best] - np.sort(scores)[-2])
         where = f"behind {text.decode(errors='replace')[-30:]!r}, where the best two are {gap:.1e}"
         return "tie" if tie else "differ", f"{where} apart: {got!r} instead of {wanted!r}"
@@ -62,8 +62,8 @@ class Parting:
         if token in self._ends:
             return whole == text.decode("utf-8", "replace")
         begun = codecs.getincrementaldecoder("utf-8")("replace")  # the rest of a letter may follow
-        told = begun.decode(text + self._tokenizer.token_bytes(token))
-        return whole.startswith(told)
+        decoded = begun.decode(text + self._tokenizer.token_bytes(token))
+        return whole.startswith(decoded)
 
 
 def random_head(drafter: Path, target: Path) -> DecisionHead:

@@ -119,17 +119,17 @@ class Lab:
             errors="replace",
         )
         try:
-            said, _ = process.communicate(timeout=within_s)
+            reply, _ = process.communicate(timeout=within_s)
             code = process.returncode
         except subprocess.TimeoutExpired:
             process.kill()
-            said, _ = process.communicate()
+            reply, _ = process.communicate()
         seconds = time.monotonic() - begun_s
         mine = self.path.connections()[before:]
         return Outcome(
             seconds,
             code,
-            (said.strip().splitlines() or [""])[-1],
+            (reply.strip().splitlines() or [""])[-1],
             mine,
         )
 

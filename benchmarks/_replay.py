@@ -167,9 +167,9 @@ def replay(devices: Sequence[Replay], rounds: int) -> Tally:
     begun = time.perf_counter()
     _verdicts(poller, by_socket, rounds * len(devices), again=True)
     seconds = time.perf_counter() - begun
-    tally = Tally([d.answered for d in devices], sum(d.committed for d in devices), seconds)
+    metrics = Tally([d.answered for d in devices], sum(d.committed for d in devices), seconds)
     _verdicts(poller, by_socket, len(devices), again=False)
-    return tally
+    return metrics
 
 
 def _verdicts(

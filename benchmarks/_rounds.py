@@ -30,15 +30,15 @@ def rounds(bench: Bench, steps: Steps) -> Rows:
                 for ratio in RATIOS:
                     steps.next(f"{stages} stages, t₁ {ratio} times a stage's compute")
                     pipeline.set_latency(ratio * stage_s)
-                    found = [
+                    result = [
                         measured(device, edge, seen, window, 6 if bench.quick else 12)
                         for window in WINDOWS
                     ]
                     if ratio == 0:
-                        stage_s = found[WINDOWS.index(4)]["compute_ms"] * 1e-3 / stages
+                        stage_s = result[WINDOWS.index(4)]["compute_ms"] * 1e-3 / stages
                     rows += [
                         {"nodes": stages, "t1_over_c": ratio, "t1_ms": 1e3 * ratio * stage_s, **row}
-                        for row in found
+                        for row in result
                     ]
     return compare(rows)
 
@@ -66,12 +66,12 @@ def measured(
     device: Device, edge: Edge, seen: list[Round], window: int, count: int
 ) -> dict[str, Any]:
     """What the rounds of a window took; times in milliseconds."""
-    found, pass_s = answer(device, edge, seen, window, count)
+    result, pass_s = answer(device, edge, seen, window, count)
     return {
         "window": window,
-        "rounds": len(found),
-        "tokens": float(np.mean([len(one.tokens) for one in found])),
-        "measured_ms": 1e3 * median(one.timings.total for one in found),
-        "draft_ms": 1e3 * median(one.timings.draft for one in found),
+        "rounds": len(result),
+        "tokens": float(np.mean([len(item.tokens) for item in result])),
+        "measured_ms": 1e3 * median(item.timings.total for item in result),
+        "draft_ms": 1e3 * median(item.timings.draft for item in result),
         "compute_ms": 1e3 * pass_s,
     }

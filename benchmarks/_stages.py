@@ -166,11 +166,11 @@ class Edge(NamedTuple):
         url = f"http://127.0.0.1:{self.metrics}/metrics"
         with urllib.request.urlopen(url, timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        told = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
+        table = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
         compute = f"{_PREFIX}node_compute_seconds_total"
         return Spent(
-            {name: float(value) for name, value in told.items() if name.startswith(compute)},
-            float(told[f"{_PREFIX}batch_sessions_count"]),
+            {name: float(value) for name, value in table.items() if name.startswith(compute)},
+            float(table[f"{_PREFIX}batch_sessions_count"]),
         )
 
 

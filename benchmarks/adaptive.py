@@ -82,9 +82,9 @@ class Case:
         }
         if self.tau is None:
             return {**wanted, "protocol": ALONE}
-        own = None if self.lambdas == "own" else [float(part) for part in self.lambdas.split(",")]
+        ours = None if self.lambdas == "own" else [float(part) for part in self.lambdas.split(",")]
         drafting: Options = {"window": args.window, "draft_top_k": args.top_k}
-        return {**wanted, **drafting, "protocol": "adaptive", "tau": self.tau, "lambdas": own}
+        return {**wanted, **drafting, "protocol": "adaptive", "tau": self.tau, "lambdas": ours}
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
@@ -95,17 +95,17 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 def measure(args: argparse.Namespace, results: Results) -> None:
     """A line for each prompt that has none yet."""
-    task, asked = _asked(args)
+    task, wanted = _asked(args)
     done = {line["prompt"] for line in results.of("prompt")}
-    left = [(seed, one) for seed, one in enumerate(asked) if one.key not in done]
+    left = [(seed, item) for seed, item in enumerate(wanted) if item.key not in done]
     if not left:
         return
     drafter, target = pair(args)
-    own = {} if args.relaxation is None else {"relaxation": args.relaxation}
+    ours = {} if args.relaxation is None else {"relaxation": args.relaxation}
     every, steps = cases(args), Steps(len(left))
     with (
         throwaway_keys() as folder,
-        EdgeServer(target, keys=folder, **own) as edge,
+        EdgeServer(target, keys=folder, **ours) as edge,
         Device(drafter, edge.endpoint, folder) as device,
     ):
         device.generate(
@@ -135,10 +135,10 @@ def said(answer: Generation, question: Question, task: Task | None) -> dict[str,
         "tokens": len(answer.tokens),
         "finish": answer.finish_reason,
         "rounds": len(rounds),
-        "verified": sum(one.verified for one in rounds),
-        "accepted": sum(one.accepted for one in rounds),
-        "deviation": sum(one.notes.get("deviation", 0.0) for one in rounds),
-        "after": sum(len(one.tokens) for one in rounds[1:]),
+        "verified": sum(item.verified for item in rounds),
+        "accepted": sum(item.accepted for item in rounds),
+        "deviation": sum(item.notes.get("deviation", 0.0) for item in rounds),
+        "after": sum(len(item.tokens) for item in rounds[1:]),
         "after_s": answer.total_s - answer.first_token_s,
         "total_s": answer.total_s,
         "right": None
@@ -156,16 +156,16 @@ def report(args: argparse.Namespace, results: Results) -> int:
     settings = lines[0]["settings"]
     rows = [_row(lines, Case(*case)) for case in settings["cases"]]
     for row in rows:
-        strict = [one for one in rows if one["tau"] == 0.0 and one["lambdas"] == row["lambdas"]]
+        strict = [item for item in rows if item["tau"] == 0.0 and item["lambdas"] == row["lambdas"]]
         row["longer"] = row["accepted"] / strict[0]["accepted"] if strict else float("nan")
     title = f"{settings['pair']}, temperature {settings['temperature']:g}, γ = {settings['window']}"
     return conclude(args, f"{title}, {len(lines)} prompts", COLUMNS, rows, goals(rows))
 
 
 def _row(lines: Sequence[dict[str, Any]], case: Case) -> dict[str, Any]:
-    found = [line["answers"][case.name] for line in lines]
+    result = [line["answers"][case.name] for line in lines]
     strict = Case(case.lambdas, 0.0).name
-    speeds = [_speed(one) for one in found]
+    speeds = [_speed(item) for item in result]
 
     def over(name: str) -> list[float]:
         others = [line["answers"].get(name) for line in lines]
@@ -173,23 +173,24 @@ def _row(lines: Sequence[dict[str, Any]], case: Case) -> dict[str, Any]:
         return [a / b for a, b in pairs if a and b]
 
     low, median, high = _quartiles(over(strict))
-    verified = sum(one["verified"] for one in found)
+    verified = sum(item["verified"] for item in result)
     row: dict[str, Any] = {
         "lambdas": case.lambdas,
         "tau": "stream" if case.tau is None else case.tau,
-        "n": len(found),
-        "alpha": sum(one["accepted"] for one in found) / verified if verified else "",
-        "accepted": sum(one["tokens"] for one in found) / sum(one["rounds"] for one in found),
-        "deviation": sum(one["deviation"] for one in found) / verified if verified else "",
-        "tokens_per_s": sum(one["after"] for one in found) / sum(one["after_s"] for one in found),
+        "n": len(result),
+        "alpha": sum(item["accepted"] for item in result) / verified if verified else "",
+        "accepted": sum(item["tokens"] for item in result) / sum(item["rounds"] for item in result),
+        "deviation": sum(item["deviation"] for item in result) / verified if verified else "",
+        "tokens_per_s": sum(item["after"] for item in result)
+        / sum(item["after_s"] for item in result),
         "ratio": median,
         "q1": low,
         "q3": high,
         "speedup": _quartiles(over(ALONE))[1],
     }
-    if found[0]["right"] is not None:
+    if result[0]["right"] is not None:
         alone = [line["answers"][ALONE]["right"] for line in lines]
-        right = [one["right"] for one in found]
+        right = [item["right"] for item in result]
         interval = share_interval(sum(right), len(right))
         row |= {"right": sum(right), "low": interval[0], "high": interval[1]}
         row["p"] = _sign_test([(a, b) for a, b in zip(right, alone, strict=True) if a != b])
@@ -231,7 +232,7 @@ def _sign_test(differing: Sequence[tuple[bool, bool]]) -> float:
 def _asked(args: argparse.Namespace) -> tuple[Task | None, list[Question]]:
     if args.task is None:
         return None, [
-            Question(f"p{n:02}", one, "") for n, one in enumerate(PROMPTS[: args.prompts])
+            Question(f"p{n:02}", item, "") for n, item in enumerate(PROMPTS[: args.prompts])
         ]
     name, path = args.task
     task = make_task(name)
@@ -278,7 +279,7 @@ def main() -> int:
         args.prompts, args.count, args.tokens = 2, 2, min(args.tokens, 48)
     with tempfile.TemporaryDirectory(prefix="pilotfish-bench-") as scratch:
         results = Results(args.out or Path(scratch) / "answers.jsonl")
-        if any(one["settings"] != _settings(args) for one in results.of("prompt")):
+        if any(item["settings"] != _settings(args) for item in results.of("prompt")):
             parser.error(f"{args.out} has answers with other settings")
         measure(args, results)
         return report(args, results)

@@ -106,12 +106,12 @@ def paced(args: argparse.Namespace, report: Report) -> None:
         with tempfile.TemporaryDirectory(prefix="pilotfish-bench-") as name:
             recorded = save(Path(name) / "texts.npz", _recorded(args, grid, temperature))
             for pace in paces:
-                told: dict[str, Any] = {"recording": recorded, "pace": pace}
-                told["counts"] = Path(name) / "counts"
+                info: dict[str, Any] = {"recording": recorded, "pace": pace}
+                info["counts"] = Path(name) / "counts"
                 at_pace = dataclasses.replace(
                     grid, temperatures=[temperature], about={"pace": str(pace)}
                 )
-                with ends(args.drafters, args.target, BenchEdge, **told) as both:
+                with ends(args.drafters, args.target, BenchEdge, **info) as both:
                     rows += at_pace.cells(both, places)
     _tell(report, "replayed target by pace", rows, extra=("pace",))
 
@@ -125,10 +125,10 @@ OTHERS: dict[str, Callable[[Bench], Measured]] = {
 
 
 def _grid(args: argparse.Namespace, table: str, cells: int) -> Grid:
-    asked = questions(args.questions, args.prompts)
-    steps = Steps(cells * len(asked) * len(args.temperature))
+    wanted = questions(args.questions, args.prompts)
+    steps = Steps(cells * len(wanted) * len(args.temperature))
     return Grid(
-        table, asked, args.tokens, args.temperature, args.windows, args.protocol,
+        table, wanted, args.tokens, args.temperature, args.windows, args.protocol,
         Texts(args.target), steps,
     )  # fmt: skip
 
@@ -149,9 +149,9 @@ def _pace(text: str) -> Pace:
 
 
 def _tell(
-    report: Report, title: str, rows: Rows, extra: tuple[str, ...] = (), **asked: bool
+    report: Report, title: str, rows: Rows, extra: tuple[str, ...] = (), **wanted: bool
 ) -> None:
-    report.add(rows, goals(rows, **asked))
+    report.add(rows, goals(rows, **wanted))
     markdown(title, shown(rows, extra))
 
 
@@ -210,8 +210,8 @@ def main() -> int:
         if name in TABLES:
             TABLES[name](args, report)
             continue
-        title, rows, for_people, asked = OTHERS[name](Bench(args))
-        report.add(rows, asked)
+        title, rows, for_people, wanted = OTHERS[name](Bench(args))
+        report.add(rows, wanted)
         markdown(title, for_people)
     machine = args.company.told()
     print()

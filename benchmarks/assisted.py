@@ -159,7 +159,7 @@ class Assisted:
         )
         total_s = time.perf_counter() - begun_s
         return Answer(
-            out[0, len(ids) :].tolist(), total_s, [one - begun_s for one in self._passes_s]
+            out[0, len(ids) :].tolist(), total_s, [passes_ - begun_s for passes_ in self._passes_s]
         )
 
     def _assistance(self, case: Case) -> dict[str, Any]:
@@ -171,10 +171,10 @@ class Assisted:
         settings.num_assistant_tokens = case.chain or 20  # transformers' own default
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = 0.0 if case.chain else 0.4
-        found = {"assistant_model": self._assistant.model}
+        results = {"assistant_model": self._assistant.model}
         if self._draft_source.vocab_size == self._source.vocab_size:
-            return found  # transformers takes no tokenizers then
-        return found | {
+            return results  # transformers takes no tokenizers then
+        return results | {
             "tokenizer": self._target.tokenizer,
             "assistant_tokenizer": self._assistant.tokenizer,
         }
@@ -183,21 +183,21 @@ class Assisted:
 def row(case: Case, plain: Case) -> dict[str, object]:
     """The figures of a case, against plain generation at the same temperature."""
     ratios = [
-        one.after_first / other.after_first
-        for one, other in zip(case.answers, plain.answers, strict=True)
+        answer.after_first / other.after_first
+        for answer, other in zip(case.answers, plain.answers, strict=True)
         if other.after_first
     ]
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     equal = sum(a.tokens == b.tokens for a, b in zip(case.answers, plain.answers, strict=True))
-    later = sum(len(one.passes_s) - 1 for one in case.answers)
+    later = sum(len(answer.passes_s) - 1 for answer in case.answers)
     return {
         "case": case.name,
         "temperature": case.temperature,
         "answers": len(case.answers),
         "equal": equal if not case.temperature else "",
-        "tokens_per_pass": sum(len(one.tokens) - 1 for one in case.answers) / later,
-        "tokens_per_s": median(len(one.tokens) / one.total_s for one in case.answers),
-        "after_first": median(one.after_first for one in case.answers),
+        "tokens_per_pass": sum(len(answer.tokens) - 1 for answer in case.answers) / later,
+        "tokens_per_s": median(len(answer.tokens) / answer.total_s for answer in case.answers),
+        "after_first": median(answer.after_first for answer in case.answers),
         "ratio": float(middle),
         "ratio_q1": float(low),
         "ratio_q3": float(high),
@@ -206,8 +206,8 @@ def row(case: Case, plain: Case) -> dict[str, object]:
 
 def asked(args: argparse.Namespace) -> list[Prompt]:
     """The prompts that were asked for."""
-    found = questions(args.questions, args.count) if args.questions else []
-    return [*found, *chats(args.chats)]
+    result = questions(args.questions, args.count) if args.questions else []
+    return [*result, *chats(args.chats)]
 
 
 def main() -> int:

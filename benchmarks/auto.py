@@ -59,14 +59,14 @@ def named(protocol: str, window: int) -> str:
 
 def fixed_cases(temperature: float) -> list[Case]:
     """One case for each fixed choice."""
-    found = []
+    results = []
     for protocol, windows in FIXED[temperature].items():
         for window in windows:
             wanted: Options = {"protocol": protocol, "temperature": temperature}
             if window:
                 wanted["window"] = window
-            found.append(Case(named(protocol, window), wanted))
-    return found
+            results.append(Case(named(protocol, window), wanted))
+    return results
 
 
 def auto_cases(temperature: float) -> list[Case]:
@@ -192,7 +192,7 @@ def followed(device: Device, link: Emulator, *, tokens: int) -> Rows:
 
 def links(args: argparse.Namespace) -> dict[str, Conditions]:
     """The emulated links by name."""
-    found = {
+    results = {
         f"{rtt:g} ms, {rate:g} Mbit/s": Conditions(
             rtt_s=rtt * 1e-3, up_bps=rate * 1e6, down_bps=rate * 1e6
         )
@@ -200,10 +200,10 @@ def links(args: argparse.Namespace) -> dict[str, Conditions]:
         for rate in args.rate
     }
     if args.trace_up is not None and args.trace_down is not None:
-        found[f"20 ms, {args.trace_up.stem}"] = Conditions(
+        results[f"20 ms, {args.trace_up.stem}"] = Conditions(
             rtt_s=0.02, trace_up=args.trace_up, trace_down=args.trace_down
         )
-    return found
+    return results
 
 
 def main() -> int:
@@ -228,7 +228,7 @@ def main() -> int:
         for shift, (name, conditions) in enumerate(wanted.items()):
             steps.next(name)
             for temperature in FIXED:
-                found = measured(
+                result = measured(
                     device,
                     link,
                     conditions,
@@ -237,7 +237,7 @@ def main() -> int:
                     tokens=tokens,
                     shift=shift,
                 )
-                rows += [{"link": name, **row} for row in found]
+                rows += [{"link": name, **row} for row in result]
         steps.next("a link that changes in the middle of an answer")
         rows += followed(device, link, tokens=tokens)
         link.set(Conditions())
@@ -245,9 +245,9 @@ def main() -> int:
         assert device.welcome is not None
         vocab_size = device.welcome.vocab_size
     rated = {
-        name: Link(rtt_s=one.rtt_s, up_bps=one.up_bps, down_bps=one.down_bps)
-        for name, one in wanted.items()
-        if one.up_bps is not None and one.down_bps is not None
+        name: Link(rtt_s=item.rtt_s, up_bps=item.up_bps, down_bps=item.down_bps)
+        for name, item in wanted.items()
+        if item.up_bps is not None and item.down_bps is not None
     }
     for row in [row for row in rows if row["link"] in rated]:
         allowed = choices(row["temperature"], stream=row["stream_too"])

@@ -122,7 +122,7 @@ def rows_of(window: int, trials: Sequence[Trial]) -> Rows:
     """One row for each number of devices."""
     rows = []
     for count in COUNTS:
-        tallies = [tally for one in trials for tally in one.served[count]]
+        tallies = [metrics for item in trials for metrics in item.served[count]]
         seconds = sum(t.seconds for t in tallies)
         windows = np.sum([t.windows for t in tallies], axis=0)
         rows.append(
@@ -132,8 +132,8 @@ def rows_of(window: int, trials: Sequence[Trial]) -> Rows:
                 "verified_per_s": float(windows.sum() * (window + 1) / seconds),
                 "committed_per_s": sum(t.committed for t in tallies) / seconds,
                 "pass_ms": seconds / float(windows.max()) * 1e3,
-                "gain": float(np.median([one.gain(count) for one in trials])),
-                "bare_gain": float(np.median([one.bare_gain for one in trials])),
+                "gain": float(np.median([item.gain(count) for item in trials])),
+                "bare_gain": float(np.median([item.bare_gain for item in trials])),
                 "share": float(windows.min() / windows.max()),
             }
         )
@@ -142,9 +142,9 @@ def rows_of(window: int, trials: Sequence[Trial]) -> Rows:
 
 def judge(window: int, trials: Sequence[Trial], rows: Rows) -> list[Goal]:
     """The goals at this window."""
-    kept = float(np.median([one.gain(DEVICES) / one.bare_gain for one in trials]))
+    selection = float(np.median([item.gain(DEVICES) / item.bare_gain for item in trials]))
     return [
-        at_least(f"γ={window}: gain of 8 devices over the bare engine's gain", kept, 0.85),
+        at_least(f"γ={window}: gain of 8 devices over the bare engine's gain", selection, 0.85),
         at_least(f"γ={window}: least served device over most served", rows[-1]["share"], 0.8),
     ]
 

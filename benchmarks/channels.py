@@ -36,7 +36,7 @@ from _common import (
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.judge.tasks import Gsm8k, Question, read_task_questions
+from pilotfish.judge.tasks import Gsm8k, Question
 
 CHANNELS = ("172:20", "498:5")
 BY_RULE = Auto(among=["wisv-full", "wisv-selective"], policy="threshold")
@@ -57,7 +57,7 @@ def measured(
 ) -> dict[tuple[str, int, str], list[Generation]]:
     """The answers of every channel, window and method, question by question."""
     drafter, target = pair(args)
-    found: dict[tuple[str, int, str], list[Generation]] = {}
+    results: dict[tuple[str, int, str], list[Generation]] = {}
     with throwaway_keys() as folder, EdgeServer(target, keys=folder, head=args.head) as edge:
         for name, conditions in args.channel:
             # a device for each: what one has measured of a channel is not the other's
@@ -74,9 +74,9 @@ def measured(
                     for window in args.window:
                         steps.next(f"{name}, window {window}, {question.key}")
                         for method, wanted in _ways(args, window, turned=number % 2 > 0):
-                            answer = device.generate(question.message, **wanted)
-                            found.setdefault((name, window, method), []).append(answer)
-    return found
+                            answer = device.generate(question.asked, **wanted)
+                            results.setdefault((name, window, method), []).append(answer)
+    return results
 
 
 def _ways(args: argparse.Namespace, window: int, *, turned: bool) -> Iterable[tuple[str, Options]]:
@@ -102,12 +102,12 @@ def row(
         task.right(question, task.outcome(question, answer.text))
         for question, answer in zip(asked, answers, strict=True)
     ]
-    rounds = sum(len(one.rounds) for one in answers)
-    tokens = sum(len(one.tokens) for one in answers)
-    seconds = sum(one.total_s for one in answers)
+    rounds = sum(len(item.rounds) for item in answers)
+    tokens = sum(len(item.tokens) for item in answers)
+    seconds = sum(item.total_s for item in answers)
     ratios = [a.total_s / g.total_s for a, g in zip(answers, greedy, strict=True)]
     low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75]).tolist()
-    chose = Counter(one.protocol for one in answers)
+    chose = Counter(item.protocol for item in answers)
     return {
         "channel": name,
         "window": window,
@@ -118,7 +118,7 @@ def row(
         "tokens": tokens / len(answers),
         "rounds": rounds / len(answers),
         "aal": tokens / rounds,
-        "forgiven": sum(one.notes["forgiven"] for one in answers) / len(answers),
+        "forgiven": sum(item.notes["forgiven"] for item in answers) / len(answers),
         "latency_s": seconds / len(answers),
         "tokens_per_s": tokens / seconds,
         "ratio": median,
@@ -129,10 +129,10 @@ def row(
 
 def goals(rows: Rows) -> list[Goal]:
     """The paper's `auto` is faster than `greedy` in every group of bars."""
-    autos = [one for one in rows if one["method"] == "auto"]
+    autos = [item for item in rows if item["method"] == "auto"]
     return [
-        at_most(f"auto over greedy, {one['channel']}, window {one['window']}", one["ratio"], 1.0)
-        for one in autos
+        at_most(f"auto over greedy, {item['channel']}, window {item['window']}", item["ratio"], 1.0)
+        for item in autos
     ]
 
 
@@ -156,7 +156,7 @@ def main() -> int:
         "--channel",
         type=channel,
         nargs="+",
-        default=[channel(one) for one in CHANNELS],
+        default=[channel(item) for item in CHANNELS],
         metavar="MBPS:MS",
         help=f"rate both ways and RTT ({' '.join(CHANNELS)})",
     )
@@ -164,10 +164,12 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.count, args.window = 2, args.window[:1]
-    asked = read_task_questions(args.questions, Gsm8k())[: args.count]
-    steps = Steps(len(args.channel) * len(args.window) * len(asked))
-    found = measured(args, asked, steps)
-    rows = [row(key, answers, found[(*key[:2], "greedy")], asked) for key, answers in found.items()]
+    wanted = questions(args.questions, Gsm8k())[: args.count]
+    steps = Steps(len(args.channel) * len(args.window) * len(wanted))
+    result = measured(args, wanted, steps)
+    rows = [
+        row(key, answers, result[(*key[:2], "greedy")], wanted) for key, answers in result.items()
+    ]
     title = "figure 7: auto by the paper's rule over two emulated channels, as spent"
     return conclude(args, title, COLUMNS, rows, goals(rows))
 

@@ -249,14 +249,14 @@ def served(log: Path, starts: int) -> bool:
 
 def tracebacks(logs: Path) -> list[str]:
     """The last line of each traceback in any log, with the log's name."""
-    found = []
+    results = []
     for log in sorted(logs.glob("*.log")):
         lines = log.read_text(errors="replace").splitlines()
         for at, line in enumerate(lines):
             if line.startswith("Traceback") or "panicked at" in line:
                 end = next((e for e in lines[at + 1 :] if not e.startswith(" ")), line)
-                found.append(f"{log.stem}: {end}")
-    return found
+                results.append(f"{log.stem}: {end}")
+    return results
 
 
 def live(scene: Scene, ports: list[int], day: Day, minutes: float) -> Seen:
@@ -291,15 +291,15 @@ def live(scene: Scene, ports: list[int], day: Day, minutes: float) -> Seen:
 
 def told(day: Day, parting: Parting) -> Mapping[str, list[str]]:
     """The other texts by what they are: `tie` or `differ`, each with where it parted."""
-    found: dict[str, list[str]] = {"tie": [], "differ": []}
+    results: dict[str, list[str]] = {"tie": [], "differ": []}
     for wish, text in day.other:
         scored = wish.protocol in BY_SCORE or wish.temperature == 0.0
         seed = wish.seed if wish.temperature else None
         verdict, where = "differ", f"{text!r} instead of {day.texts[wish]!r}"
         if scored and wish.protocol != LOCAL:
             verdict, where = parting.judge(wish.prompt, day.texts[wish], text, seed)
-        found[verdict].append(f"{wish.protocol}, seed {wish.seed}: {where}")
-    return found
+        results[verdict].append(f"{wish.protocol}, seed {wish.seed}: {where}")
+    return results
 
 
 def main() -> int:

@@ -44,13 +44,13 @@ COLUMNS = ("target", "threads", "devices", "verified_per_s", "round_ms", "over_l
 def edges(target: Path) -> dict[str, tuple[int, dict[str, object]]]:
     """Names, threads in all, and flags."""
     cores = len(os.sched_getaffinity(0))
-    one = {"threads": 1}
+    item = {"threads": 1}
     return {
         "in the edge, all cores": (cores, {}),
-        "in the edge, one thread": (1, one),
-        "1 replica": (1, {"cluster": "ray", "replicas": 1, **one}),
-        "2 replicas": (2, {"cluster": "ray", "replicas": 2, **one}),
-        "2 replicas of 2 stages": (4, {"cluster": "ray", "replicas": 2, "stages": 2, **one}),
+        "in the edge, one thread": (1, item),
+        "1 replica": (1, {"cluster": "ray", "replicas": 1, **item}),
+        "2 replicas": (2, {"cluster": "ray", "replicas": 2, **item}),
+        "2 replicas of 2 stages": (4, {"cluster": "ray", "replicas": 2, "stages": 2, **item}),
     }
 
 
@@ -58,7 +58,7 @@ def measure(
     target: Path, flags: dict[str, object], recordings: Sequence[Recording], rounds: int
 ) -> dict[int, tuple[float, float]]:
     """Verified tokens a second, and ms a round, by number of devices."""
-    found = {}
+    results = {}
     with ExitStack() as stack:
         folder = stack.enter_context(throwaway_keys())
         edge = stack.enter_context(EdgeServer(target, keys=folder, sessions=max(COUNTS), **flags))
@@ -69,10 +69,10 @@ def measure(
         ]
         for count in COUNTS:
             tallies = [replay(devices[:count], rounds) for _ in range(3)]
-            rates = [sum(tally.windows) / tally.seconds for tally in tallies]
+            rates = [sum(metrics.windows) / metrics.seconds for metrics in tallies]
             rate = float(np.median(rates))
-            found[count] = (rate * (WINDOW + 1), 1e3 * count / rate)
-    return found
+            results[count] = (rate * (WINDOW + 1), 1e3 * count / rate)
+    return results
 
 
 def main() -> int:

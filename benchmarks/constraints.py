@@ -105,12 +105,12 @@ def rounds(args: argparse.Namespace) -> Measured:
         print("rounds: left out, for there is no --against", file=sys.stderr)
         return [], []
     script, tokens = HERE / "_constraints_rounds.py", 96
-    told = (script, *map(Path.absolute, pair(args)), tokens)
+    info = (script, *map(Path.absolute, pair(args)), tokens)
     here, there = HERE.parent, args.against.absolute()
-    found: dict[str, list[Any]] = {"here": [], "there": []}
+    results: dict[str, list[Any]] = {"here": [], "there": []}
     count = 8 if args.quick else 24
     steps = Steps(count)
-    with Lines(*told, root=here) as ours, Lines(*told, root=there) as theirs:
+    with Lines(*info, root=here) as ours, Lines(*info, root=there) as theirs:
         for root, each in ((here, ours), (there, theirs)):
             if not Path(each.first["from"]).is_relative_to(root):
                 raise SystemExit(f"{each.first['from']} is not of {root}")
@@ -118,10 +118,10 @@ def rounds(args: argparse.Namespace) -> Measured:
             both = [("here", ours), ("there", theirs)]
             for name, each in both[:: 1 if at % 2 else -1]:
                 each.tell(PROMPTS[at % len(PROMPTS)])
-                found[name].append(each.answer())
+                results[name].append(each.answer())
             if at >= 0:
                 steps.next("one answer of each")
-    return _compared({name: each[2:] for name, each in found.items()})
+    return _compared({name: each[2:] for name, each in results.items()})
 
 
 def _compared(found: dict[str, list[Any]]) -> Measured:

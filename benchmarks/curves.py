@@ -45,25 +45,25 @@ def measure(chat: Chat, index: int, sizes: Sequence[int]) -> Values:
     p, q = chat.p(index), chat.q(index)
     order = np.argsort(-q, kind="stable")
     untruncated = float(beta(p, q))
-    found = []
+    results = []
     for size in sizes:
-        kept = order[:size]
+        selection = order[:size]
         q_hat = np.zeros_like(q)
-        q_hat[kept] = q[kept] / q[kept].sum()
-        cut_off = sigma(q, kept)
+        q_hat[selection] = q[selection] / q[selection].sum()
+        cut_off = sigma(q, selection)
         each = betas(p, q_hat, CANDIDATES)
         shipped = truncate(chat.drafter[index], Sampling(temperature=1.0, top_k=size)).row(0)
         shipped_q = np.zeros(len(p))
         shipped_q[shipped.support] = shipped.probabilities()
         each_shipped = betas(p, shipped_q, CANDIDATES)
         beyond = abs(each[0] - untruncated) - cut_off
-        found.append(
+        results.append(
             (
                 *(1.0 - cut_off, each[0], float(theta(each))),
                 *(each_shipped[0], float(theta(each_shipped)), beyond),
             )
         )
-    return np.array(found)
+    return np.array(results)
 
 
 def rows_of(sizes: Sequence[int], figures: Values, betas: Values) -> Rows:

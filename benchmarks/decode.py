@@ -80,18 +80,18 @@ def measure(
         for size in WINDOWS:
             seconds: list[list[float]] = [[] for _ in engines]
             for _ in range(repetitions):
-                for step, kept in zip(prepared, seconds, strict=True):
-                    kept += turn(step, size)
+                for step, selection in zip(prepared, seconds, strict=True):
+                    selection += turn(step, size)
             rows += [
                 {
                     "precision": precision,
                     "context": context,
                     "tokens": size,
                     "engine": engine.name,
-                    "p50_ms": median(kept) * 1e3,
-                    "min_ms": min(kept) * 1e3,
+                    "p50_ms": median(selection) * 1e3,
+                    "min_ms": min(selection) * 1e3,
                 }
-                for engine, kept in zip(engines, seconds, strict=True)
+                for engine, selection in zip(engines, seconds, strict=True)
             ]
     return rows
 

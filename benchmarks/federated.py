@@ -92,12 +92,12 @@ class Tally:
         exact = [probabilities(z.astype(np.float64), law) for z in window.workers]
         average = np.tensordot(self._weights, np.stack(exact), 1)
         q = probabilities(window.drafter.astype(np.float64), law)
-        told = [top_rows(z, self._temperature, self._kept) for z in window.workers]
+        info = [top_rows(z, self._temperature, self._kept) for z in window.workers]
         # [M, n]; rounding may have it above 1
-        self._bound(np.minimum([rows.retained_mass for rows in told], 1.0))
+        self._bound(np.minimum([rows.retained_mass for rows in info], 1.0))
         self._note("beta", beta(average, q))
         for form in TOPK_FORMATS:
-            frames = [encode_topk(rows, self._vocab, form) for rows in told]
+            frames = [encode_topk(rows, self._vocab, form) for rows in info]
             if len(window) == POSITIONS:
                 self._bytes[form] += map(len, frames)
             for scheme in SCHEMES:
@@ -109,7 +109,7 @@ class Tally:
                     error = reconstruction_error(rebuild(rows, self._vocab, scheme), p)
                     self._note(name_of(f"error_{index}", scheme, form), error)
                 if form == "fp32" and self._kept == self._vocab:
-                    unlike = (merged != uncompressed(self._weights, told)).any(axis=1)
+                    unlike = (merged != uncompressed(self._weights, info)).any(axis=1)
                     self._note("inexact", unlike.astype(np.float64))
 
     def _bound(self, retained: Values) -> None:
@@ -139,7 +139,7 @@ class Tally:
     def row(self) -> dict[str, Any]:
         """The means over all positions, and how many of the figures are beyond their bounds."""
         figures = {name: np.concatenate(parts) for name, parts in self._found.items()}
-        sizes = {form: round(float(np.mean(found))) for form, found in self._bytes.items()}
+        sizes = {form: round(float(np.mean(result))) for form, result in self._bytes.items()}
         window = partial(upload_bits, POSITIONS, vocabulary=self._vocab, probability_bits=16)
         paper, full = window(top_k=self._kept) / 8.0, window(top_k=self._vocab) / 8.0
         return {
@@ -196,19 +196,20 @@ def measure(
 ) -> Rows:
     """A row for each temperature and K."""
     authors = Authors(federation, drafter)
-    kept = [size for size in (QUICK_SIZES if quick else SIZES) if size < authors.vocab]
+    selection = [size for size in (QUICK_SIZES if quick else SIZES) if size < authors.vocab]
     rows: Rows = []
     for temperature in TEMPERATURES:
         tallies = [
-            Tally(federation, temperature, size, authors.vocab) for size in (*kept, authors.vocab)
+            Tally(federation, temperature, size, authors.vocab)
+            for size in (*selection, authors.vocab)
         ]
         for seed, prompt in enumerate(prompts):
             steps.next(f"{federation.name}, temperature {temperature}: an answer")
             most = 36 if quick else 99
             for window in authors.write(prompt, temperature, seed, most=most, positions=POSITIONS):
-                for tally in tallies:
-                    tally.take(window)
-        rows += [tally.row() for tally in tallies]
+                for metrics in tallies:
+                    metrics.take(window)
+        rows += [metrics.row() for metrics in tallies]
     return rows
 
 
@@ -253,13 +254,13 @@ def main() -> int:
     if args.out and find_spec("matplotlib") is None:
         parser.error("drawing needs matplotlib: pip install 'pilotfish[field]'.")
     prompts = PROMPTS[:2] if args.quick else PROMPTS
-    asked = federations(args)
+    wanted = federations(args)
     drafter = args.draft or default_artifact("int4")
-    steps = Steps(len(asked) * len(TEMPERATURES) * len(prompts))
-    rows = [row for each in asked for row in measure(each, drafter, prompts, args.quick, steps)]
+    steps = Steps(len(wanted) * len(TEMPERATURES) * len(prompts))
+    rows = [row for each in wanted for row in measure(each, drafter, prompts, args.quick, steps)]
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        for each in asked:
+        for each in wanted:
             draw([row for row in rows if row["who"] == each.name], args.out)
     title = f"federated targets, windows of {POSITIONS}"
     return conclude(args, title, COLUMNS, rows, judge(rows))

@@ -96,7 +96,7 @@ def main() -> int:
                 }
                 steps.next("stream")
                 wanted = device.generate(prompt, protocol="stream", **generation).tokens
-                for row in (one for one in rows if one["T"] == temperature):
+                for row in (item for item in rows if item["T"] == temperature):
                     steps.next(f"hints: {row['hints']}")
                     faults = Faults(row["hints"], seed)
                     EdgeSession.hint = _faulty(faults, real)  # between the device and its socket
@@ -129,10 +129,10 @@ def main() -> int:
 
 
 def _faulty(faults: Faults, real: Callable[..., int | None]) -> Callable[..., int | None]:
-    def hint(self: EdgeSession, *told: Any) -> int | None:
+    def hint(self: EdgeSession, *info: Any) -> int | None:
         sent = 0
-        for one in faults.of(told):
-            if (size := real(self, *one)) is None:
+        for item in faults.of(info):
+            if (size := real(self, *item)) is None:
                 return None
             sent += size
         return sent

@@ -84,7 +84,7 @@ def row(device: Device, wanted: Options, *, answers: int, tokens: int) -> dict[s
     for seed in range(answers):
         request: Options = {**wanted, "seed": seed, "max_tokens": tokens}
         rounds += device.generate(PROMPTS[seed], **request).rounds[1:-1]
-    measured_s = median(one.timings.total for one in rounds)
+    measured_s = median(item.timings.total for item in rounds)
     modelled_s = modelled(rounds, with_defaults(state))
     assert state.rtt is not None
     assert state.up is not None
@@ -106,10 +106,10 @@ def row(device: Device, wanted: Options, *, answers: int, tokens: int) -> dict[s
 def modelled(rounds: Sequence[Round], link: Link) -> float:
     """The median of the rounds, with the model's link instead of the measured one."""
     if rounds[0].protocol == STREAM:
-        pass_s = median(one.timings.verify for one in rounds)
-        down = median(one.downlink_bytes for one in rounds)
+        pass_s = median(item.timings.verify for item in rounds)
+        down = median(item.downlink_bytes for item in rounds)
         return streamed_token_s(pass_s, down, link, math.inf)
-    return median(round_s(one, link) for one in rounds)
+    return median(round_s(item, link) for item in rounds)
 
 
 def main() -> int:
@@ -134,12 +134,12 @@ def main() -> int:
             for _ in range(4):  # of the old link nothing is known any more
                 device.probe(rates=True)
             for wanted in cases.values():
-                found = row(device, wanted, answers=answers, tokens=tokens)
-                rows.append({"rtt_ms": rtt, "rate_mbps": rate, **found})
+                result = row(device, wanted, answers=answers, tokens=tokens)
+                rows.append({"rtt_ms": rtt, "rate_mbps": rate, **result})
     goals: list[Goal] = [
         at_most(
             f"{protocol}: largest error of the {what} time per round",
-            max(abs(one[f"{what}_off"]) for one in rows if one["protocol"] == protocol),
+            max(abs(item[f"{what}_off"]) for item in rows if item["protocol"] == protocol),
             0.10,
         )
         for what in ("predicted", "modelled")

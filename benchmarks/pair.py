@@ -47,7 +47,7 @@ def measure(
 ) -> None:
     """A line for each prompt that has none yet."""
     done = {line["prompt"] for line in results.of("prompt")}
-    left = [(seed, one) for seed, one in enumerate(asked) if one.name not in done]
+    left = [(seed, item) for seed, item in enumerate(asked) if item.name not in done]
     if not left:
         return
     drafter, target = pair(args)
@@ -60,17 +60,17 @@ def measure(
     ):
         for run in every:  # the first passes of fresh engines are slow ones
             device.generate("Hello!", **run.options(0, 6))
-        for seed, one in left:
-            steps.next(f"{one.name}: {len(every)} answers")
-            prompt = device.prompt(one.asked)
-            line = {"prompt": one.name, "kind": one.kind, "seed": seed, "settings": settings}
-            found = answered(device, meter, prompt, every, seed=seed, tokens=args.tokens)
-            results.add({**line, "prompt_ids": prompt.ids.tolist(), **found})
+        for seed, item in left:
+            steps.next(f"{item.name}: {len(every)} answers")
+            prompt = device.prompt(item.asked)
+            line = {"prompt": item.name, "kind": item.kind, "seed": seed, "settings": settings}
+            result = answered(device, meter, prompt, every, seed=seed, tokens=args.tokens)
+            results.add({**line, "prompt_ids": prompt.ids.tolist(), **result})
 
 
 def explain(target: Path, every: Sequence[Run], results: Results) -> None:
     """Look at all partings that were not looked at; and at what a pass's shape changes."""
-    known = {(one["parting"], one["run"]) for one in results.of("parting")}
+    known = {(item["parting"], item["run"]) for item in results.of("parting")}
     lines = results.of("prompt")
     wanted = [
         (line, run, at)
@@ -78,8 +78,8 @@ def explain(target: Path, every: Sequence[Run], results: Results) -> None:
         for run, at in partings(line, every)
         if (line["prompt"], run.name) not in known
     ]
-    widths = {one.window + 1 for one in every if isinstance(one.window, int) and one.window}
-    shaped = {(one["shape"], one["width"]) for one in results.of("shape")}
+    widths = {item.window + 1 for item in every if isinstance(item.window, int) and item.window}
+    shaped = {(item["shape"], item["width"]) for item in results.of("shape")}
     wide = [
         (line, width)
         for line in lines[:SHAPED]
@@ -117,8 +117,8 @@ def _settings(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
-    found = questions(args.questions, args.count) if args.questions else []
-    return [*found, *chats(args.chats)]
+    result = questions(args.questions, args.count) if args.questions else []
+    return [*result, *chats(args.chats)]
 
 
 def main() -> int:
@@ -145,7 +145,7 @@ def main() -> int:
         args.count, args.chats, args.tokens = 2, 2, min(args.tokens, 24)
     with tempfile.TemporaryDirectory(prefix="pilotfish-bench-") as scratch:
         results = Results(args.out or Path(scratch) / "answers.jsonl")
-        other = [one for one in results.of("prompt") if one["settings"] != _settings(args)]
+        other = [item for item in results.of("prompt") if item["settings"] != _settings(args)]
         if other:
             parser.error(f"{args.out} has answers with other settings: {other[0]['settings']}")
         every = runs(args.window)

@@ -107,7 +107,7 @@ def exact(bench: Bench, steps: Steps) -> Rows:
     with EdgeServer(bench.target, keys=bench.folder) as server, bench.device(server) as device:
         wanted = answers(device)
         texts = [device.prompt(prompt).ids for prompt in prompts]
-    texts = [np.concatenate([text, said]) for text, said in zip(texts, wanted[::3], strict=True)]
+    texts = [np.concatenate([text, reply]) for text, reply in zip(texts, wanted[::3], strict=True)]
     rows: Rows = []
     for stages in EXACT:
         steps.next(f"exactness, {stages} stages")
@@ -115,7 +115,7 @@ def exact(bench: Bench, steps: Steps) -> Rows:
             off = logits_off(bench, pipeline, texts)
             with pipeline.edge() as edge, bench.device(edge) as device:
                 got = answers(device)
-        same = sum(one == other for one, other in zip(got, wanted, strict=True))
+        same = sum(item == other for item, other in zip(got, wanted, strict=True))
         rows.append({"nodes": stages, "logits_off": off, "answers": len(wanted), "identical": same})
     return rows
 
@@ -154,13 +154,13 @@ def filling(bench: Bench, steps: Steps) -> Rows:
         stage_s = edge.spent().since(before).pass_s / FILLED
         for ratio in (0, 10):
             pipeline.set_latency(ratio * stage_s)
-            one = 0.0
+            item = 0.0
             for count in SESSIONS:
                 steps.next(f"{count} sessions, t₁ {ratio} times a stage's compute")
                 before = edge.spent()
-                tally = replay(devices[:count], 8 if bench.quick else 16)
-                rate = tally.committed / tally.seconds
-                one = one or rate
+                metrics = replay(devices[:count], 8 if bench.quick else 16)
+                rate = metrics.committed / metrics.seconds
+                item = item or rate
                 passes = edge.spent().since(before).passes
                 rows.append(
                     {
@@ -168,9 +168,9 @@ def filling(bench: Bench, steps: Steps) -> Rows:
                         "t1_ms": 1e3 * ratio * stage_s,
                         "sessions": count,
                         "tokens_per_s": rate,
-                        "over_one": rate / one,
+                        "over_one": rate / item,
                         # and each device's first and last, which do not count
-                        "batch": (sum(tally.windows) + 2 * count) / passes,
+                        "batch": (sum(metrics.windows) + 2 * count) / passes,
                     }
                 )
     return rows
@@ -189,10 +189,10 @@ def recorded(bench: Bench) -> Recording:
 @contextmanager
 def replaying(edge: Edge, recording: Recording, bench: Bench) -> Iterator[list[Replay]]:
     """A device for each session."""
-    own = DeviceKeys.load(bench.folder)
+    payload = DeviceKeys.load(bench.folder)
     with ExitStack() as stack:
         yield [
-            stack.enter_context(closing(Replay(recording, edge.endpoint, own)))
+            stack.enter_context(closing(Replay(recording, edge.endpoint, payload)))
             for _ in range(max(SESSIONS))
         ]
 
@@ -217,13 +217,13 @@ def recovery(bench: Bench, steps: Steps) -> Rows:
                     killed(pipeline, device, [*map(int, text[at : at + length])])
                     for at in range(20)
                 )
-                found = [*islice(filter(None, tried), 1 if bench.quick else 2)]
-                ready_s, first_s = np.median(found, axis=0)
+                results = [*islice(filter(None, tried), 1 if bench.quick else 2)]
+                ready_s, first_s = np.median(results, axis=0)
                 rows.append(
                     {
                         "t1_ms": t1_ms,
                         "length": length,
-                        "kills": len(found),
+                        "kills": len(results),
                         "ready_s": float(ready_s),
                         "first_token_s": float(first_s),
                     }
@@ -283,19 +283,19 @@ def main() -> int:
         "recovery": (recovery, len(HOPS_MS) * len(LENGTHS)),
     }
     steps = Steps(sum(parts[part][1] for part in args.only))
-    found: dict[str, Rows] = {}
+    results: dict[str, Rows] = {}
     with throwaway_keys() as folder:
         bench = Bench(args, folder)
         for part in args.only:
-            found[part] = parts[part][0](bench, steps)
-    if args.out and "rounds" in found:
+            results[part] = parts[part][0](bench, steps)
+    if args.out and "rounds" in results:
         args.out.mkdir(parents=True, exist_ok=True)
-        draw(found["rounds"], args.out)
-    rows = [{"part": part, **row} for part in args.only for row in found[part]]
+        draw(results["rounds"], args.out)
+    rows = [{"part": part, **row} for part in args.only for row in results[part]]
     *others, last = args.only
     for part in others:
-        show(args, part, COLUMNS[part], found[part])
-    return conclude(args, last, COLUMNS[last], rows, judge(found), shown=found[last])
+        show(args, part, COLUMNS[part], results[part])
+    return conclude(args, last, COLUMNS[last], rows, judge(results), shown=results[last])
 
 
 if __name__ == "__main__":

@@ -107,26 +107,28 @@ def on_link(args: argparse.Namespace, rtt_ms: float, wanted: Sequence[str], step
     drafters = [named(text) for text in args.draft] or [("default", default_pair()[0])]
     target = args.target or default_pair()[1]
     paths = [path for _, path in drafters]
-    found: list[tuple[str, Case, Device]] = []
+    results: list[tuple[str, Case, Device]] = []
     with connected_all(paths, target, rtt_s=rtt_ms * 1e-3, apart=args.apart) as devices:
         named_devices = [
             (name, device) for (name, _), device in zip(drafters, devices, strict=True)
         ]
         for case in wanted:  # one after the other on all drafters, so that load falls on all alike
             if CASES[case]["protocol"] == STREAM:  # nothing is drafted: once is enough
-                found.append(("-", Case(case, CASES[case]), devices[0]))
+                results.append(("-", Case(case, CASES[case]), devices[0]))
             else:
-                found += [(name, Case(case, CASES[case]), device) for name, device in named_devices]
-        turns = [(case, device) for _, case, device in found]
+                results += [
+                    (name, Case(case, CASES[case]), device) for name, device in named_devices
+                ]
+        turns = [(case, device) for _, case, device in results]
         take_turns(turns, prompts=prompts, tokens=tokens, steps=steps)
     alone_at = {
         case.options.get("temperature", 1.0): case
-        for _, case, _ in found
+        for _, case, _ in results
         if case.options["protocol"] == STREAM
     }
     return [
         row(case, alone_at[case.options.get("temperature", 1.0)], name, rtt_ms)
-        for name, case, _ in found
+        for name, case, _ in results
     ]
 
 

@@ -172,15 +172,15 @@ def _wish(at: int, tokens: int) -> tuple[str, Options]:
 def _references(
     drafter: Path, edge: EdgeServer, folder: Path, tokens: int, steps: Steps
 ) -> list[Reference]:
-    found = []
+    results = []
     with Device(drafter, edge.endpoint, folder) as device:
         for at, protocol in enumerate(PROTOCOLS):
             steps.next(f"{protocol}, undisturbed")
             prompt, wish = _wish(at, tokens)
             device.generate(prompt, **wish)
             begun_s = time.monotonic()
-            found.append(Reference(device.generate(prompt, **wish), time.monotonic() - begun_s))
-    return found
+            results.append(Reference(device.generate(prompt, **wish), time.monotonic() - begun_s))
+    return results
 
 
 def _killed(

@@ -145,8 +145,8 @@ def cases(edge: Edge) -> list[Case]:
         padded_vocab_size=edge.manifest.padded_vocab_size, hidden_size=576,
     )  # fmt: skip
     digest = edge.service._vocabulary_server.digest
-    one = bytes(encode_ids(np.array([5], np.uint32), vocab))
-    split = [one, bytes(encode_ids(np.array([2**24 - 1], np.uint32), 2**24))]  # q(x) = 1
+    item = bytes(encode_ids(np.array([5], np.uint32), vocab))
+    split = [item, bytes(encode_ids(np.array([2**24 - 1], np.uint32), 2**24))]  # q(x) = 1
 
     def worked(*messages: Sequence[bytes]) -> None:
         for message in messages:

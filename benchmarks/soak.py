@@ -138,13 +138,13 @@ def cutter(link: Emulator, day: Day) -> None:
 def watch(processes: dict[str, int], day: Day, minutes: float) -> Seen:
     """The memory of each process, second by second, with a word now and then."""
     seen: Seen = {name: [] for name in processes}
-    began = said = time.monotonic()
+    began = reply = time.monotonic()
     while not day.over:
         time.sleep(1.0)
         for name, pid in processes.items():
             seen[name].append(memory_mib(pid))
-        if (now := time.monotonic()) - said >= 15:
-            said = now
+        if (now := time.monotonic()) - reply >= 15:
+            reply = now
             print(
                 f"[{(now - began) / 60:.1f} of {minutes:g} min] {dict(day.counts)}, "
                 f"edge {seen['edge'][-1][0]:.0f} MiB",

@@ -73,8 +73,8 @@ def main() -> int:
     ):
         device = ["device", "serve", "--draft", str(drafter), "--edge", edge.endpoint]
         device += ["--keys", str(keys), "--listen"]
-        own = ["edge", "serve", "--target", str(target), "--keys", str(keys), "--listen"]
-        for daemon, command, address in (("edge", own, "tcp://"), ("device", device, "")):
+        ours = ["edge", "serve", "--target", str(target), "--keys", str(keys), "--listen"]
+        for daemon, command, address in (("edge", ours, "tcp://"), ("device", device, "")):
             taken_s = []
             for number in range(times + 1):
                 steps.next(daemon)

@@ -66,34 +66,34 @@ def schemas() -> list[Schema]:
                                                "maximum": 100},
     ]  # fmt: skip
     pairs = list(zip(leaves, leaves[3:] + leaves[:3], strict=True))
-    found = [_object(value=leaf) for leaf in leaves]
-    found += [_object(name=_text(10), first=a, second=b) for a, b in pairs]
-    found += [_object(outer=_object(inner=_object(leaf=leaf))) for leaf in leaves]
-    found += [
+    result = [_object(value=leaf) for leaf in leaves]
+    result += [_object(name=_text(10), first=a, second=b) for a, b in pairs]
+    result += [_object(outer=_object(inner=_object(leaf=leaf))) for leaf in leaves]
+    result += [
         _object(items={"type": "array", "items": leaf, "minItems": low, "maxItems": low + 2})
         for leaf, low in zip(leaves, [0, 1, 2] * 5, strict=False)
     ]
-    found += [_object(either={"oneOf": [_object(a=a), _object(b=b)]}) for a, b in pairs]
-    found += [
+    result += [_object(either={"oneOf": [_object(a=a), _object(b=b)]}) for a, b in pairs]
+    result += [
         {**_object(head={"$ref": "#/$defs/part"}, rest={"$ref": "#/$defs/part"}),
          "$defs": {"part": _object(id=a, kind=b)}}
         for a, b in pairs
     ]  # fmt: skip
-    found += [
+    result += [
         {**_object(tree={"$ref": "#/$defs/n"}), "$defs": {"n": {
             **_object(label={"enum": kinds}), "properties": {
                 "label": {"enum": kinds}, "left": {"$ref": "#/$defs/n"}}}}}
         for kinds in words
     ]  # fmt: skip
-    found += [
+    result += [
         {**_object(a=a, b=b), "required": ["a"], "properties": {"a": a, "b": b, "c": _text(6)}}
         for a, b in pairs
     ]
-    found += [
+    result += [
         _object(**{f"k{n}": leaves[(i + n) % len(leaves)] for n in range(2 + i % 5)})
-        for i in range(max(0, 100 - len(found)))
+        for i in range(max(0, 100 - len(result)))
     ]
-    return found[:100]
+    return result[:100]
 
 
 def valid(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:
@@ -102,33 +102,33 @@ def valid(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:
 
     draft, target = pair(args)
     every = schemas()[:: 10 if args.quick else 1][: args.schemas]
-    asked = [f"{prompt} {ASK}" for prompt in PROMPTS[: args.prompts]]
-    steps = Steps(len(every) * len(asked))
+    wanted_value = [f"{prompt} {ASK}" for prompt in PROMPTS[: args.prompts]]
+    steps = Steps(len(every) * len(wanted_value))
     rows = {
         name: {"protocol": name, "answers": 0, "ended": 0, "invalid": 0, "differ": 0}
         for name in ("stream", *PROTOCOLS)
     }
     with EdgeServer(target, threads=1) as edge, Device(draft, edge.endpoint, threads=1) as device:
-        for at, (schema, prompt) in enumerate(product(every, asked)):
+        for at, (schema, prompt) in enumerate(product(every, wanted_value)):
             steps.next("schemas")
             wanted = {}
             for temperature in (0.0, 1.0):
-                told = {"schema": schema, "max_tokens": TOKENS, "seed": at}
-                told["temperature"] = temperature
-                wanted[temperature] = device.generate(prompt, protocol="stream", **told)
+                info = {"schema": schema, "max_tokens": TOKENS, "seed": at}
+                info["temperature"] = temperature
+                wanted[temperature] = device.generate(prompt, protocol="stream", **info)
                 _note(rows["stream"], wanted[temperature], schema, validate)
-            for name, own in PROTOCOLS.items():
-                told = {"schema": schema, "max_tokens": TOKENS, "seed": at, **own}
-                answer = device.generate(prompt, protocol=name.split(",")[0], **told)
+            for name, ours in PROTOCOLS.items():
+                info = {"schema": schema, "max_tokens": TOKENS, "seed": at, **ours}
+                answer = device.generate(prompt, protocol=name.split(",")[0], **info)
                 _note(rows[name], answer, schema, validate)
                 if name in SAME:
-                    same = wanted[own.get("temperature", 0.0)].tokens == answer.tokens
+                    same = wanted[ours.get("temperature", 0.0)].tokens == answer.tokens
                     rows[name]["differ"] += not same
-    found = list(rows.values())
-    return found, [
+    items = list(rows.values())
+    return items, [
         at_most("answers that ended and are not of their schema",
-                sum(row["invalid"] for row in found), 0),
-        at_most("answers that differ from stream's", sum(row["differ"] for row in found), 0),
+                sum(row["invalid"] for row in items), 0),
+        at_most("answers that differ from stream's", sum(row["differ"] for row in items), 0),
     ]  # fmt: skip
 
 
@@ -161,9 +161,9 @@ def _only(way: _Way) -> Iterator[None]:
     """Have the device's constraint do only so much."""
     forbid, forced = DraftAdvice.forbid, DraftAdvice.forced
     if not way.masks:
-        DraftAdvice.forbid = lambda *told: ()  # type: ignore[method-assign]  # to measure without
+        DraftAdvice.forbid = lambda *info: ()  # type: ignore[method-assign]  # to measure without
     if not way.forces:
-        DraftAdvice.forced = lambda *told: ()  # type: ignore[method-assign]  # as above
+        DraftAdvice.forced = lambda *info: ()  # type: ignore[method-assign]  # as above
     try:
         yield
     finally:
@@ -173,9 +173,9 @@ def _only(way: _Way) -> Iterator[None]:
 def speed(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:
     """Compare the ways by tokens a second, medians of paired answers."""
     draft, target = pair(args)
-    asked = list(zip(schemas()[13::6], PROMPTS * 3, strict=False))[: 4 if args.quick else 12]
+    wanted = list(zip(schemas()[13::6], PROMPTS * 3, strict=False))[: 4 if args.quick else 12]
     protocols = {"greedy": {"window": 4}, "ahead": {}}
-    steps = Steps(len(args.rtt) * len(asked))
+    steps = Steps(len(args.rtt) * len(wanted))
     rows: Rows = []
     with (
         EdgeServer(target, threads=1) as edge,
@@ -184,18 +184,18 @@ def speed(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:
     ):
         for ms in args.rtt:
             link.set(Conditions(rtt_s=ms * 1e-3))
-            found: dict[tuple[str, str], list[Generation]] = {}
-            for schema, prompt in asked:
+            results: dict[tuple[str, str], list[Generation]] = {}
+            for schema, prompt in wanted:
                 steps.next(f"RTT {ms:g}")
-                told: dict[str, Any] = {"schema": schema, "max_tokens": TOKENS}
-                said = f"{prompt} {ASK}"
-                alone = device.generate(said, protocol="stream", **told)
-                found.setdefault(("stream", ""), []).append(alone)
-                for (name, own), (way, what) in product(protocols.items(), WAYS.items()):
+                info: dict[str, Any] = {"schema": schema, "max_tokens": TOKENS}
+                reply = f"{prompt} {ASK}"
+                alone = device.generate(reply, protocol="stream", **info)
+                results.setdefault(("stream", ""), []).append(alone)
+                for (name, ours), (way, what) in product(protocols.items(), WAYS.items()):
                     with _only(what):
-                        answer = device.generate(said, protocol=name, **told, **own)
-                    found.setdefault((name, way), []).append(answer)
-            rows += _rows(ms, found)
+                        answer = device.generate(reply, protocol=name, **info, **ours)
+                    results.setdefault((name, way), []).append(answer)
+            rows += _rows(ms, results)
     return rows, [
         at_least(f"{row['protocol']}, RTT 50, masked and forced over free", row["over_free"], GAIN)
         for row in rows

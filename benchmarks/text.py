@@ -71,10 +71,10 @@ WAYS = [Way("text", "stream")] + [Way(one, how) for one in DRAFTERS for how in (
 
 def figures(answer: Generation) -> dict[str, float]:
     """Of one answer."""
-    runs = [one.run or (0, one.verified, one.accepted) for one in answer.rounds]
+    runs = [item.run or (0, item.verified, item.accepted) for item in answer.rounds]
     compared, agreed = sum(run[1] for run in runs), sum(run[2] for run in runs)
-    drafted = sum(one.nodes for one in answer.rounds)
-    drafting_s = sum(one.timings.draft for one in answer.rounds)
+    drafted = sum(item.nodes for item in answer.rounds)
+    drafting_s = sum(item.timings.draft for item in answer.rounds)
     after = answer.total_s - answer.first_token_s
     return {
         "alpha": agreed / compared if compared else float("nan"),
@@ -86,7 +86,7 @@ def figures(answer: Generation) -> dict[str, float]:
 
 def measured(devices: dict[str, Device], asked: Sequence[Any], tokens: int, steps: Steps) -> Rows:
     """The rows of one kind at one RTT."""
-    found: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
+    results: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
     for turn, prompt in enumerate(asked):
         steps.next(f"prompt {turn + 1}, all ways")
         at = turn % len(WAYS)
@@ -96,18 +96,18 @@ def measured(devices: dict[str, Device], asked: Sequence[Any], tokens: int, step
         }
         plain = answers[WAYS[0]]
         for way, answer in answers.items():
-            told = figures(answer)
-            told["ratio"] = told["tokens_per_s"] / figures(plain)["tokens_per_s"]
-            told["same"] = float(answer.tokens == plain.tokens)
-            found[way].append(told)
+            info = figures(answer)
+            info["ratio"] = info["tokens_per_s"] / figures(plain)["tokens_per_s"]
+            info["same"] = float(answer.tokens == plain.tokens)
+            results[way].append(info)
     return [
         {
             "drafter": "none" if way.protocol == "stream" else way.drafter,
             "protocol": way.protocol,
-            **{name: _median([one[name] for one in told]) for name in told[0] if name != "same"},
-            "same": f"{sum(one['same'] for one in told):.0f}/{len(told)}",
+            **{name: _median([item[name] for item in info]) for name in info[0] if name != "same"},
+            "same": f"{sum(item['same'] for item in info):.0f}/{len(info)}",
         }
-        for way, told in found.items()
+        for way, info in results.items()
     ]
 
 
@@ -167,8 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.quick:
         args.prompts, args.tokens, args.rtt = 2, 32, [0.0]
     drafter, target = pair(args)
-    found = searches(100 if args.quick else 500)
-    show(args, "the search alone", ("text", "us_a_draft", "most_mib"), found)
+    result = searches(100 if args.quick else 500)
+    show(args, "the search alone", ("text", "us_a_draft", "most_mib"), result)
     kinds = {
         "questions": questions(args.questions, args.prompts),
         "chats": list(CHATS[: args.prompts]),
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stack.enter_context(kept_to(ours))
         for rtt_ms in args.rtt:
             link.set(Conditions(rtt_s=rtt_ms * 1e-3))
-            for kind, asked in kinds.items():
+            for kind, wanted in kinds.items():
                 with ExitStack() as devices:
                     opened = {
                         name: devices.enter_context(
@@ -199,10 +199,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                         )
                         for name, path in (("text", "text"), ("model", drafter), ("both", drafter))
                     }
-                    told = measured(opened, asked, args.tokens, steps)
-                rows += [{"rtt_ms": rtt_ms, "kind": kind, **row} for row in told]
-    goals = [at_most(f"us a draft, {row['text']}", row["us_a_draft"], 50.0) for row in found]
-    goals += [at_most("MiB of earlier texts, at most", max(row["most_mib"] for row in found), 64.0)]
+                    info = measured(opened, wanted, args.tokens, steps)
+                rows += [{"rtt_ms": rtt_ms, "kind": kind, **row} for row in info]
+    goals = [at_most(f"us a draft, {row['text']}", row["us_a_draft"], 50.0) for row in result]
+    goals += [
+        at_most("MiB of earlier texts, at most", max(row["most_mib"] for row in result), 64.0)
+    ]
     goals += [
         at_least(f"repeat, text, {row['protocol']}, RTT {row['rtt_ms']:g}", row["ratio"], 1.0)
         for row in rows

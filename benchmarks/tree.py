@@ -116,15 +116,15 @@ def acceptances(chat: Chat) -> Thetas:
     """θ of 1, 2, … candidates at each position of a chat; f64 [n, most k]."""
     most = max(map(max, EXPANSIONS))
     sampling = Sampling(temperature=1.0, top_k=TOP_K)
-    found = []
+    results = []
     for index in range(len(chat)):
         p = chat.p(index)
         row = truncate(chat.drafter[index], sampling).row(0)
         q = np.zeros(len(p))
         q[row.support] = row.probabilities()
         each = betas(p, q, most)
-        found.append([float(theta(each[:k])) for k in range(1, most + 1)])
-    return np.array(found)
+        results.append([float(theta(each[:k])) for k in range(1, most + 1)])
+    return np.array(results)
 
 
 def predicted(expansion: Expansion, thetas: Sequence[Thetas]) -> float:
@@ -133,13 +133,13 @@ def predicted(expansion: Expansion, thetas: Sequence[Thetas]) -> float:
     sums = []
     for chat in thetas:
         # [positions, levels], the acceptance of each level's candidates where it would stand
-        found = np.array(
+        result = np.array(
             [
                 [chat[at + level, k - 1] for level, k in enumerate(expansion)]
                 for at in range(len(chat) - levels + 1)
             ]
         ).reshape(-1, levels)
-        sums += found.cumprod(axis=1).sum(axis=1).tolist()
+        sums += result.cumprod(axis=1).sum(axis=1).tolist()
     return float(np.mean(sums))
 
 

@@ -72,10 +72,10 @@ def fields(drafter: Drafter) -> tuple[Grid, Grid]:
     ratio = np.ones_like(best)
     for row, pass_ms in enumerate(PASSES_MS):
         for column, rtt_ms in enumerate(RTTS_MS):
-            found = speeds(drafter, float(rtt_ms), float(pass_ms))
-            name = max(found, key=found.__getitem__)
-            ratio[row, column] = found[name]
-            best[row, column] = FASTEST.index(name) if found[name] >= GAIN else 0
+            result = speeds(drafter, float(rtt_ms), float(pass_ms))
+            name = max(result, key=result.__getitem__)
+            ratio[row, column] = result[name]
+            best[row, column] = FASTEST.index(name) if result[name] >= GAIN else 0
     return best, ratio
 
 

@@ -78,13 +78,13 @@ class Swept:
     def nearest(self, head: str, threshold: float | None) -> float:
         """The one of the sweep that is nearest to this, or to the head's recommended one."""
         wanted = self.plan.heads[head]["recommended"] if threshold is None else threshold
-        return min(self._swept(head), key=lambda one: abs(one - wanted))
+        return min(self._swept(head), key=lambda item: abs(item - wanted))
 
     def _swept(self, head: str) -> set[float]:
         return {
-            one.threshold
-            for one in self.plan.settings
-            if one.head == head and one.threshold is not None
+            setting.threshold
+            for setting in self.plan.settings
+            if setting.head == head and setting.threshold is not None
         }
 
 
@@ -123,7 +123,7 @@ def _row(profile: LinkProfile, method: str, one: Figure, cost: Cost) -> dict[str
 
 def _held(one: Figure) -> dict[str, Any]:
     """Against `greedy`, in points and per cent."""
-    told: dict[str, Any] = {
+    info: dict[str, Any] = {
         "threshold": one.setting.threshold,
         "forgiven": 100.0 * one.forgiven,
         "gained": 100.0 * one.gained,
@@ -135,8 +135,8 @@ def _held(one: Figure) -> dict[str, Any]:
         ("aal", one.aal_within),
         ("saved", one.saved_within),
     ):
-        told |= {f"{name}_low": 100.0 * low, f"{name}_high": 100.0 * high}
-    return told
+        info |= {f"{name}_low": 100.0 * low, f"{name}_high": 100.0 * high}
+    return info
 
 
 def figure3(swept: Swept, head: str) -> Rows:
@@ -146,8 +146,8 @@ def figure3(swept: Swept, head: str) -> Rows:
     for profile in swept.plan.profiles:
         plain, _ = swept.of(window, profile)
         for threshold in swept.thresholds(head):
-            one, cost = swept.of(window, profile, head, threshold)
-            row = _row(profile, FULL, one, cost[FULL]) | _held(one)
+            item, cost = swept.of(window, profile, head, threshold)
+            row = _row(profile, FULL, item, cost[FULL]) | _held(item)
             rows.append({**row, "right_greedy": 100.0 * plain.accuracy})
     return rows
 
@@ -159,18 +159,18 @@ def figure5(swept: Swept, heads: Sequence[str], threshold: float | None) -> Rows
         at = swept.nearest(head, threshold)
         for window in swept.plan.windows:
             for profile in swept.plan.profiles:
-                one, cost = swept.of(window, profile, head, at)
-                row = _row(profile, FULL, one, cost[FULL]) | _held(one)
+                item, cost = swept.of(window, profile, head, at)
+                row = _row(profile, FULL, item, cost[FULL]) | _held(item)
                 rows.append({**row, "head": head})
     return rows
 
 
 def moved(rows: Rows, head: str) -> float:
     """Points by which the head forgives more at the lowest rate than at the highest, on average."""
-    own = [row for row in rows if row["head"] == head]
-    low, high = (pick(row["mbps"] for row in own) for pick in (min, max))
+    ours = [row for row in rows if row["head"] == head]
+    low, high = (pick(row["mbps"] for row in ours) for pick in (min, max))
     slow, fast = (
-        [float(row["forgiven"]) for row in own if row["mbps"] == rate] for rate in (low, high)
+        [float(row["forgiven"]) for row in ours if row["mbps"] == rate] for rate in (low, high)
     )
     return sum(slow) / len(slow) - sum(fast) / len(fast)
 
@@ -180,14 +180,14 @@ def goals(table: Rows, fifth: Rows, heads: Sequence[str]) -> list[Goal]:
     judged = [row for row in table if row["method"] == FULL]
     best = max(judged, key=lambda row: row["aal_gained"])
     where = f"window {best['window']}, {best['link']}"
-    found = [
+    results = [
         at_least(f"AAL over greedy's, %, {where}", best["aal_gained"], AAL_GAINED),
         at_least(f"rounds saved, %, {where}", best["rounds_saved"], ROUNDS_SAVED),
         at_least(f"points of accuracy gained, {where}", best["gained"], -LOST),
         at_least("the same, worst", min(row["gained"] for row in judged), -LOST),
         at_least("forgiven at the low rate, points more", moved(fifth, heads[0]), NOTICED),
     ]
-    return found + [
+    return results + [
         at_most(f"the same of {head}, either way", abs(moved(fifth, head)), NOTICED)
         for head in heads[1:]
     ]
@@ -197,7 +197,7 @@ def measure(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Sweep, as a user does."""
     drafter, target = pair(args)
     windows, links = (WINDOWS[:2], LINKS[::3]) if args.quick else (WINDOWS, LINKS)
-    given = {
+    values = {
         "draft": drafter,
         "target": target,
         "questions": args.questions,
@@ -212,9 +212,9 @@ def measure(args: argparse.Namespace, names: Sequence[str]) -> None:
         "json": args.out.with_suffix(".json"),
     }
     if args.draft_ms and args.verify_ms:
-        given["draft-ms"] = args.draft_ms
-        given["verify-ms"] = ",".join(f"{width}:{ms}" for width, ms in args.verify_ms.items())
-    words = [word for name, value in given.items() if value for word in (f"--{name}", str(value))]
+        values["draft-ms"] = args.draft_ms
+        values["verify-ms"] = ",".join(f"{width}:{ms}" for width, ms in args.verify_ms.items())
+    words = [word for name, value in values.items() if value for word in (f"--{name}", str(value))]
     heads = [word for name in names for word in ("--head", name)]
     if code := pilotfish(["judge", "sweep", *words, *heads]):
         raise SystemExit(code)

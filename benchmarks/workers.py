@@ -92,11 +92,11 @@ class Bench:
 
     def row(self, case: Case) -> dict[str, Any]:
         """The figures of one case."""
-        found = {"workers": case.workers, "K": case.kept, "values": case.values}
+        results = {"workers": case.workers, "K": case.kept, "values": case.values}
         if not case.workers:
-            return found | self._rounds({})
+            return results | self._rounds({})
         listed = self._list(case)
-        return found | self._uploads(case, listed) | self._rounds({"federate": listed})
+        return results | self._uploads(case, listed) | self._rounds({"federate": listed})
 
     def _rounds(self, flags: dict[str, Any]) -> dict[str, Any]:
         """Rounds of real answers at an edge process."""
@@ -135,16 +135,18 @@ class Bench:
 
     def _uploads(self, case: Case, listed: Path) -> dict[str, Any]:
         """The texts in windows, by the target that an edge would have."""
-        tally = EdgeMetrics()
+        edge_metrics = EdgeMetrics()
         config = EdgeConfig(
             target=self.models[0],
             federate=listed,
             limits=EdgeLimits(sessions=SESSIONS, context=CONTEXT),
         )
         keys = EdgeKeys.load(self._folder)
-        target = open_target(TargetOptions(config, Artifact.open(self.models[0]), keys, tally))
+        target = open_target(
+            TargetOptions(config, Artifact.open(self.models[0]), keys, edge_metrics)
+        )
         try:
-            seen = [each for text in self._texts for each in passes(target, tally, text)]
+            seen = [each for text in self._texts for each in passes(target, edge_metrics, text)]
         finally:
             target.close()
         pass_s, compute_s, up, down = np.median(np.array(seen), axis=0)
@@ -154,7 +156,7 @@ class Bench:
             "down_bytes": float(down),
             "pass_ms": 1e3 * pass_s,
             "compute_ms": 1e3 * compute_s,
-            "beyond_ms": 1e3 * float(np.median([one[0] - one[1] for one in seen])),
+            "beyond_ms": 1e3 * float(np.median([item[0] - item[1] for item in seen])),
         }
 
     def _list(self, case: Case) -> Path:
@@ -194,17 +196,17 @@ def counted(tally: EdgeMetrics) -> NDArray[np.float64]:
 
 def judge(rows: Rows) -> list[Goal]:
     """The goals, which are those of K = 64 in fp16."""
-    found = [row for row in rows if (row["K"], row["values"]) == (64, "fp16")]
+    result = [row for row in rows if (row["K"], row["values"]) == (64, "fp16")]
     return [
         *(
             at_most("K = 64 in fp16: of full distributions, in %", row["percent"], 0.5)
-            for row in found[-1:]
+            for row in result[-1:]
         ),
         *(
             at_most(
                 f"{row['workers']} workers, K = 64: beyond computing, in ms", row["beyond_ms"], 5
             )
-            for row in found
+            for row in result
         ),
     ]
 

@@ -14,12 +14,12 @@ from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
 from pilotfish.engines.engine_errors import EngineError
 
-# each is a module of that name here
+# each name is a module of this package
 _COMMANDS = (
     *("demo", "device", "edge", "probe", "field", "judge", "distill", "emulate", "export"),
     *("bundle", "flash", "keys", "reload", "selftest"),
 )
-_PACKAGES = ("field", "judge")  # with a module for each action
+_PACKAGES = ("field", "judge")  # packages that have a module for each action
 _IO_ERROR = 74
 _INTERRUPTED = 130
 
@@ -38,9 +38,9 @@ exit codes: 0 done; 2 wrong usage; 64-78 as in sysexits.h (69 no edge, 75 edge f
 
 
 def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line: what these arguments may mean, or all of it.
+    """Return the parser of the commands that the arguments name; of all commands if they name none.
 
-    A daemon that starts again is waited for, so no command imports what others need.
+    Commands are imported only as needed: a daemon must start quickly.
     """
     top = argparse.ArgumentParser(
         prog="pilotfish",
@@ -52,8 +52,8 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens, to stderr")
     commands = choices_of(top, "command")
     for name in named_in(_COMMANDS, arguments):
-        told = (arguments,) if name in _PACKAGES else ()
-        import_module(f"pilotfish.cli.{name}").add_to(commands, *told)
+        package_arguments = (arguments,) if name in _PACKAGES else ()
+        import_module(f"pilotfish.cli.{name}").add_to(commands, *package_arguments)
     return top
 
 
@@ -63,25 +63,25 @@ def named_in(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     repair()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
-    except EngineError as error:  # it may quote a file that came from elsewhere, or a library
+    except EngineError as error:  # its text may quote a foreign file or a library
         complain(one_line(str(error)))
         return error.exit_code
     except PilotfishError as error:
         complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, ImportError) as error:
-        # a module in C that is interrupted while it is imported makes an ImportError of it
+        # a C module that is interrupted during its import raises an ImportError instead
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
         complain("interrupted")
         return _INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         abandon_unread()
         return 0
     except (OSError, MemoryError, RuntimeError) as error:
@@ -89,9 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: OSError | MemoryError | RuntimeError) -> int:
-    """Say what failed, a file that cannot be written or a machine that is full; the exit code.
+    """Report a failed file operation or a full machine; return the exit code.
 
-    Raises what is neither.
+    Raises the error again if it is neither.
     """
     short = shortage(error)
     lacking = "" if short is None else f"this machine has no {short} left for it: "
@@ -111,8 +111,8 @@ def _run(words: Sequence[str]) -> int:
         logs.set_up(verbose=args.verbose)
         code: int = args.run(args)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich exits by itself where nobody reads
+        if isinstance(end.__context__, BrokenPipeError):  # rich exits by itself on a closed pipe
             raise end.__context__ from None
-        sys.stdout.flush()  # a help that nobody reads
+        sys.stdout.flush()  # the help may have no reader
         raise
     return code

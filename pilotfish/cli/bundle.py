@@ -1,4 +1,4 @@
-"""``pilotfish bundle``: all that a board without a network needs, in one folder."""
+"""``pilotfish bundle``: pack everything for a board without a network into one folder."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "bundle",
-        help="pack all that a board needs",
+        help="pack everything that a board needs",
         description="Makes a folder with wheels, artifacts, units, configuration, keys and\n"
         "checksums, from which `pilotfish flash` installs without a network. Needs the extra\n"
         "'bundle' (docs/jetson.md).",
@@ -42,10 +42,10 @@ def add_to(commands: Commands) -> None:
         action="append",
         required=True,
         metavar="DIR",
-        help="what the board serves; repeat it for others that shall come along",
+        help="artifact that the board serves; repeat it to pack others, too",
     )
     add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    add("--role", choices=ROLES, default="device", help="what the board will be (%(default)s)")
+    add("--role", choices=ROLES, default="device", help="the board's role (%(default)s)")
     add("--edge", metavar="ADDRESS", help="role device: the edge's address, tcp://HOST:PORT")
     add("--listen", metavar="ADDRESS", help=f"role edge: where to listen ({_LISTEN})")
     add(
@@ -78,7 +78,7 @@ def add_to(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="the public key of another signer that the board shall trust from now on",
+        help="public key of another signer for the board to trust",
     )
     json_option(parser)
     parser.set_defaults(run=_run)
@@ -106,7 +106,7 @@ def _run(args: argparse.Namespace) -> int:
         signers=args.signer,
     )
     with Bars() as bars:
-        made, advice = bundle.make(wanted, args.out, bars.show)
+        content, advice = bundle.make(wanted, args.out, bars.show)
     for line in advice:
         print(f"to do: {line}", file=sys.stderr)
     if args.sign is None:
@@ -115,16 +115,18 @@ def _run(args: argparse.Namespace) -> int:
             "signer`, and name it with --sign",
             file=sys.stderr,
         )
-    print(f"digest: {made.digest}", file=sys.stderr)
+    print(f"digest: {content.digest}", file=sys.stderr)
     if args.json:
-        write_json(args.json, {"name": made.name, "digest": made.digest, "bytes": made.size})
+        write_json(
+            args.json, {"name": content.name, "digest": content.digest, "bytes": content.size}
+        )
     if args.json != "-":
         print(args.out)
     return 0
 
 
 def _address(args: argparse.Namespace) -> str:
-    """The address that goes into the configuration."""
+    """Return the address for the configuration."""
     if args.role == "edge":
         if args.edge is not None:
             raise UnsupportedError("--edge goes with --role device; an edge takes --listen.")

@@ -2,8 +2,8 @@
 
 A configuration file is a list of flags. Keys are their long names, with dashes or underscores;
 ``true`` is a flag without a value, ``false`` is none, and a list repeats the flag. So the file and
-the command line have one vocabulary, one set of defaults and one validation; what stands on the
-command line wins.
+the command line have one vocabulary, one set of defaults and one validation. The command line
+takes precedence.
 """
 
 import argparse
@@ -28,70 +28,73 @@ _MAX_BYTES = 64 * 1024
 class ConfiguredParser(argparse.ArgumentParser):
     """A parser whose command line may name a file with more flags; see `config_option`."""
 
-    reads_files = False  # `config_option` says so
+    reads_files = False  # set by `config_option`
     _file: Path | None = None
 
     def __init__(self, **options: Any) -> None:
-        # `--conf FILE` would pass for `--config` with argparse, and the file be read by nobody
+        # argparse would take `--conf FILE` for `--config`, but the file would not be read
         super().__init__(**(options | {"allow_abbrev": False}))
 
     def parse_known_args(  # type: ignore[override]  # typeshed has overloads of this one
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse's, with the file's flags in front of those given."""
+        """Parse as argparse does, with the file's flags in front of the command line's."""
         words = list(sys.argv[1:] if args is None else args)
-        self._file = _named(words) if self.reads_files else None
+        self._file = _config_path(words) if self.reads_files else None
         if self._file is None:
             return super().parse_known_args(words, namespace)
         flags = list(_flags(self._file))
-        found, rest = super().parse_known_args([*flags, *words], namespace)
+        parsed, rest = super().parse_known_args([*flags, *words], namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        found.again = partial(self.parse_args, words)
-        return found, rest
+        parsed.again = partial(self.parse_args, words)
+        return parsed, rest
 
     def error(self, message: str) -> NoReturn:
-        """End the program; where a file may be to blame, by an error that says so."""
+        """End the program; if a file was read, with an error that names it."""
         if self._file is None:
             super().error(message)
         raise ConfigError(f"{self._file} (or the command line beside it): {message}.")
 
 
 def config_option(parser: ConfiguredParser, example: str) -> None:
-    """``--config FILE``. example: a line of such a file."""
+    """Add ``--config FILE``. example: a line of such a file, for the help."""
     parser.reads_files = True
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"a TOML file with more of these flags ({example}, …); SIGHUP reads it again",
+        help=f"a TOML file with more of these flags ({example}, …); read again on SIGHUP",
     )
 
 
 def reread_args(args: argparse.Namespace) -> argparse.Namespace:
-    """The same command line with its file as it is now; `ConfigError` if that is broken."""
+    """Parse the same command line again with the file's present content.
+
+    Raises `ConfigError` if the file is broken.
+    """
     reread = getattr(args, "again", None)
-    found: argparse.Namespace = args if reread is None else reread()
-    return found
+    reparsed: argparse.Namespace = args if reread is None else reread()
+    return reparsed
 
 
-def _named(words: Sequence[str]) -> Path | None:
-    """The file behind the last ``--config``."""
-    found = None
+def _config_path(words: Sequence[str]) -> Path | None:
+    """Return the file of the last ``--config``."""
+    path = None
     for at, word in enumerate(words):
         if word == "--config" and at + 1 < len(words):
-            found = Path(words[at + 1])
+            path = Path(words[at + 1])
         elif word.startswith("--config="):
-            found = Path(word.partition("=")[2])
-    return found
+            path = Path(word.partition("=")[2])
+    return path
 
 
 def _flags(path: Path) -> Iterator[str]:
     for key, value in read_settings(path).items():
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
-            raise ConfigError(f"{path}: a configuration file names no other.")
-        if flag == "--help":  # at SIGHUP it would end the daemon
+            raise ConfigError(f"{path}: a configuration file cannot name another one.")
+        if flag == "--help":  # it would end the daemon on SIGHUP
             raise ConfigError(f"{path}: {key!r} is no setting.")
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, bool):
@@ -109,7 +112,7 @@ def _flags(path: Path) -> Iterator[str]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a configuration file as a table; `ConfigError` says why it is none."""
+    """Read a configuration file as a table; raise `ConfigError` if it cannot be used."""
     with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         with path.open("rb") as file:
             status = path.stat()

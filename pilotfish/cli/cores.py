@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 def halves() -> tuple[set[int], set[int]]:
-    """The edge's cores and the device's, of this process's; an only one is both's."""
+    """Split this process's cores into the edge's and the device's; a single core is shared."""
     cores = sorted(os.sched_getaffinity(0))
     middle = len(cores) // 2
     return set(cores[:middle] or cores), set(cores[middle:])
@@ -14,7 +14,7 @@ def halves() -> tuple[set[int], set[int]]:
 
 @contextmanager
 def kept_to(cores: Collection[int]) -> Iterator[None]:
-    """This thread, and threads that it starts meanwhile, run on these cores alone."""
+    """Run this thread, and threads that it starts meanwhile, on these cores only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

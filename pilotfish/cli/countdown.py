@@ -1,4 +1,4 @@
-"""How far a long command is: a bar and the time left on stderr, a line now and then in a log."""
+"""The progress of a long command: a bar and the time left on stderr, or lines in a log."""
 
 import time
 from types import TracebackType
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LINE_EVERY_S = 20.0
-_QUIET_S = 2.0  # what is done by then needs no line
+_QUIET_S = 2.0  # seconds; shorter work gets no line
 
 
 class Countdown:
-    """``total`` steps of one kind, and how long the rest will take at the speed so far.
+    """Shows the progress of ``total`` steps of one kind, and the time left at the speed so far.
 
-    Enter it, call `at` after each step; `tell` writes a line that stays. begun: steps that were
-    done before, which say nothing of the speed. wave: steps that are under way at once; until as
-    many are done, the speed is not known.
+    Enter it, then call `update` after each step; `print_above` writes a line that stays. begun:
+    steps of an earlier run, which do not count for the speed. wave: number of steps that run at
+    once; the speed is unknown until as many are done.
     """
 
     def __init__(self, label: str, total: int, *, begun: int = 0, wave: int = 1) -> None:
@@ -43,10 +43,10 @@ class Countdown:
         self._line_s = self._begun_s - _LINE_EVERY_S + _QUIET_S
 
     def update(self, done: int, left_s: float | None = None) -> None:
-        """So many steps are done; the rest takes ``left_s``, where the caller knows better."""
-        now_s, made = time.monotonic(), done - self._begun
-        if left_s is None and made >= self._wave:
-            left_s = (now_s - self._begun_s) / made * (self.total - done)
+        """Show that ``done`` steps are finished. left_s: the caller's own estimate of the rest."""
+        now_s, steps = time.monotonic(), done - self._begun
+        if left_s is None and steps >= self._wave:
+            left_s = (now_s - self._begun_s) / steps * (self.total - done)
         left = "" if left_s is None else f"about {duration(left_s)} left"
         self._progress.update(self._task, completed=done, total=self.total, left=left)
         if not self._console.is_terminal and now_s - self._line_s > _LINE_EVERY_S:
@@ -56,7 +56,7 @@ class Countdown:
             )
 
     def print_above(self, line: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(line, markup=False)
 
     def __enter__(self) -> "Self":

@@ -1,7 +1,7 @@
-"""``pilotfish demo``: the main job on one machine, with nothing to prepare.
+"""``pilotfish demo``: speculative decoding on one machine, with nothing to prepare.
 
-An edge process with the fp32 target and this process with the int4 drafter, CURVE between them.
-Each has as many threads as half of the cores, as though they were two machines.
+An edge process runs the fp32 target and this process the int4 drafter, with CURVE between them.
+Each has as many threads as half of the cores, as if they were two machines.
 """
 
 import argparse
@@ -28,25 +28,25 @@ _PROMPT = "Explain in a few sentences why the sky is blue."
 
 
 class DemoSettings(Struct, frozen=True, kw_only=True):
-    """What is asked, and how it is answered."""
+    """The prompt, and how it is answered."""
 
     prompt: Annotated[str, setting("the user's message")] = _PROMPT
     max_tokens: Annotated[int, setting("tokens of an answer at most")] = 96
     window: Annotated[int, setting("γ, draft tokens a round")] = 4
-    temperature: Annotated[float, setting("of dsd, coupled and the second stream", metavar="T")] = (
-        1.0
-    )
-    seed: Annotated[int, setting("of their draws")] = 7
+    temperature: Annotated[
+        float, setting("temperature of dsd, coupled and the second stream", metavar="T")
+    ] = 1.0
+    seed: Annotated[int, setting("seed of the sampling protocols")] = 7
 
 
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "demo",
-        help="both ends on this machine, nothing to prepare",
+        help="run both ends on this machine, nothing to prepare",
         description="Exports the default pair on first use (SmolLM2-135M: int4 drafter, fp32 "
         "target), starts an edge process, and answers one prompt under several protocols. Each end "
-        "has threads for one half of the cores.",
+        "uses half of the cores.",
     )
     add_flags(parser, DemoSettings)
     json_option(parser)
@@ -54,7 +54,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, DemoSettings)
+    settings = from_args(args, DemoSettings)
     drafter, target = default_pair()
     screen = AnswerScreen(quiet=args.json == "-")
     with tempfile.TemporaryDirectory(prefix="pilotfish-demo-") as folder:
@@ -70,11 +70,11 @@ def _run(args: argparse.Namespace) -> int:
             device.generate("Hello", protocol="greedy", max_tokens=8)
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
             screen.legend()
-            # the target alone at both temperatures, for what is lossless is compared with it
-            plain = dict.fromkeys([(STREAM, 0.0), (STREAM, told.temperature)])
-            sampled = [(name, told.temperature) for name in ("dsd", "coupled")]
+            # the target alone at both temperatures: lossless protocols are compared with it
+            plain = dict.fromkeys([(STREAM, 0.0), (STREAM, settings.temperature)])
+            sampled = [(name, settings.temperature) for name in ("dsd", "coupled")]
             generations = {
-                run: _generate(device, screen, told, *run)
+                run: _generate(device, screen, settings, *run)
                 for run in (("greedy", 0.0), *sampled, *plain, (LOCAL, 0.0))
             }
     figures = _figures(generations)
@@ -87,16 +87,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _generate(
-    device: Device, screen: AnswerScreen, told: DemoSettings, protocol: str, temperature: float
+    device: Device, screen: AnswerScreen, settings: DemoSettings, protocol: str, temperature: float
 ) -> Generation:
     screen.notes.rule(f"{protocol}, temperature {temperature:g}")
     for piece in device.stream(
-        told.prompt,
+        settings.prompt,
         protocol=protocol,
-        window=told.window,
-        max_tokens=told.max_tokens,
+        window=settings.window,
+        max_tokens=settings.max_tokens,
         temperature=temperature,
-        seed=told.seed,
+        seed=settings.seed,
     ):
         screen.show(piece)
     screen.end()
@@ -105,7 +105,7 @@ def _generate(
 
 
 def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]:
-    """The main run's figures (greedy) at the top, and each protocol's under its name."""
+    """Return the figures of the main run (greedy), and each protocol's under its name."""
     rows: dict[str, dict[str, Any]] = {}
     for (protocol, temperature), generation in generations.items():
         # `stream` has a second column, for the protocols that sample
@@ -123,7 +123,7 @@ def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]
 
 
 def _pace(generation: Generation) -> float:
-    """Tokens a second after the first round, in which the prompt is read."""
+    """Return the tokens per second after the first round, which also reads the prompt."""
     later = sum(len(round_.tokens) for round_ in generation.rounds[1:])
     spent_s = generation.total_s - generation.first_token_s
     return later / spent_s if later else generation.tokens_per_s

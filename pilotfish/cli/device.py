@@ -1,6 +1,6 @@
 """``pilotfish device run`` answers one prompt; ``pilotfish device serve`` answers over HTTP.
 
-Both draft here and have a target on the edge verify.
+Both draft on this machine; a target on the edge verifies.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
 
-_TEMPERATURE = 1.0  # of a request that names none, as at OpenAI
+_TEMPERATURE = 1.0  # default of a request, as at OpenAI
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 _SERVE = """\
-Answers OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models;
-beside them /health, /metrics (Prometheus), /status and, at /, a page to chat with. Ctrl-C or
-SIGTERM lets running answers end and stops; SIGHUP reads keys and --config again.
+Serves OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
+Also serves /health, /metrics (Prometheus), /status and a chat page at /. Ctrl-C or SIGTERM stops
+the service after the running answers; SIGHUP makes it read keys and --config again.
 """
 _SERVE_EXAMPLE = """\
 example:
@@ -41,14 +41,16 @@ example:
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
 
-Beyond loopback clients need a key: a file with a NAME:KEY a line, which only you can read; and
-keys need https: --tls-cert and --tls-key, or a proxy on this machine.
+Beyond loopback, clients need an API key (--api-keys: a file with one NAME:KEY per line, readable
+by you alone), and keys need https (--tls-cert and --tls-key, or a proxy on this machine).
 """
 
 
 def add_to(commands: Commands) -> None:
     """Register the commands."""
-    parser = commands.add_parser("device", help="draft here", description="The drafting end.")
+    parser = commands.add_parser(
+        "device", help="run the device", description="The end that drafts."
+    )
     actions = choices_as(ConfiguredParser, parser)
     _add_run(actions)
     _add_serve(actions)
@@ -58,22 +60,21 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     run = actions.add_parser(
         "run",
         help="answer one prompt",
-        description="Answers one prompt; '-' reads it from stdin. The text goes to stdout, all "
-        "else to stderr.",
+        description="Answers one prompt. The text goes to stdout, everything else to stderr.",
     )
-    run.add_argument("prompt", help="the user's message, or '-'")
+    run.add_argument("prompt", help="the user's message; '-' reads it from stdin")
     add_flags(run, DeviceConfig, on_link_loss="fail")
     generation_options(run, protocol="auto", tokens=128, temperature="default")
     talk_options(run)
     json_option(run)
-    run.add_argument("--stats", action="store_true", help="print what happened, to stderr")
+    run.add_argument("--stats", action="store_true", help="print statistics to stderr")
     run.set_defaults(run=_run)
 
 
 def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     serve = actions.add_parser(
         "serve",
-        help="answer over HTTP until told to stop",
+        help="answer over HTTP until stopped",
         description=_SERVE,
         epilog=_SERVE_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -112,9 +113,9 @@ def _run(args: argparse.Namespace) -> int:
         choice = device.last.choice
         turn = device.last.turn
     if args.json:
-        calls = [{"name": one.name, "arguments": one.arguments} for one in turn.calls]
-        said = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
-        write_json(args.json, {**figures, "answer": said})
+        calls = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]
+        answer = {"content": turn.content, "reasoning": turn.reasoning, "calls": calls}
+        write_json(args.json, {**figures, "answer": answer})
     if args.stats:
         if choice is not None:
             screen.notes.print(f"auto: {choice.reason}")
@@ -124,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_link_log(quiet: bool) -> Iterator[None]:
-    """Leave out what is logged of the link, if ``quiet``: the command's error says the same."""
+    """Silence the link's warnings, if ``quiet``: the command's error says the same."""
     log = logging.getLogger(LINK_LOG)
     before = log.level
     if quiet:
@@ -136,7 +137,7 @@ def _without_link_log(quiet: bool) -> Iterator[None]:
 
 
 def _cut_short(tokens: int, most: int) -> str:
-    """Say why an answer ends where its model had not ended it."""
+    """Say why an answer ends before its model ended it."""
     if tokens < most:
         return f"the answer was cut after {tokens} tokens, where the context ends"
     return f"the answer was cut after {tokens} tokens: allow more with --max-tokens"
@@ -158,7 +159,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _options_of(args: argparse.Namespace) -> Options:
-    """What holds for a request that does not say otherwise."""
+    """Return the default options of requests."""
     options = generation_of(args)
     if args.edge is None and args.protocol in (AUTO, LOCAL):
         options["protocol"] = LOCAL
@@ -168,7 +169,7 @@ def _options_of(args: argparse.Namespace) -> Options:
         )
     if args.temperature is None:
         options["temperature"] = 0.0 if args.protocol == Greedy.name else _TEMPERATURE
-    if not args.max_tokens:  # as many as fit
+    if not args.max_tokens:  # 0: as many as fit
         del options["max_tokens"]
     return options
 

@@ -28,12 +28,12 @@ example:
 
 def add_to(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("edge", help="run the edge", description="The verifying end.")
+    parser = commands.add_parser("edge", help="run the edge", description="The end that verifies.")
     actions = choices_as(ConfiguredParser, parser)
     edge_worker.add_to(actions)
     serve_parser = actions.add_parser(
         "serve",
-        help="verify for devices until told to stop",
+        help="verify for devices until stopped",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -45,13 +45,13 @@ def add_to(commands: Commands) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    asked = from_args(args, EdgeConfig)
-    config = replace(asked, target=_first_stage(asked))
+    settings = from_args(args, EdgeConfig)
+    config = replace(settings, target=_first_stage(settings))
 
     def reread() -> EdgeConfig:
-        """The configuration as it is now; the target's folder is not looked for again."""
+        """Read the configuration again, but do not look for the target's folder again."""
         now = from_args(reread_args(args), EdgeConfig)
-        same = (now.target, now.cluster.stages) == (asked.target, asked.cluster.stages)
+        same = (now.target, now.cluster.stages) == (settings.target, settings.cluster.stages)
         return replace(now, target=config.target) if same else now
 
     if args.parent_fd is None:
@@ -60,13 +60,13 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _first_stage(config: EdgeConfig) -> Path:
-    """The folder to open: of a model in stages, that of the first."""
+    """Return the folder to open; of a model in stages, the first stage's."""
     folder, stages = config.target, config.cluster.stages
     if stages == 1:
         return folder
     if (folder / "stage-1").is_dir():
         return folder / "stage-1"
-    from pilotfish.cli.export_split import stages_of  # what draws progress comes with it
+    from pilotfish.cli.export_split import stages_of  # late: imports the progress bars
 
     return stages_of(Artifact.open(folder), stages) / "stage-1"
 

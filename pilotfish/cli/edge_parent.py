@@ -1,4 +1,4 @@
-"""An edge's daemon as the child of another process (`edge_runtime.process`)."""
+"""Run an edge's daemon as the child of another process (`edge_runtime.process`)."""
 
 import socket
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from pilotfish.engines.engine_errors import EngineError
 
 
 def for_parent(daemon: Callable[..., int], descriptor: int) -> int:
-    """Run a daemon, and tell the parent where it listens, or why it does not; its exit code.
+    """Run a daemon and return its exit code; report its endpoint or its error to the parent.
 
-    daemon: takes ``announce``, to be called with the endpoint, and ``lifeline``, which closes at
-    its other end when the parent is gone.
+    daemon: takes ``announce``, a function of the endpoint, and ``lifeline``, a descriptor whose
+    other end closes when the parent ends.
     """
     with socket.socket(fileno=descriptor) as end:
         tie = ChildPipe(end)

@@ -11,9 +11,9 @@ from pilotfish.edge_runtime.edge_config import NodeConfig
 from pilotfish.edge_runtime.node.node_daemon import serve_node
 
 _DESCRIPTION = """\
-Holds a part of some edge's target, and computes what that edge asks for: as a worker of a
-federation a whole model, of which it tells the top K; as a stage of a pipeline some layers. Devices
-do not talk to it. It works for one edge at a time, and any edge whose key it allows may have it.
+Runs a part of another edge's target. A worker of a federation runs a whole model and returns its
+top K; a stage of a pipeline runs some layers. Devices do not connect to it. It serves one edge at a
+time: any edge whose key it allows.
 """
 _EXAMPLE = """\
 example, on each worker and then on the edge (docs/scale.md):
@@ -27,7 +27,7 @@ def add_to(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     """Register the action."""
     parser = actions.add_parser(
         "worker",
-        help="hold a part of another edge's target",
+        help="run a part of another edge's target",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

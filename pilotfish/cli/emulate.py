@@ -19,10 +19,10 @@ from pilotfish.emulation.emulator import Conditions, Traffic
 from pilotfish.emulation.proxy import Proxy, take_precedence
 
 _DESCRIPTION = """\
-Passes TCP connections on to an edge, over a link that is like the options say. Up is from the
-device to the edge. What is not given is not limited. Loss shows as stalls: this is TCP, which sends
-a lost segment again and holds all behind it, for a round trip when more follows, else for a round
-trip and 200 ms. Ctrl-C or SIGTERM stops it and says what has passed.
+Forwards TCP connections to an edge over an emulated link. Up is from the device to the edge.
+Without an option there is no limit. Loss shows as stalls, as in TCP: a lost segment is sent again
+and delays all later ones, by one round trip if more follows, else by one round trip and 200 ms.
+Ctrl-C or SIGTERM stops it and prints the traffic.
 """
 _EXAMPLE = """\
 example:
@@ -32,20 +32,20 @@ example:
 
 
 class EmulateSettings(Struct, frozen=True, kw_only=True):
-    """Between which addresses the link is, and how."""
+    """The addresses of both ends of the link, and its conditions."""
 
-    listen: Annotated[str, setting("where devices connect to", metavar="ADDRESS")] = (
+    listen: Annotated[str, setting("address for devices to connect to", metavar="ADDRESS")] = (
         "tcp://127.0.0.1:7177"
     )
-    connect: Annotated[str, setting("the edge; it may come later", metavar="ADDRESS")] = (
-        "tcp://127.0.0.1:7077"
-    )
+    connect: Annotated[
+        str, setting("the edge's address; it may start later", metavar="ADDRESS")
+    ] = "tcp://127.0.0.1:7077"
     conditions: Conditions = Conditions()
     json: (
         Annotated[
             str,
             setting(
-                "at the end, write what passed as JSON to PATH ('-' for stdout)", metavar="PATH"
+                "at the end, write the traffic as JSON to PATH ('-' for stdout)", metavar="PATH"
             ),
         ]
         | None
@@ -66,19 +66,19 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, EmulateSettings)
-    proxy = Proxy(told.listen, told.connect, told.conditions)
+    settings = from_args(args, EmulateSettings)
+    proxy = Proxy(settings.listen, settings.connect, settings.conditions)
     started_s = monotonic()
     with _signals(proxy) as received:
         print(
-            f"pilotfish: the link to {told.connect} begins at {proxy.endpoint}",
+            f"pilotfish: the link to {settings.connect} begins at {proxy.endpoint}",
             file=sys.stderr,
             flush=True,
         )
         take_precedence()
         proxy.run()
     proxy.close()
-    _tell(proxy.traffic(), told, monotonic() - started_s)
+    _print_traffic(proxy.traffic(), settings, monotonic() - started_s)
     if signal.SIGINT in received:
         raise KeyboardInterrupt
     return 0
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _signals(proxy: Proxy) -> Iterator[list[int]]:
-    """Have SIGINT and SIGTERM stop the proxy between two turns of its loop; which ones came."""
+    """Stop the proxy between two turns of its loop on SIGINT or SIGTERM; yield the signals."""
     received: list[int] = []
     read, write = socket.socketpair()
     with read, write:
@@ -105,13 +105,13 @@ def _signals(proxy: Proxy) -> Iterator[list[int]]:
                 signal.signal(number, handler)
 
 
-def _tell(traffic: Traffic, told: EmulateSettings, seconds: float) -> None:
+def _print_traffic(traffic: Traffic, settings: EmulateSettings, seconds: float) -> None:
     print(
         f"pilotfish: passed {traffic.up_bytes:,} bytes up and {traffic.down_bytes:,} down in "
         f"{seconds:.1f} s over {traffic.connections} connections; lost and sent again: "
         f"{traffic.up_lost} segments up, {traffic.down_lost} down",
         file=sys.stderr,
     )
-    if told.json:
-        link = structs.asdict(told.conditions)
-        write_json(told.json, {"seconds": seconds, **asdict(traffic), "link": link})
+    if settings.json:
+        link = structs.asdict(settings.conditions)
+        write_json(settings.json, {"seconds": seconds, **asdict(traffic), "link": link})

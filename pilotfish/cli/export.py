@@ -1,4 +1,4 @@
-"""``pilotfish export``: make artifacts, list them, compare two."""
+"""``pilotfish export``: make, list and compare artifacts."""
 
 import argparse
 import json
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
 
 _ENGINE = """\
-Builds a TensorRT engine of each artifact on the GPU of this machine, which takes minutes, and keeps
-it below the cache folder ($PILOTFISH_CACHE/engines); one that is there already and that TensorRT
-accepts is left alone. Decoders with --provider tensorrt or auto then run it. An engine has the
-artifact's precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
-Not run over TensorRT itself yet: tested against doubles of NVIDIA's libraries."""
+Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps it
+in the cache ($PILOTFISH_CACHE/engines). An engine that is there and that TensorRT accepts is not
+built again. Decoders with --provider tensorrt or auto run it. An engine has the artifact's
+precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
+Not tested with TensorRT itself yet, only with doubles of NVIDIA's libraries."""
 _ENGINE_EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
@@ -48,7 +48,7 @@ no GPU; 78 a broken configuration.
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export model`` is told."""
+    """Settings of ``pilotfish export model``."""
 
     source: Annotated[
         str,
@@ -62,26 +62,26 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     precision: Annotated[
         Precision | Literal["auto"],
         setting(
-            "of the weights. A target: fp32, or fp16 on a GPU. A drafter on a CPU: stored, which "
-            "keeps the blocks that a GGUF file or a GPTQ or AWQ checkpoint has, else int8, or int4 "
-            "where memory is short; auto: by trial, see below (default: fp32)",
+            "precision of the weights. Target: fp32, or fp16 on a GPU. Drafter on a CPU: stored, "
+            "which keeps the blocks of a GGUF file or of a GPTQ or AWQ checkpoint; else int8, or "
+            "int4 to save memory; auto: by trial, see below (default: fp32)",
             choices=(*get_args(Precision), export_auto.AUTO),
         ),
     ] = "fp32"
     dialect: Annotated[
         Literal["auto", "opset24", "opset17", "contrib", "llamacpp", "genai"],
         setting(
-            "which operators the graph uses; auto takes what runs best here (default). llamacpp: "
-            "no graph, but the GGUF file itself, of any architecture, for llama.cpp to run; genai: "
-            "the graph of a folder that ONNX Runtime GenAI's model builder wrote, as it is"
+            "the graph's operators; auto takes what runs best here (default). llamacpp: no graph, "
+            "but the GGUF file itself, of any architecture, for llama.cpp; genai: the unchanged "
+            "graph of a folder that ONNX Runtime GenAI's model builder wrote"
         ),
     ] = "auto"
     first_layers: (
         Annotated[
             int,
             setting(
-                "keep only the first N layers, with the model's own last norm and head: a smaller "
-                "and worse model of the same vocabulary (default: all layers)",
+                "keep only the first N layers, with the final norm and head: a smaller and worse "
+                "model of the same vocabulary (default: all layers)",
                 ge=1,
             ),
         ]
@@ -91,9 +91,9 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             int,
             setting(
-                "positions that the artifact takes; its rotary tables grow with them (default: the "
-                "model's; of Phi's longrope those of the short factors, a larger number takes the "
-                "long ones at all positions)",
+                "the artifact's context in positions; its rotary tables grow with it (default: the "
+                "model's; for Phi's longrope that of the short factors, and a larger number uses "
+                "the long factors at all positions)",
                 ge=2,
                 metavar="C",
             ),
@@ -103,9 +103,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     ignore_keys: Annotated[
         tuple[str, ...],
         setting(
-            "let a key of the model's configuration pass that is not known here, because it has no "
-            "effect on the text; chat_template leaves the chat templates out; may be given several "
-            "times, and the manifest says so",
+            "ignore an unknown key of the model's configuration that has no effect on the text; "
+            "chat_template leaves out the chat templates; may be repeated; the manifest records it",
             flag="ignore-key",
             metavar="NAME",
             repeat=True,
@@ -114,8 +113,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     check: Annotated[
         bool,
         setting(
-            "do not measure what the precision costs: KL and α between the artifact and the same "
-            "weights in float32, along a built-in text, for the manifest",
+            "do not measure the cost of the precision for the manifest: KL and α against the same "
+            "weights in float32, along a built-in text",
             flag="no-check",
         ),
     ] = True
@@ -124,7 +123,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 
 
 class EngineBuildSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export engine`` is told."""
+    """Settings of ``pilotfish export engine``."""
 
     artifacts: Annotated[
         tuple[Path, ...],
@@ -134,7 +133,7 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "build for the drafter, lanes and context of this configuration of `device serve`",
+                "build for the drafter, lanes and context in this configuration of `device serve`",
                 metavar="FILE",
             ),
         ]
@@ -157,14 +156,13 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
 
 
 class ListSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export list`` is told."""
+    """Settings of ``pilotfish export list``."""
 
     folder: (
-        Annotated[Path, setting("default: where `pilotfish demo` keeps its own", positional=True)]
-        | None
+        Annotated[Path, setting("folder to list (default: the cache's)", positional=True)] | None
     ) = None
     supported: Annotated[
-        bool, setting("list instead the classes of models that `export model` takes")
+        bool, setting("list the classes of models that `export model` supports instead")
     ] = False
     json: Annotated[bool, setting("print JSON")] = False
 
@@ -174,7 +172,7 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "export",
         help="make artifacts, list and compare them",
-        description="Weights in, artifacts out.",
+        description="Makes artifacts from weights, and lists and compares them.",
     )
     actions = choices_of(parser)
     model = actions.add_parser(
@@ -197,31 +195,31 @@ def add_to(commands: Commands) -> None:
     engine.set_defaults(run=_engine, usage=engine.error)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    what = "list artifacts, or the models that can be exported"
+    what = "list artifacts, or the supported models"
     listing = actions.add_parser("list", help=what, description=f"{what.capitalize()}.")
     add_flags(listing, ListSettings)
     listing.set_defaults(run=_list, usage=listing.error)
 
 
 def artifacts_directory() -> Path:
-    """Where artifacts go that nobody named a folder for."""
+    """Return the cache's folder of artifacts."""
     return cache_directory() / "artifacts"
 
 
 def default_pair() -> tuple[Path, Path]:
-    """The default model as int4 drafter and as fp32 target, exported where it is missing.
+    """Return the default model as int4 drafter and as fp32 target; export what is missing.
 
-    Its file has blocks of 4 bits, which int4 keeps: nothing else drafts as fast (docs/engines.md).
+    Its file has blocks of 4 bits, which int4 keeps: the fastest drafter (docs/engines.md).
     """
     return default_artifact("int4"), default_artifact("fp32")
 
 
 def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
-    """The default model in this precision, exported if there is none yet; see `export_model`."""
-    # Earlier versions kept int4 with another head, and rounded once more, without this in the name.
+    """Return the default model in this precision; export it if it is missing."""
+    # Earlier versions named int4 artifacts without the head, whose weights they rounded once more.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
-    # Environments may share the cache, and an older runtime cannot run a newer one's "auto".
+    # Environments may share the cache, and an older runtime cannot run a newer one's dialect.
     whole = precision in ("fp32", "fp16")
     dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
     path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
@@ -241,14 +239,14 @@ def export_model(
     context: int | None = None,
     ignore_keys: Sequence[str] = (),
     *,
-    kept: NDArray[np.int64] | None = None,
+    kept_tokens: NDArray[np.int64] | None = None,
     check: bool = False,
 ) -> None:
-    """Export with a progress bar; says which extra to install if the export tools are missing."""
+    """Export with a progress bar; without the export tools, the error names the extra."""
     with export_tools():
         from pilotfish.export.model import export_model as write
     with Bars() as bars:
-        made = write(
+        artifact = write(
             source,
             out,
             precision=precision,
@@ -256,11 +254,11 @@ def export_model(
             first_layers=first_layers,
             context=context,
             ignore_keys=ignore_keys,
-            head_tokens=kept,
+            head_tokens=kept_tokens,
             check=check,
             progress=bars.show,
         )
-    if cost := made.manifest.cost:
+    if cost := artifact.manifest.cost:
         print(
             f"pilotfish: {precision} against float32, along {cost.tokens} tokens: KL {cost.kl:.4f} "
             f"nats a token, α {cost.acceptance:.3f}",
@@ -269,53 +267,58 @@ def export_model(
 
 
 def _model(args: argparse.Namespace) -> int:
-    told = from_args(args, ModelSettings)
-    if wrong := told.trial.problem(told.precision):
+    settings = from_args(args, ModelSettings)
+    if wrong := settings.trial.problem(settings.precision):
         args.usage(wrong)
-    if told.dialect in {LLAMACPP, GENAI} and told.precision != "fp32":
-        args.usage(f"--dialect {told.dialect} keeps the source's precision: leave --precision out")
+    if settings.dialect in {LLAMACPP, GENAI} and settings.precision != "fp32":
+        args.usage(
+            f"--dialect {settings.dialect} keeps the source's precision: leave --precision out"
+        )
 
-    if wrong := told.keep.problem:
+    if wrong := settings.keep.problem:
         args.usage(wrong)
-    source: str | WeightSource = told.source
-    kept = None
-    if told.keep.keep_tokens is not None:
-        if told.dialect in {LLAMACPP, GENAI}:
-            args.usage(f"--dialect {told.dialect} keeps the source's head: leave --keep-tokens out")
-        source = _opened(told)
-        kept = export_keep.choose_kept_tokens(source, told.keep)
+    source: str | WeightSource = settings.source
+    kept_tokens = None
+    if settings.keep.keep_tokens is not None:
+        if settings.dialect in {LLAMACPP, GENAI}:
+            args.usage(
+                f"--dialect {settings.dialect} keeps the source's head: leave --keep-tokens out"
+            )
+        source = _open_source(settings)
+        kept_tokens = export_keep.choose_kept_tokens(source, settings.keep)
 
-    tried = told.precision == export_auto.AUTO and told.trial.requested  # which tells it, too
+    # a trial prints the cost of each precision, too
+    tried = settings.precision == export_auto.AUTO and settings.trial.requested
 
     def export(precision: Precision, out: Path) -> None:
         export_model(
             source,
             out,
             precision,
-            told.dialect,
-            told.first_layers,
-            told.context,
-            told.ignore_keys,
-            kept=kept,
-            check=told.check and not tried,
+            settings.dialect,
+            settings.first_layers,
+            settings.context,
+            settings.ignore_keys,
+            kept_tokens=kept_tokens,
+            check=settings.check and not tried,
         )
 
-    if told.precision != export_auto.AUTO:
-        export(told.precision, told.out)
-    elif told.trial.requested:
-        export_auto.export_fastest(told.out, told.dialect, told.trial, export)
+    if settings.precision != export_auto.AUTO:
+        export(settings.precision, settings.out)
+    elif settings.trial.requested:
+        export_auto.export_fastest(settings.out, settings.dialect, settings.trial, export)
     else:
-        export(export_auto.default_choice(), told.out)
-    print(told.out)
+        export(export_auto.default_choice(), settings.out)
+    print(settings.out)
     return 0
 
 
-def _opened(told: ModelSettings) -> "WeightSource":
-    """The source, opened once: its tokens are counted before it is exported."""
+def _open_source(settings: ModelSettings) -> "WeightSource":
+    """Open the source once: for counting its tokens, then for the export."""
     with export_tools():
         from pilotfish.export.sources import open_source
     with Bars() as bars:
-        return open_source(told.source, bars.show, told.ignore_keys)
+        return open_source(settings.source, bars.show, settings.ignore_keys)
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -323,16 +326,16 @@ def _engine(args: argparse.Namespace) -> int:
     from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
     from pilotfish.engines.tensorrt.gates import tensorrt_version
 
-    told = from_args(args, EngineBuildSettings)
-    paths, slots, context = told.artifacts, told.slots or 1, told.context
-    if told.config:
+    settings = from_args(args, EngineBuildSettings)
+    paths, slots, context = settings.artifacts, settings.slots or 1, settings.context
+    if settings.config:
         from pilotfish.cli import parser
 
-        served = parser().parse_args(["device", "serve", "--config", str(told.config)])
+        served = parser().parse_args(["device", "serve", "--config", str(settings.config)])
         paths = (*paths, served.draft)
-        slots, context = told.slots or served.lanes, told.context or served.context
+        slots, context = settings.slots or served.lanes, settings.context or served.context
     if not paths:
-        args.usage("name an artifact, or a --config that does")
+        args.usage("name an artifact, or a --config that names one")
     artifacts = [Artifact.open(path) for path in paths]
     tensorrt_version()
     cuda = Cuda()
@@ -355,14 +358,14 @@ def _engine(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from pilotfish.export.catalog import list_artifacts
 
-    told = from_args(args, ListSettings)
-    if told.supported:
-        if told.folder:
+    settings = from_args(args, ListSettings)
+    if settings.supported:
+        if settings.folder:
             args.usage("--supported lists classes of models, not a folder")
-        return _list_supported(told)
-    folder = told.folder or artifacts_directory()
+        return _list_supported(settings)
+    folder = settings.folder or artifacts_directory()
     entries = list_artifacts(folder)
-    if told.json:
+    if settings.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))
         return 0
     table = _folding("folder", "model", "precision", "dialect", "MiB")
@@ -379,18 +382,18 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _folding(*columns: str) -> Table:
-    """Return a table that shows every cell whole, the first column's in one line if it fits."""
+    """Return a table that cuts no cell, and folds the first column only if it must."""
     table = Table()
     for at, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=at == 0)
     return table
 
 
-def _list_supported(told: ListSettings) -> int:
+def _list_supported(settings: ListSettings) -> int:
     with export_tools():
         from pilotfish.export.supported import supported
     models = supported()
-    if told.json:
+    if settings.json:
         print(json.dumps(msgspec.to_builtins(models), indent=2))
         return 0
     table = _folding("model_type", "models", "dialects", "drafts", "stages", "GGUF")

@@ -1,4 +1,4 @@
-"""``pilotfish export model … --precision auto``: the precision that drafts fastest, by trial."""
+"""``pilotfish export model … --precision auto``: choose the fastest drafter by trial."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
-# The smallest first; `stored` where the source has blocks, the others wherever they can be.
+# The smallest first; `stored` only if the source has blocks.
 _CANDIDATES: tuple[Precision, ...] = (STORED, "int4", "int8", "fp16", _REFERENCE)
 _COLUMNS = ("precision", "MiB", "α", "greedy", "ms a pass", "window", "tokens/s", "× stream")
 _RTT_S = 0.02
@@ -32,25 +32,25 @@ _Export = Callable[[Precision, Path], None]
 
 
 GROUP = setting(
-    "tries stored, int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, "
-    "predicted from acceptance and times that are measured here, in a minute or two; all of them "
-    "and the target are in memory at once. Without --target and --target-ms it takes int8.",
+    "Tries stored, int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, "
+    "predicted from acceptance and times measured here. Takes a minute or two, and memory for all "
+    "of them and the target at once. Without --target and --target-ms it takes int8.",
     title="--precision auto",
 )
 
 
 class TrialSettings(Struct, frozen=True, kw_only=True):
-    """What drafters are tried against."""
+    """The target and link of the trial."""
 
-    target: (
-        Annotated[Path, setting("the target's artifact, which is run here", metavar="DIR")] | None
-    ) = None
+    target: Annotated[Path, setting("the target's artifact, to run here", metavar="DIR")] | None = (
+        None
+    )
     target_ms: (
         Annotated[
             float,
             setting(
-                "what a pass of the target takes where it will run; without --target, acceptance "
-                "is measured against the model's own fp32",
+                "milliseconds of a target's pass on its future machine; without --target, "
+                "acceptance is measured against the model's own fp32",
                 gt=0,
                 metavar="T",
             ),
@@ -60,25 +60,27 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
     rtt_s: (
         Annotated[
             float,
-            setting("of the link, as 50ms (default: 20ms)", form="duration", metavar="TIME"),
+            setting(
+                "round trip of the link, e.g. 50ms (default: 20ms)", form="duration", metavar="TIME"
+            ),
         ]
         | None
     ) = None
 
     @property
     def requested(self) -> bool:
-        """Whether there is anything to try drafters against."""
+        """Return whether there is a target for a trial."""
         return self.target is not None or self.target_ms is not None
 
     @property
     def link_s(self) -> float:
-        """The round trip of the link."""
+        """The round trip of the link, seconds."""
         return _RTT_S if self.rtt_s is None else self.rtt_s
 
     def problem(self, precision: str) -> str:
-        """Say what makes no sense with this precision; "" if all does."""
-        told = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
-        named = [name for name, value in told.items() if value is not None]
+        """Return what is wrong with the options for this precision; "" if nothing is."""
+        options = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
+        named = [name for name, value in options.items() if value is not None]
         if named and precision != AUTO:
             return f"{named[0]} goes with --precision auto"
         if named == ["--rtt"]:
@@ -87,17 +89,17 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
 
 
 def default_choice() -> Precision:
-    """What is taken where there is nothing to try drafters against; says so."""
+    """Return the precision for an export without a trial, and report it."""
     print(
-        f"pilotfish: took {_UNTRIED}, which is accepted nearly as fp32 is, whatever the weights: "
-        "without --target DIR or --target-ms T nothing can be tried",
+        f"pilotfish: took {_UNTRIED}, whose acceptance is close to fp32's for all weights; a trial "
+        "needs --target DIR or --target-ms T",
         file=sys.stderr,
     )
     return _UNTRIED
 
 
 def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export) -> None:
-    """Export the candidates, try them, say what was found, and leave the fastest one at `out`."""
+    """Export the candidates, try them, report the figures, and move the fastest one to `out`."""
     with export_tools():
         from pilotfish.export.atomic import replacing
     from pilotfish.device_runtime.drafter_trial import (
@@ -108,32 +110,32 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     target = None if pair.target is None else Artifact.open(pair.target)
     with replacing(out) as partial:
         folder = partial / "candidates"
-        made = _exported(folder, dialect, export)
+        candidates = _export_candidates(folder, dialect, export)
         with Bars() as bars:
             trials = try_drafters(
-                made,
-                target or made[_REFERENCE],
+                candidates,
+                target or candidates[_REFERENCE],
                 BUILT_IN,
                 rtt_s=pair.link_s,
                 target_s=None if pair.target_ms is None else pair.target_ms * 1e-3,
                 progress=bars.show,
             )
         best = pick_drafter({name: trial.tokens_per_s for name, trial in trials.items()})
-        _tell(trials, made, best, pair, target)
-        for file in made[best].path.iterdir():
+        _print_trials(trials, candidates, best, pair, target)
+        for file in candidates[best].path.iterdir():
             file.rename(partial / file.name)
         shutil.rmtree(folder)
 
 
-def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:
-    """The candidates that this dialect and these weights allow."""
+def _export_candidates(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact]:
+    """Export the candidates that the dialect and the weights allow."""
     from pilotfish.export.dialects import DIALECTS
 
     if dialect == AUTO:  # fp16 is for GPUs: a CPU computes it in float32, with casts
         allowed: Sequence[str] = [name for name in _CANDIDATES if name != "fp16"]
     else:
         allowed = DIALECTS[dialect].precisions
-    made: dict[str, Artifact] = {}
+    candidates: dict[str, Artifact] = {}
     for precision in _CANDIDATES:
         if precision not in allowed:
             continue
@@ -145,13 +147,13 @@ def _exported(folder: Path, dialect: str, export: _Export) -> dict[str, Artifact
             if precision != STORED:
                 print(f"pilotfish: {precision} is left out: {error}", file=sys.stderr)
             continue
-        made[precision] = Artifact.open(folder / precision)
-    return made
+        candidates[precision] = Artifact.open(folder / precision)
+    return candidates
 
 
-def _tell(
+def _print_trials(
     trials: "dict[str, DrafterTrial]",
-    made: dict[str, Artifact],
+    candidates: dict[str, Artifact],
     best: str,
     pair: TrialSettings,
     target: Artifact | None,
@@ -163,7 +165,7 @@ def _tell(
     for name, trial in trials.items():
         table.add_row(
             f"[bold]{name}[/]" if name == best else name,
-            f"{sum(file.stat().st_size for file in made[name].path.iterdir()) / 2**20:.0f}",
+            f"{sum(file.stat().st_size for file in candidates[name].path.iterdir()) / 2**20:.0f}",
             f"{trial.acceptance:.3f}",
             f"{trial.agreement:.3f}",
             f"{trial.draft_s * 1e3:.2f}",
@@ -184,14 +186,14 @@ def _why(trials: "dict[str, DrafterTrial]", best: str) -> str:
 def _reasons(
     trials: "dict[str, DrafterTrial]", best: str, pair: TrialSettings, target: Artifact | None
 ) -> list[str]:
-    """What α was measured against, and why this one was taken."""
-    won = trials[best]
-    along = f"over {won.positions} tokens of its answers to five prompts"
+    """Explain the reference of α, and the choice."""
+    winner = trials[best]
+    along = f"over {winner.positions} tokens of its answers to five prompts"
     if target is None:
         lines = [
-            f"α is against the model's own {_REFERENCE}, {along}: it says what rounding alone "
-            "loses. A real target accepts less of every precision, and the cheaper ones lose less "
-            "by it: give --target DIR where you can."
+            f"α is against the model's own {_REFERENCE}, {along}: it shows the loss by rounding "
+            "alone. A real target accepts less of every precision, with smaller differences: give "
+            "--target DIR if you can."
         ]
     else:
         lines = [
@@ -202,12 +204,12 @@ def _reasons(
         f"{name} {trial.tokens_per_s:.1f}" for name, trial in trials.items() if name != best
     )
     lines.append(
-        f"{best} is taken{_why(trials, best)}: {won.tokens_per_s:.1f} tokens/s with window "
-        f"{won.window}{f' ({others})' if others else ''}; the target alone streams "
-        f"{won.streamed_per_s:.1f}."
+        f"{best} is taken{_why(trials, best)}: {winner.tokens_per_s:.1f} tokens/s with window "
+        f"{winner.window}{f' ({others})' if others else ''}; the target alone streams "
+        f"{winner.streamed_per_s:.1f}."
     )
-    if won.tokens_per_s <= won.streamed_per_s:
+    if winner.tokens_per_s <= winner.streamed_per_s:
         lines.append(
-            "No precision beats the target alone: with this pair and link drafting does not pay."
+            "No precision beats the target alone: drafting does not pay with this pair and link."
         )
     return lines

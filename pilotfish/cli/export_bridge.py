@@ -1,4 +1,4 @@
-"""``pilotfish export bridge``: what two artifacts' vocabularies share, and if that is enough."""
+"""``pilotfish export bridge``: compare two artifacts' vocabularies for drafting."""
 
 import argparse
 import codecs
@@ -24,19 +24,17 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.bridge.pair_report import PairReport
 
 _DESCRIPTION = """\
-A drafter can draft for a target of another vocabulary: it proposes tokens that both have, from its
-own distribution renormalised over these. The output stays the target's; what is not shared costs
-speed. This says how much: how many tokens are shared and, on a text, two figures:
+A drafter can draft for a target with another vocabulary: it proposes shared tokens, from its own
+distribution renormalised over them. The output stays the target's; unshared tokens cost speed. This
+command reports the number of shared tokens and, on a text, two figures:
 
-  coverage   the share of the target's tokens of the text that are shared, and that the drafter's
-             head can say, if it was cut (--keep-tokens). No other can be drafted: acceptance is at
-             most this, however good the drafter is.
-  mass       the probability that the drafter, run over the text, has on shared tokens (average).
-             The rest is what it would rather have said.
+  coverage   the share of the text's target tokens that are shared and in the drafter's head, which
+             may be cut (--keep-tokens). Other tokens cannot be drafted, so this bounds acceptance.
+  mass       the drafter's average probability of shared tokens, run over the text.
 
-If coverage x mass is below 0.2 the pair is hopeless: a round would commit fewer than 1.25 tokens on
-average, where the edge alone commits 1 without drafting. Above, it depends on how alike the models
-are: measure it (pilotfish field measure). Nothing is run if the vocabularies are the same."""
+Below coverage x mass = 0.2 the pair is hopeless: a round would commit fewer than 1.25 tokens on
+average, and the edge alone commits 1 without drafting. Above 0.2 it depends on how alike the models
+are: measure it (pilotfish field measure). If the vocabularies are equal, nothing is run."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --precision int4
@@ -48,21 +46,21 @@ exit codes: 0 worth trying, or the same vocabulary; 1 hopeless; 2 a text that is
 text without tokens; 66 no artifact; 69 nothing runs the drafter; 74 a text that cannot be read; 76
 no token in common.
 """
-_MOST_BYTES = 1 << 20  # of a text
+_MOST_BYTES = 1 << 20  # read from a text
 _MOST_NAMED = 6  # special tokens
 _HOPELESS = 1
 
 
 class BridgeSettings(EngineSettings, frozen=True, kw_only=True):
-    """What ``pilotfish export bridge`` is told."""
+    """Settings of ``pilotfish export bridge``."""
 
     draft: Annotated[Path, setting("the drafter's artifact", metavar="DRAFT", positional=True)]
-    target: Annotated[Path, setting("the target's", metavar="TARGET", positional=True)]
+    target: Annotated[Path, setting("the target's artifact", metavar="TARGET", positional=True)]
     text: (
         Annotated[
             str,
             setting(
-                "UTF-8 such as will be generated, '-' for stdin; of more than 1 MiB the beginning "
+                "UTF-8 text like the expected answers, '-' for stdin; only the first MiB is read "
                 "(default: 300 words of prose, chat, code, sums and German)",
                 metavar="FILE",
             ),
@@ -75,7 +73,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "bridge",
-        help="what a drafter and a target of another vocabulary share",
+        help="compare the vocabularies of a drafter and a target",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
@@ -86,40 +84,46 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, BridgeSettings)
-    drafter, target = Artifact.open(told.draft), Artifact.open(told.target)
-    own, other = drafter.manifest, target.manifest
-    if (own.tokenizer_fingerprint, own.vocab_size) == (
-        other.tokenizer_fingerprint,
-        other.vocab_size,
+    settings = from_args(args, BridgeSettings)
+    drafter, target = Artifact.open(settings.draft), Artifact.open(settings.target)
+    drafter_manifest, target_manifest = drafter.manifest, target.manifest
+    if (drafter_manifest.tokenizer_fingerprint, drafter_manifest.vocab_size) == (
+        target_manifest.tokenizer_fingerprint,
+        target_manifest.vocab_size,
     ):
         _show(
-            args, {"trivial": True, "hopeless": False, "shared": own.vocab_size}, _same(own, other)
+            args,
+            {"trivial": True, "hopeless": False, "shared": drafter_manifest.vocab_size},
+            _same(drafter_manifest, target_manifest),
         )
         return 0
-    from pilotfish.device_runtime.bridge.pair_report import (  # with it comes what runs a model
+    from pilotfish.device_runtime.bridge.pair_report import (  # late: imports the engines
         SAMPLE,
         compare_vocabularies,
     )
 
-    text = SAMPLE if told.text is None else _read(told.text, args.usage)
+    text = SAMPLE if settings.text is None else _read(settings.text, args.usage)
     with Bars() as bars:
-        found = compare_vocabularies(
+        report = compare_vocabularies(
             drafter,
             target,
             text,
-            provider=told.provider,
-            threads=told.threads,
+            provider=settings.provider,
+            threads=settings.threads,
             progress=bars.show,
         )
-    _show(args, {"trivial": False, "hopeless": found.hopeless} | asdict(found), _table(found))
+    _show(
+        args,
+        {"trivial": False, "hopeless": report.hopeless} | asdict(report),
+        _table(report),
+    )
     if args.json != "-":
-        Console(highlight=False).print(_verdict(found))
-    return _HOPELESS if found.hopeless else 0
+        Console(highlight=False).print(_verdict(report))
+    return _HOPELESS if report.hopeless else 0
 
 
 def _read(path: str, usage: Callable[[str], object]) -> str:
-    """The text that was named; a character that is cut at its end is left out."""
+    """Read the named text; leave out a character that is cut at the end."""
     if path == "-":
         data = sys.stdin.buffer.read(_MOST_BYTES)
     else:
@@ -132,75 +136,83 @@ def _read(path: str, usage: Callable[[str], object]) -> str:
         raise  # not reached: a wrong usage ends the command
 
 
-def _show(args: argparse.Namespace, figures: dict[str, Any], told: "Table | str") -> None:
+def _show(args: argparse.Namespace, figures: dict[str, Any], output: "Table | str") -> None:
     if args.json:
         write_json(args.json, figures)
     if args.json != "-":
-        Console(highlight=False).print(told)
+        Console(highlight=False).print(output)
 
 
-def _same(own: Manifest, other: Manifest) -> str:
-    padded = own.padded_vocab_size, other.padded_vocab_size
+def _same(drafter: Manifest, target: Manifest) -> str:
+    padded = drafter.padded_vocab_size, target.padded_vocab_size
     apart = ""
     if padded[0] != padded[1]:
         apart = f", padded to {padded[0]:,} and {padded[1]:,}, which makes no difference"
     drafted = "every token can be drafted"
-    if own.head_tokens is not None:
-        drafted = f"the {own.head_tokens:,} tokens that the head was cut to can be drafted"
+    if drafter.head_tokens is not None:
+        drafted = f"the {drafter.head_tokens:,} tokens that the head was cut to can be drafted"
     return (
-        f"The same vocabulary: {own.vocab_size:,} tokens{apart}. The bridge is trivial, and "
+        f"The same vocabulary: {drafter.vocab_size:,} tokens{apart}. The bridge is trivial, and "
         f"{drafted}."
     )
 
 
-def _table(found: "PairReport") -> Table:
+def _table(report: "PairReport") -> Table:
     table = Table("", "", "", show_header=False)
     add = table.add_row
-    add("drafter", f"{found.own_size:,} tokens", escape(found.drafter))
-    add("target", f"{found.target_size:,} tokens", escape(found.target))
-    of_own, of_target = found.shared / found.own_size, found.shared / found.target_size
+    add("drafter", f"{report.own_size:,} tokens", escape(report.drafter))
+    add("target", f"{report.target_size:,} tokens", escape(report.target))
+    drafter_share, target_share = (
+        report.shared / report.own_size,
+        report.shared / report.target_size,
+    )
     add(
         "shared",
-        f"{found.shared:,} tokens",
-        f"{of_own:.1%} of the drafter's, {of_target:.1%} of the target's",
+        f"{report.shared:,} tokens",
+        f"{drafter_share:.1%} of the drafter's, {target_share:.1%} of the target's",
     )
-    add("of these special", f"{len(found.specials):,}", escape(_names(found)))
-    add("end of a turn", *map(escape, _turn_end(found)))
+    add("of these special", f"{len(report.specials):,}", escape(_names(report)))
+    add("end of a turn", *map(escape, _turn_end(report)))
     add(
         "coverage",
-        f"{found.coverage:.1%}",
-        f"of the text's {found.target_tokens:,} target tokens are shared: the most that "
+        f"{report.coverage:.1%}",
+        f"of the text's {report.target_tokens:,} target tokens are shared: the most that "
         "acceptance can be",
     )
     add(
         "mass",
-        f"{found.mass:.1%}",
-        f"of the drafter's probability is on shared tokens (average over {found.positions:,})",
+        f"{report.mass:.1%}",
+        f"of the drafter's probability is on shared tokens (average over {report.positions:,})",
     )
     return table
 
 
-def _names(found: "PairReport") -> str:
-    names = list(found.specials)
+def _names(report: "PairReport") -> str:
+    names = list(report.specials)
     return ", ".join(names[:_MOST_NAMED]) + (", …" if len(names) > _MOST_NAMED else "")
 
 
-def _turn_end(found: "PairReport") -> tuple[str, str]:
-    """The token, and what is drafted for it."""
-    end = found.turn_end
+def _turn_end(report: "PairReport") -> tuple[str, str]:
+    """Return the target's end token, and the drafter's counterpart."""
+    end = report.turn_end
     if end is None:
         return "-", "the target has no end token"
-    own = found.specials.get(end)
-    if own is None:
+    counterpart = report.specials.get(end)
+    if counterpart is None:
         return end, "is never drafted: the edge ends every answer"
-    return end, "both call it so" if own == end else f"the drafter's {own} is drafted for it"
+    return (
+        end,
+        "both call it so"
+        if counterpart == end
+        else f"the drafter's {counterpart} is drafted for it",
+    )
 
 
-def _verdict(found: "PairReport") -> str:
-    left = f"coverage × mass = {found.coverage * found.mass:.2f}"
-    if found.hopeless:
+def _verdict(report: "PairReport") -> str:
+    product = f"coverage × mass = {report.coverage * report.mass:.2f}"
+    if report.hopeless:
         return (
-            f"Hopeless: {left}, below 0.2. Drafting would cost more than it saves; take a drafter "
-            "whose tokenizer is closer to the target's."
+            f"Hopeless: {product}, below 0.2. Drafting would cost more than it saves; take a "
+            "drafter whose tokenizer is closer to the target's."
         )
-    return f"Worth trying: {left}. How alike the models are it does not say."
+    return f"Worth trying: {product}. It does not show how alike the models are."

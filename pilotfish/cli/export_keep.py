@@ -1,4 +1,4 @@
-"""``pilotfish export model … --keep-tokens``: a head that says only what the target says most."""
+"""``pilotfish export model … --keep-tokens``: cut the head to the target's frequent tokens."""
 
 import sys
 import tempfile
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 _TIMES, _TOKENS = 4, 128  # answers to each built-in prompt, and their length at most
 _CONTEXT = 2048  # tokens of a prompt and its answer
-_FEW = 20_000  # tokens; with fewer, most of what is kept is kept for its id
+_FEW = 20_000  # tokens; with fewer, most kept tokens are kept for their low ids
 _Show = Callable[[str, int, "int | None"], None]
 
 
 GROUP = setting(
-    "computes the logits of N tokens alone, which makes a small model's passes shorter; the others "
-    "are read, but never drafted. For drafters: no target can be cut. Kept are the tokens that "
-    "occur most in what --for names, then those of the lowest ids, and always those that end "
-    "answers and turns. Tokens that a target of another vocabulary lacks are kept last.",
+    "Computes the logits of only N tokens, which makes a small model's passes shorter; the others "
+    "are read, but never drafted. For drafters only. Keeps the tokens that are most frequent in "
+    "the texts of --for, then those with the lowest ids, and always those that end answers and "
+    "turns. Tokens that a target with another vocabulary lacks come last.",
     title="--keep-tokens",
 )
 
 
 class KeepSettings(Struct, frozen=True, kw_only=True):
-    """Which tokens a drafter's head is cut to."""
+    """The tokens to keep in a drafter's head."""
 
     keep_tokens: (
         Annotated[int, setting("cut the head to N tokens, such as 32768 (default: all)", ge=1)]
@@ -46,9 +46,8 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
     texts: Annotated[
         tuple[str, ...],
         setting(
-            "what the target writes: text, or the answers in JSON lines (.jsonl); or the target "
-            "itself, an artifact or an edge's address, which is asked then; may be given several "
-            "times",
+            "the target's texts: a text file or answers in JSON lines (.jsonl); or a target to "
+            "generate them, an artifact or an edge's address; may be repeated",
             flag="for",
             metavar="TEXT|DIR|ADDRESS",
             repeat=True,
@@ -58,8 +57,8 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "what a target is asked, one prompt a line or JSON lines (default: five built-in "
-                "prompts, four times each)",
+                "prompts for a target, one per line or JSON lines (default: five built-in prompts, "
+                "four times each)",
                 metavar="FILE",
             ),
         ]
@@ -69,7 +68,7 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "with device.key and edge.pub, for an edge beyond loopback",
+                "folder with device.key and edge.pub, for an edge beyond loopback",
                 form="keys",
                 metavar="DIR",
             ),
@@ -79,60 +78,62 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> str:
-        """What makes no sense together; "" if all does."""
+        """Return what is wrong with the combination of options; "" if nothing is."""
         if self.keep_tokens is not None and not self.texts:
-            return "--keep-tokens needs to know what the target writes: --for TEXT|DIR|ADDRESS"
-        told = {"--for": self.texts, "--prompts": self.prompts, "--keys": self.keys}
-        named = [name for name, value in told.items() if value]
+            return "--keep-tokens needs the target's texts: --for TEXT|DIR|ADDRESS"
+        options = {"--for": self.texts, "--prompts": self.prompts, "--keys": self.keys}
+        named = [name for name, value in options.items() if value]
         if named and self.keep_tokens is None:
             return f"{named[0]} goes with --keep-tokens"
-        asked = any(_is_target(text) for text in self.texts)
-        return "" if asked or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
+        has_target = any(_is_target(text) for text in self.texts)
+        return (
+            "" if has_target or not named[1:] else f"{named[1]} needs a target, --for DIR|ADDRESS"
+        )
 
 
 class _TargetTexts(NamedTuple):
-    """Texts of a target; which of the own tokens it has, bool [V]: None where it has all."""
+    """Texts of a target. shared: which of the source's tokens it has, bool [V]; None: all."""
 
     texts: list[str]
     shared: NDArray[np.bool_] | None
 
 
 def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArray[np.int64]:
-    """The tokens to keep of a source's, ascending, i64 [N]; says how much of the texts they are."""
+    """Return the source's tokens to keep, ascending, i64 [N]; report their share of the texts."""
     with export_tools():
         from pilotfish.export.chat_check import build_vocabulary
         from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
     assert settings.keep_tokens is not None
-    own = build_vocabulary(source)
+    vocabulary = build_vocabulary(source)
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts
     )  # raises for a wrong number, before any work
-    targets: list[NDArray[np.bool_] | None] = []  # what each has
+    targets: list[NDArray[np.bool_] | None] = []  # the tokens of each
     with Bars() as bars:
         for text in settings.texts:
             if _is_target(text):
-                said = _asked(source, own, text, settings, bars.show)
-                targets.append(said.shared)
-                texts: Iterator[str] = iter(said.texts)
+                target = _ask_target(source, vocabulary, text, settings, bars.show)
+                targets.append(target.shared)
+                texts: Iterator[str] = iter(target.texts)
             else:
                 texts = read_texts(Path(text))
-            shown = _shown(texts, text, bars.show)
-            counts += count_tokens(shown, own.tokenizer, source.vocab_size)
+            counted = _with_progress(texts, text, bars.show)
+            counts += count_tokens(counted, vocabulary.tokenizer, source.vocab_size)
     some = [shared for shared in targets if shared is not None]
-    # where one target has all tokens, each of them can be drafted
+    # if one target has all tokens, each token can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
-    kept = choose_tokens(source, settings.keep_tokens, counts, useful)
-    _say(counts, kept, useful, source.vocab_size)
-    return kept
+    tokens = choose_tokens(source, settings.keep_tokens, counts, useful)
+    _print_summary(counts, tokens, useful, source.vocab_size)
+    return tokens
 
 
 def _is_target(text: str) -> bool:
     return "://" in text or Path(text).is_dir()
 
 
-def _shown(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
-    """Pass texts on, and show how far they have been read."""
+def _with_progress(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
+    """Yield the texts, and show how much of them has been read."""
     path = Path(name)
     size = path.stat().st_size if "://" not in name and path.is_file() else None
     done = 0
@@ -142,55 +143,55 @@ def _shown(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
         show("counting tokens", done if size is None else min(done, size), size)
 
 
-def _say(
+def _print_summary(
     counts: NDArray[np.int64],
-    kept: NDArray[np.int64],
+    kept_tokens: NDArray[np.int64],
     useful: NDArray[np.bool_] | None,
     size: int,
 ) -> None:
-    """Say on stderr what is kept."""
+    """Report the kept tokens on stderr."""
     total = int(counts.sum())
-    share = counts[kept].sum() / max(total, 1)
-    lines = [
-        f"kept {len(kept):,} of {size:,} tokens, which are {share:.2%} of the {total:,} counted"
-    ]
+    share = counts[kept_tokens].sum() / max(total, 1)
+    lines = [f"kept {len(kept_tokens):,} of {size:,} tokens, {share:.2%} of the {total:,} counted"]
     if useful is not None:
         lines.append(f"{int(useful.sum()):,} of all are tokens of the target, too")
     if total < _FEW:
         lines.append(
-            "that is little text, so that most are kept for their low ids alone: "
-            f"{_FEW:,} tokens of what the target writes say more"
+            "that is little text, so most are kept for their low ids alone: give texts of at least "
+            f"{_FEW:,} tokens"
         )
     print(*(f"pilotfish: {line}" for line in lines), sep="\n", file=sys.stderr)
 
 
-def _shared(own: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
-    """Which of the own tokens the target has, bool [V]; None where it has the same vocabulary."""
+def _tokens_in_target(vocabulary: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
+    """Return which of our tokens the target has, bool [V]; None for the same vocabulary."""
     from pilotfish.device_runtime.bridge import Pair
 
-    shared = Pair(own, target).shared
+    shared = Pair(vocabulary, target).shared
     if shared is None:
         return None
-    has = np.zeros(own.vocab_size, np.bool_)
-    has[shared.draft_ids] = True
-    return has
+    in_target = np.zeros(vocabulary.vocab_size, np.bool_)
+    in_target[shared.draft_ids] = True
+    return in_target
 
 
-# What a target answers
+# Answers of a target
 
 
-def _asked(
-    source: "WeightSource", own: Vocabulary, target: str, told: KeepSettings, show: _Show
+def _ask_target(
+    source: "WeightSource", vocabulary: Vocabulary, target: str, settings: KeepSettings, show: _Show
 ) -> _TargetTexts:
-    """Ask a target, on an edge or here."""
+    """Generate texts with a target, on an edge or here."""
     from pilotfish.field.prompts import BUILT_IN, read_prompts
     from pilotfish.wire.protocols import LOCAL, STREAM
 
-    prompts = BUILT_IN * _TIMES if told.prompts is None else read_prompts(told.prompts)
-    away = "://" in target
-    with _device(source, target, told.keys, show) if away else _alone(target) as device:
-        shared = _shared(own, device.vocabulary)  # what has none in common is not asked
-        return _TargetTexts(_answers(device, prompts, STREAM if away else LOCAL, show), shared)
+    prompts = BUILT_IN * _TIMES if settings.prompts is None else read_prompts(settings.prompts)
+    remote = "://" in target
+    with _device(source, target, settings.keys, show) if remote else _alone(target) as device:
+        shared = _tokens_in_target(
+            vocabulary, device.vocabulary
+        )  # what has none in common is not asked
+        return _TargetTexts(_answers(device, prompts, STREAM if remote else LOCAL, show), shared)
 
 
 def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Show) -> list[str]:
@@ -207,7 +208,7 @@ def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Sho
 
 @contextmanager
 def _alone(target: str) -> "Iterator[Device]":
-    """A device whose own model is the target."""
+    """Open a device whose own model is the target."""
     from pilotfish.device_runtime.device import Device
     from pilotfish.engines.artifact import check_head
 
@@ -221,7 +222,7 @@ def _alone(target: str) -> "Iterator[Device]":
 def _device(
     source: "WeightSource", edge: str, keys: Path | None, show: _Show
 ) -> "Iterator[Device]":
-    """A device of this edge. Under `stream` its drafter makes no pass: one layer of it will do."""
+    """Open a device of this edge. Under `stream` its drafter makes no pass: one layer suffices."""
     from pilotfish.device_runtime.device import Device
     from pilotfish.export.model import export_model
 
@@ -232,6 +233,6 @@ def _device(
         layers = 1 if source.config.layers > 1 and not source.config.recurrent else None
         context = min(source.config.context, _CONTEXT)
         path = Path(folder) / "draft"
-        made = export_model(source, path, first_layers=layers, context=context)
-        with Device(made.path, edge, keys, on_fetch=fetched) as device:
+        artifact = export_model(source, path, first_layers=layers, context=context)
+        with Device(artifact.path, edge, keys, on_fetch=fetched) as device:
             yield device

@@ -16,11 +16,11 @@ from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.engine_errors import ArtifactError
 
 _DESCRIPTION = """\
-Cuts an artifact at the borders of its layers into stages, each a folder of its own: stage-1 with
-the embedding, the tokenizer and the head, the last one with the final norm. Each stage keeps keys
-and values of its own layers, and passes hidden states on to the next. `edge serve --pipeline` runs
-them over several machines: the edge stage 1, the others a node each. Takes dialects opset24 and
-opset17. Needs the extra 'export' (README.md)."""
+Cuts an artifact between layers into stages, one folder each. Stage 1 has the embedding, the
+tokenizer and the head; the last stage has the final norm. Each stage holds the keys and values of
+its layers, and sends hidden states to the next. `edge serve --pipeline` runs them on several
+machines: stage 1 on the edge, each other stage on a node. Takes dialects opset24 and opset17.
+Needs the extra 'export' (README.md)."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out target --precision fp32
@@ -41,20 +41,24 @@ def _layers(text: str) -> tuple[int, ...]:
 
 
 class SplitSettings(Struct, frozen=True, kw_only=True):
-    """What ``pilotfish export split`` is told."""
+    """Settings of ``pilotfish export split``."""
 
-    artifact: Annotated[Path, setting("the artifact, which stays", metavar="DIR", positional=True)]
+    artifact: Annotated[
+        Path, setting("the artifact, which is kept", metavar="DIR", positional=True)
+    ]
     stages: (
         Annotated[
             int,
-            setting("how many, of about as many layers each; the first ones have one more", ge=1),
+            setting(
+                "number of stages, of about equal size; the first ones may have one more", ge=1
+            ),
         ]
         | None
     ) = None
     layers: Annotated[
         tuple[int, ...],
         setting(
-            "how many layers each stage has: give fewer to a slower machine",
+            "layers of each stage: give fewer to a slower machine",
             form=_layers,
             metavar="N,N,…",
         ),
@@ -63,8 +67,8 @@ class SplitSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "folder for stage-1, stage-2, …; stages that it holds are replaced (default: "
-                "DIR-N-stages beside the artifact)",
+                "folder for stage-1, stage-2, …; replaces stages in it (default: DIR-N-stages next "
+                "to the artifact)",
                 metavar="DIR",
             ),
         ]
@@ -87,7 +91,7 @@ def add_to(actions: Commands) -> None:
 
 
 def stages_of(artifact: Artifact, count: int) -> Path:
-    """The folder of an artifact's stages in the cache; they are made if they are not there."""
+    """Return the cache's folder of an artifact's stages; make them if they are missing."""
     folder = cache_directory() / "stages" / f"{artifact.manifest.digest}-{count}"
     try:
         open_stages(folder)
@@ -100,17 +104,21 @@ def stages_of(artifact: Artifact, count: int) -> Path:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, SplitSettings)
-    if told.stages is None and not told.layers:
-        args.usage("say how many --stages, or which --layers")
+    settings = from_args(args, SplitSettings)
+    if settings.stages is None and not settings.layers:
+        args.usage("give --stages or --layers")
     with export_tools():
         from pilotfish.export.split import split_artifact
-    whole = told.artifact.resolve()
-    count = told.stages or len(told.layers)
-    out = told.out or whole.with_name(f"{whole.name}-{count}-stages")
+    whole = settings.artifact.resolve()
+    count = settings.stages or len(settings.layers)
+    out = settings.out or whole.with_name(f"{whole.name}-{count}-stages")
     with Bars() as bars:
         stages = split_artifact(
-            told.artifact, out, stages=told.stages, layers=told.layers or None, progress=bars.show
+            settings.artifact,
+            out,
+            stages=settings.stages,
+            layers=settings.layers or None,
+            progress=bars.show,
         )
     if args.json:
         write_json(args.json, [_figures(stage) for stage in stages])

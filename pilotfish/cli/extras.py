@@ -1,4 +1,4 @@
-"""What to install for a part of the command that is not there."""
+"""Name the extra to install when a part of the command is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from pilotfish.engines.engine_errors import EngineError
 
 @contextmanager
 def export_tools() -> Iterator[None]:
-    """Around an import from `export`: an error that names the extra, if its tools are missing."""
+    """Wrap an import from `export`: if its tools are missing, the error names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

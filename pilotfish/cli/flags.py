@@ -1,7 +1,7 @@
 """Flags from settings: `add_flags` declares them, `from_args` reads them back.
 
-What a setting is, and what may be said of it, stands in `pilotfish.base.settings`. Where a
-description does not speak of the default itself, the help shows it behind.
+`pilotfish.base.settings` defines settings. The help shows a setting's default after its
+description, unless the description mentions it.
 """
 
 import argparse
@@ -29,9 +29,9 @@ _GREATEST_INT = 2**31 - 1
 def add_flags(
     parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
 ) -> None:
-    """A flag for each setting, required ones first. defaults: of this command, by field."""
+    """Add a flag for each setting, required ones first. defaults: this command's, by field."""
     exclusive: dict[str, argparse._ActionsContainer] = {}
-    for setting in sorted(settings(struct), key=lambda one: one.default is not REQUIRED):
+    for setting in sorted(settings(struct), key=lambda setting: setting.default is not REQUIRED):
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
@@ -45,7 +45,7 @@ def add_flags(
 
 
 def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
-    """The flag of one setting."""
+    """Add the flag of one setting."""
     keywords = _reading(setting)
     if "type" in keywords:
         keywords["metavar"] = setting.metavar
@@ -65,22 +65,22 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
 
 
 def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
-    """The settings as the flags have them. others: the fields that are no flags, or differ."""
-    found = dict(others)
+    """Build the settings from the flags. others: fields without a flag, or with another value."""
+    table = dict(others)
     for setting in settings(struct):
-        if setting.name in found:
+        if setting.name in table:
             continue
         if setting.group:
-            found[setting.name] = from_args(args, setting.type)
+            table[setting.name] = from_args(args, setting.type)
         elif setting.meta.description:
             value = getattr(args, setting.flag.replace("-", "_"))
             if value is not None:
-                found[setting.name] = tuple(value) if isinstance(value, list) else value
-    return struct(**found)
+                table[setting.name] = tuple(value) if isinstance(value, list) else value
+    return struct(**table)
 
 
 def bounded(kind: Callable[[str], _Number], meta: Meta) -> Callable[[str], _Number]:
-    """An argparse type: an int or a float within the bounds that are said of it."""
+    """Return an argparse type: an int or a float within its annotated bounds."""
     low, high = (meta.ge if meta.gt is None else meta.gt), meta.le
     if kind is int and low is not None and high is None:
         high = _GREATEST_INT
@@ -103,14 +103,14 @@ def bounded(kind: Callable[[str], _Number], meta: Meta) -> Callable[[str], _Numb
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """An argparse type: HOST:PORT, or PORT on loopback."""
+    """Parse HOST:PORT, or PORT on loopback (an argparse type)."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-# how a value is written, by the name that a setting gives in ``form``; also: "keys"
+# parsers by the name in a setting's ``form``; "keys" is handled apart
 FORMS: dict[str, _Read] = {
     "duration": duration,
     "rate": rate,
@@ -121,7 +121,7 @@ FORMS: dict[str, _Read] = {
 
 
 def _reading(setting: Setting) -> dict[str, Any]:
-    """How argparse reads its values."""
+    """Return the keywords of `add_argument` that parse a setting's values."""
     kind, form, extra = setting.type, setting.extra.get("form"), setting.extra
     if form == "keys":  # absent: none; bare: the default folder
         return {"type": Path, "nargs": "?", "const": default_directory()}
@@ -139,7 +139,7 @@ def _reading(setting: Setting) -> dict[str, Any]:
 
 
 def _scalar(kind: Any, meta: Meta) -> _Read:
-    """What reads one value; of ``int | Literal["auto"]``, either."""
+    """Return the parser of one value; for ``int | Literal["auto"]``, of either."""
     if get_origin(kind) not in (Union, UnionType):
         return bounded(kind, meta) if kind in (int, float) else kind
     number, words = get_args(kind)
@@ -148,7 +148,7 @@ def _scalar(kind: Any, meta: Meta) -> _Read:
 
 
 def _written(form: str | _Read) -> _Read:
-    """What reads a value of this form; a function's ValueError tells what is wrong."""
+    """Return the parser of a value of this form; a function's ValueError becomes the error text."""
     if isinstance(form, str):
         return FORMS[form]
 
@@ -169,13 +169,13 @@ def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
 
 
 def _help(setting: Setting, bare: object) -> str:
-    said, default = setting.meta.description or "", setting.default
+    text, default = setting.meta.description or "", setting.default
     if bare is not None:
-        said += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
+        text += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
     silent = default is REQUIRED or default is None or isinstance(default, bool)
-    if silent or default in ("", ()) or "default" in said:
-        return said
-    shown = f"{default:g}" if isinstance(default, float) else default
+    if silent or default in ("", ()) or "default" in text:
+        return text
+    number = f"{default:g}" if isinstance(default, float) else default
     if isinstance(default, tuple):
-        shown = ",".join(map(str, default))
-    return f"{said} ({shown})"
+        number = ",".join(map(str, default))
+    return f"{text} ({number})"

@@ -1,4 +1,4 @@
-"""``pilotfish flash``: install a bundle into a root file system, or onto a board that runs."""
+"""``pilotfish flash``: install a bundle into a root file system, or onto a running board."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ examples:
 A bundle is installed if its signer is trusted here (the keys in --signers) and, where the board has
 a list of its own (/etc/pilotfish/signers), also there.
 Settings and keys that are in /etc/pilotfish stay as they are.
-A service that does not start with the new version is taken back to the one before.
+If the service does not start with the new version, the previous one is restored.
 Exit codes: 0 done, 1 --check found a fault, 65 the bundle is damaged, not signed, or not by a
 trusted signer, 73 it cannot be installed there, or is older than what is, 75 the service does not
 start, 77 not root, or there are no signers.
@@ -35,7 +35,7 @@ def add_to(commands: Commands) -> None:
         "flash",
         help="install a bundle on a board",
         description="Installs a bundle into a root file system without running anything of it, or\n"
-        "onto a board that runs. Upgrades in place, keeps the version before.",
+        "onto a running board. Upgrades in place and keeps the previous version.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,7 +43,7 @@ def add_to(commands: Commands) -> None:
     add("bundle", type=Path, nargs="?", metavar="BUNDLE", help="made by `pilotfish bundle`")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--rootfs", type=Path, metavar="DIR", help="a root file system; / is this")
-    where.add_argument("--ssh", metavar="USER@HOST", help="a board that runs")
+    where.add_argument("--ssh", metavar="USER@HOST", help="a running board")
     add("--port", type=int_between(1, 65535), help="--ssh: its port")
     add(
         "--ssh-option",
@@ -55,10 +55,10 @@ def add_to(commands: Commands) -> None:
     add("--root", metavar="DIR", help="--ssh: a root file system mounted there (default: /)")
     admission.add_arguments(parser)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare with what was installed")
-    action.add_argument("--rollback", action="store_true", help="go back to the version before")
-    action.add_argument("--uninstall", action="store_true", help="remove it; settings stay")
-    add("--purge", action="store_true", help="--uninstall: settings, keys and state as well")
+    action.add_argument("--check", action="store_true", help="compare the files with their record")
+    action.add_argument("--rollback", action="store_true", help="restore the previous version")
+    action.add_argument("--uninstall", action="store_true", help="remove it, but keep settings")
+    add("--purge", action="store_true", help="--uninstall: remove settings, keys and state, too")
     parser.set_defaults(run=_run, verify=False)
 
 

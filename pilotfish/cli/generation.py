@@ -1,4 +1,4 @@
-"""How to generate: the options of every command that does."""
+"""Options of every command that generates."""
 
 import argparse
 import json
@@ -17,17 +17,17 @@ from pilotfish.wire.protocols import names, option_types
 
 
 def window(text: str) -> "int | Literal['auto']":
-    """An argparse type: a number of draft tokens, or ``auto``."""
+    """Parse a number of draft tokens, or ``auto`` (an argparse type)."""
     return "auto" if text == "auto" else int(text)
 
 
 def expansion(text: str) -> list[int]:
-    """An argparse type: ``2,2,1``."""
+    """Parse ``2,2,1`` (an argparse type)."""
     return [int(part) for part in text.split(",")]
 
 
 def bias(text: str) -> tuple[int, float]:
-    """An argparse type: ``ID=B``."""
+    """Parse ``ID=B`` (an argparse type)."""
     token, _, value = text.partition("=")
     return int(token), float(value)
 
@@ -35,26 +35,26 @@ def bias(text: str) -> tuple[int, float]:
 def generation_options(
     parser: argparse.ArgumentParser, *, protocol: str, tokens: int, temperature: str
 ) -> None:
-    """How to generate. temperature: its default, in words."""
+    """Add the options of generation. temperature: its default, in words."""
     parser.add_argument(
         "--protocol",
         choices=(*names(), AUTO),
         default=protocol,
-        help="how a round is carried; auto: as link and pair make it cheapest (%(default)s)",
+        help="drafting protocol; auto: the fastest for this link and pair (%(default)s)",
     )
     parser.add_argument(
         "--among",
         type=lambda text: text.split(","),
         metavar="P,P,…",
-        help="protocol auto: choose from these (default: all whose output is the target's)",
+        help="protocol auto: choose from these (default: all lossless ones)",
     )
     parser.add_argument(
-        "--lossy", action="store_true", help="protocol auto: from those too whose output is not"
+        "--lossy", action="store_true", help="protocol auto: choose lossy protocols, too"
     )
     parser.add_argument(
         "--policy",
         choices=tuple(POLICIES),
-        help=f"protocol auto: how it chooses ({Auto.policy})",
+        help=f"protocol auto: policy of the choice ({Auto.policy})",
     )
     parser.add_argument(
         "--rtt-threshold",
@@ -65,7 +65,7 @@ def generation_options(
     parser.add_argument(
         "--thrift",
         action="store_true",
-        help="protocol auto: what costs the edge least of all that is no slower than stream",
+        help="protocol auto: take the cheapest for the edge that is no slower than stream",
     )
     parser.add_argument(
         "--window",
@@ -93,7 +93,7 @@ def generation_options(
     )
     parser.add_argument(
         "--min-p", type=float, default=0.0, metavar="P",
-        help="leave out what is less likely than so much of the likeliest token; 0: nothing",
+        help="drop tokens below this share of the likeliest token's probability; 0: none",
     )  # fmt: skip
     parser.add_argument(
         "--logit-bias",
@@ -101,19 +101,19 @@ def generation_options(
         action="append",
         default=[],
         metavar="ID=B",
-        help="add B, -100 to 100, to the logit of a token of the target; may be repeated",
+        help="add B, -100 to 100, to the logit of the target's token ID; may be repeated",
     )
     parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="F",
-        help="make tokens of prompt and answer less likely by this factor; 1: off (default)",
+        help="penalty factor of tokens in the prompt or the answer; 1: off (default)",
     )  # fmt: skip
     parser.add_argument(
         "--frequency-penalty", type=float, default=0.0, metavar="B",
-        help="take B off a token's logit each time that the answer has it, -2 to 2",
+        help="subtract B from a token's logit for each occurrence in the answer, -2 to 2",
     )  # fmt: skip
     parser.add_argument(
         "--presence-penalty", type=float, default=0.0, metavar="B",
-        help="take B off a token's logit once the answer has it, -2 to 2",
+        help="subtract B from a token's logit if the answer has it, -2 to 2",
     )  # fmt: skip
     constraint_options(parser)
     parser.add_argument(
@@ -124,58 +124,74 @@ def generation_options(
         "tree 64 where neither is truncated)",
     )
     parser.add_argument(
-        "--draft-top-p", type=float, metavar="P", help="or to this nucleus: tslt's ρ"
+        "--draft-top-p", type=float, metavar="P", help="truncate it to this nucleus mass: tslt's ρ"
     )
     parser.add_argument(
-        "--draft-temperature", type=float, metavar="T", help="of the drafter (the target's)"
+        "--draft-temperature",
+        type=float,
+        metavar="T",
+        help="temperature of the drafter (the target's)",
     )
     parser.add_argument("--seed", type=int, metavar="N", help="makes a sampled run repeatable")
     protocol_options(parser)
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be repeated"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop at this text; may be repeated",
     )
 
 
 def constraint_options(parser: argparse.ArgumentParser) -> None:
-    """What the answer must be."""
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--schema", type=Path, metavar="FILE", help="answer JSON of this JSON schema")
-    one.add_argument("--regex", metavar="R", help="answer a text that this regex matches wholly")
-    one.add_argument(
-        "--choice", action="append", metavar="TEXT", help="answer one of these; to be repeated"
+    """Add the options that constrain the answer to a grammar."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--schema", type=Path, metavar="FILE", help="constrain the answer to this JSON schema"
     )
-    one.add_argument("--lark", type=Path, metavar="FILE", help="answer a text of this Lark grammar")
+    group.add_argument(
+        "--regex", metavar="R", help="constrain the answer to this regex (full match)"
+    )
+    group.add_argument(
+        "--choice",
+        action="append",
+        metavar="TEXT",
+        help="answer one of these texts; repeat it for each",
+    )
+    group.add_argument(
+        "--lark", type=Path, metavar="FILE", help="constrain the answer to this Lark grammar"
+    )
 
 
 def talk_options(parser: argparse.ArgumentParser) -> None:
-    """What a model that is talked to may call, and whether it thinks."""
+    """Add the options of a chat: tools, and whether the model thinks first."""
     parser.add_argument(
-        "--tools", type=Path, metavar="FILE", help="a JSON list of tools that may be called"
+        "--tools", type=Path, metavar="FILE", help="a JSON list of tools that the model may call"
     )
     parser.add_argument(
         "--tool-choice", metavar="C", help="auto (default), none, required, or a tool's name"
     )
     parser.add_argument(
         "--think", action=argparse.BooleanOptionalAction,
-        help="have a model that can think do so first, or not (default: as its template has it)",
+        help="let a reasoning model think first, or not (default: its template's)",
     )  # fmt: skip
 
 
 def talk_of(args: argparse.Namespace) -> TalkOptions:
-    """These, as `Device.stream` takes them; `ConfigError` for a file that cannot be read."""
+    """Return the chat options for `Device.stream`; raise `ConfigError` for an unreadable file."""
     options = TalkOptions(tool_choice=args.tool_choice, thinking=args.think)
     if args.tools is None:
         return options
     with reading_file(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
-        told = json.loads(read_text(args.tools))
-    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        tools = json.loads(read_text(args.tools))
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
-    options["tools"] = told
+    options["tools"] = tools
     return options
 
 
 def constraint_of(args: argparse.Namespace) -> Grammar | None:
-    """What the answer must be; `ConfigError` for a file that cannot be read."""
+    """Return the answer's grammar; raise `ConfigError` for an unreadable file."""
     file = args.schema or args.lark
     if file:
         with reading_file(lambda problem: ConfigError(f"{file} cannot be read: {problem}.")):
@@ -187,7 +203,7 @@ def constraint_of(args: argparse.Namespace) -> Grammar | None:
 
 
 def protocol_options(parser: argparse.ArgumentParser) -> None:
-    """The options that protocols declare of themselves; `ConfigError` if a flag is taken."""
+    """Add the protocols' own options; raise `ConfigError` if two have the same flag."""
     try:
         for kind in option_types():
             add_flags(parser, kind)
@@ -199,13 +215,13 @@ def protocol_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _flag(option: str) -> str:
-    """The flag of a protocol's option, as it is written."""
-    declared = (one for kind in option_types() for one in settings(kind))
-    return "--" + next((one.flag for one in declared if one.name == option), option)
+    """Return the flag of a protocol's option."""
+    declared = (setting for kind in option_types() for setting in settings(kind))
+    return "--" + next((setting.flag for setting in declared if setting.name == option), option)
 
 
 def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Those that are not the default, by name."""
+    """Return the protocols' options that differ from the default, by name."""
     return {
         name: value
         for kind in option_types()
@@ -214,7 +230,7 @@ def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def generation_of(args: argparse.Namespace) -> Options:
-    """The generation options as `Device.stream` takes them."""
+    """Return the generation options for `Device.stream`."""
     options = Options(
         protocol=protocol_of(args),
         window=args.window,
@@ -240,7 +256,7 @@ def generation_of(args: argparse.Namespace) -> Options:
 
 
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
-    """The protocol, with what goes with it; `UnsupportedError` for what goes with nothing."""
+    """Return the protocol with its options; raise `UnsupportedError` for options without effect."""
     if args.protocol != AUTO:
         expect_effective(args.protocol, protocol_options_of(args), _flag)
     if args.protocol == AUTO:

@@ -1,4 +1,4 @@
-"""``pilotfish keys``: make keys, list and replace them, let devices in and out."""
+"""``pilotfish keys``: make, list and rotate keys, allow and deny devices."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
 from pilotfish.wire import keys, rotation
 
-SETTINGS = Path("/etc/pilotfish")  # of installed services
+SETTINGS = Path("/etc/pilotfish")  # configuration of installed services
 _EDGES = ("edge", "worker")  # services with an allow-list, each with SETTINGS/NAME.toml
 _SERVICES = (*_EDGES, keys.DEVICE)
 
@@ -26,7 +26,7 @@ def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "keys",
-        help="make keys, list them, let devices in",
+        help="make and list keys, allow devices",
         description="CURVE keys. The edge needs edge.key and the public keys of its devices in "
         "allowed/; a device needs device.key and the edge's edge.pub. A pair of another kind, "
         "OpenSSH's, signs bundles: signer.key and signers/signer.pub.",
@@ -59,16 +59,14 @@ def add_to(commands: Commands) -> None:
     allow = actions.add_parser(
         "allow",
         parents=[common],
-        help="let a device in",
-        description="Puts a device's public key on the edge's allow-list, once. It counts from the "
-        "edge's next reload on.",
+        help="allow a device",
+        description="Puts a device's public key on the edge's allow-list, once. It takes effect at "
+        "the edge's next reload.",
     )
     allow.add_argument(
         "public", help="the device's public key file, or the name of a pair in this folder"
     )
-    allow.add_argument(
-        "--name", help="what to call it in the allow-list (default: the file's name)"
-    )
+    allow.add_argument("--name", help="its name in the allow-list (default: the file's name)")
     allow.set_defaults(run=_allow)
     deny = actions.add_parser(
         "deny",
@@ -77,7 +75,7 @@ def add_to(commands: Commands) -> None:
         description="Takes a device's key off the edge's allow-list, under all names that it has "
         "there. At the edge's next reload its connections are cut.",
     )
-    deny.add_argument("name", help="what it is called in the allow-list")
+    deny.add_argument("name", help="its name in the allow-list")
     deny.set_defaults(run=_deny)
     rotate = actions.add_parser(
         "rotate",
@@ -88,7 +86,9 @@ def add_to(commands: Commands) -> None:
         "--finish, and another reload, end that. docs/keys.md has all steps.",
     )
     rotate.add_argument(
-        "--finish", action="store_true", help="remove the former key: every device has the new one"
+        "--finish",
+        action="store_true",
+        help="remove the former key, once every device has the new one",
     )
     rotate.set_defaults(run=_rotate)
 
@@ -156,10 +156,10 @@ def _own_folder() -> Path:
 
 
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
-    """Return the folder that is named, else the first of these services', else the user's own.
+    """Return the named folder, else the first of these services', else the user's own.
 
-    Says on stderr where another service has another. `KeysError`: the first service's file cannot
-    be read, or none names a folder.
+    Warns on stderr if another service has a different one. `KeysError`: the first service's file
+    cannot be read, or none names a folder.
     """
     if named is not None:
         return named
@@ -175,7 +175,7 @@ def _folder(named: Path | None, services: Sequence[str]) -> Path:
         return _own_folder()
     folders = {installed[0]: _service_folder(installed[0])}
     for service in installed[1:]:
-        with suppress(KeysError):  # it has other troubles
+        with suppress(KeysError):  # its file is broken, which matters elsewhere
             folders[service] = _service_folder(service)
     named_folders = [(service, folder) for service, folder in folders.items() if folder is not None]
     if not named_folders:
@@ -212,7 +212,7 @@ def _service_folder(service: str) -> Path | None:
 
 
 def _advise(folder: Path, what: str) -> None:
-    """Say on stderr what has the edge read its keys again."""
+    """Say on stderr which command makes the edge read its keys again."""
     units = []
     for service in _EDGES:
         with suppress(KeysError):  # it is not installed, or has other troubles

@@ -1,4 +1,4 @@
-"""Where the log goes: to people on stderr, or to systemd's journal, each line with its priority.
+"""Set up the log: on stderr for people, or in systemd's journal with priorities.
 
 The journal takes a line's priority from a prefix ``<N>`` (sd-daemon(3)), and has the time already.
 There the program's own entries are kept from INFO on, but those of each answer, for the journal
@@ -41,16 +41,16 @@ def set_up(*, verbose: bool) -> None:
 
 
 def is_journal() -> bool:
-    """Whether stderr leads to systemd's journal (``JOURNAL_STREAM``, systemd.exec(5))."""
+    """Return whether stderr is systemd's journal (``JOURNAL_STREAM``, systemd.exec(5))."""
     try:
         status = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # it is closed, or no file
+    except (OSError, ValueError, AttributeError):  # stderr is closed, or no file
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def prefixed(text: str, level: int) -> str:
-    """Return each line with the prefix that tells the journal its priority.
+    """Return each line with the journal's prefix of its priority.
 
     The journal ends a line at a NUL byte, too.
     """
@@ -59,7 +59,7 @@ def prefixed(text: str, level: int) -> str:
 
 
 class _JournalFormatter(logging.Formatter):
-    """Without the time, which the journal has; a traceback's lines are of one priority, too."""
+    """Leaves out the time, which the journal adds; gives a traceback's lines one priority."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")

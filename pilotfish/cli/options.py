@@ -1,4 +1,4 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share, with the same words everywhere."""
 
 import argparse
 import json
@@ -20,16 +20,16 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def choices_of(parser: argparse.ArgumentParser, what: str = "action") -> Commands:
-    """Return where the commands or actions of a parser are added; see `choices_as`."""
+    """Return the subparsers of a parser's commands or actions; see `choices_as`."""
     return choices_as(argparse.ArgumentParser, parser, what)
 
 
 def choices_as(
     parser_class: type[_Parser], parser: argparse.ArgumentParser, what: str = "action"
 ) -> "argparse._SubParsersAction[_Parser]":
-    """Return where actions with parsers of this class are added.
+    """Return the subparsers of a parser's actions, with parsers of this class.
 
-    Without an action the command shows its help, which teaches more than what is missing.
+    Without an action the command prints its help instead of an error.
     """
 
     def show_help(_: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def choices_as(
 
 
 def int_between(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    """An argparse type: a whole number within these bounds."""
+    """Return an argparse type: a whole number within these bounds."""
     return bounded(int, Meta(ge=low, le=high))
 
 
@@ -49,19 +49,19 @@ positive = bounded(float, Meta(gt=0))  # an argparse type: a number above 0
 
 
 def keys_option(parser: argparse.ArgumentParser, what: str) -> None:
-    """``--keys [DIR]``: absent means no keys, bare means the default folder."""
+    """Add ``--keys [DIR]``: absent means no keys, bare means the default folder."""
     add_flag(parser, Setting("keys", Path, None, setting(what, form="keys", metavar="DIR")))
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
-    """``--json PATH``."""
+    """Add ``--json PATH``."""
     parser.add_argument(
         "--json", metavar="PATH", help="write the figures as JSON to PATH ('-' for stdout)"
     )
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write figures where ``--json`` says."""
+    """Write figures to the path of ``--json``."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if path == "-":
         sys.stdout.write(text)

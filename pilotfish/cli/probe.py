@@ -1,4 +1,4 @@
-"""``pilotfish probe``: what the link to an edge is like."""
+"""``pilotfish probe``: measure RTT, jitter and goodput of the link to an edge."""
 
 import argparse
 import sys
@@ -34,7 +34,7 @@ def add_to(commands: Commands) -> None:
         "probe",
         help="measure the link to an edge",
         description="Measures RTT, jitter and goodput over the very connection that carries "
-        "windows and verdicts, as a device does it. No model is needed.",
+        "windows and verdicts, as a device does. Needs no model.",
         epilog="example: pilotfish probe tcp://edge.example:7077 --keys --watch",
     )
     parser.add_argument("edge", metavar="ADDRESS", help="tcp://HOST:PORT")
@@ -44,23 +44,29 @@ def add_to(commands: Commands) -> None:
         type=int_between(1),
         default=_SMALL_PINGS,
         metavar="N",
-        help="small pings (%(default)s)",
+        help="number of small pings (%(default)s)",
     )
     parser.add_argument(
         "--no-rates",
         action="store_true",
-        help=f"RTT alone: without pings of {PROBE_BYTES:,} bytes each way",
+        help=f"measure RTT only, without pings of {PROBE_BYTES:,} bytes each way",
     )
     parser.add_argument(
         "--patience",
         type=positive,
         metavar="S",
-        help="seconds that the edge may be away, or take for an answer: more for a satellite, or a "
-        f"path whose queues are full (away {CONNECT_S:g}, an answer {SILENT_S:g})",
+        help="limit in seconds of connecting and of each answer; raise it for a satellite or full "
+        f"queues (connecting {CONNECT_S:g}, an answer {SILENT_S:g})",
     )
-    parser.add_argument("--watch", action="store_true", help="go on until Ctrl-C, a line each time")
     parser.add_argument(
-        "--every", type=positive, default=1.0, metavar="S", help="of --watch, seconds (%(default)s)"
+        "--watch", action="store_true", help="repeat until Ctrl-C, one line each time"
+    )
+    parser.add_argument(
+        "--every",
+        type=positive,
+        default=1.0,
+        metavar="S",
+        help="interval of --watch in seconds (%(default)s)",
     )
     json_option(parser)
     parser.set_defaults(run=_run)
@@ -108,7 +114,7 @@ def _connected(args: argparse.Namespace) -> EdgeLink:
 
 
 def _measure(link: EdgeLink, small: int, large: int) -> None:
-    """Send so many pings; `EdgeLostError` says so if it is only the large ones that get lost."""
+    """Send pings; the `EdgeLostError` says so if only large ones are lost."""
     for _ in range(small):
         ping(link)
     for _ in range(large):
@@ -125,7 +131,7 @@ def _measure(link: EdgeLink, small: int, large: int) -> None:
 
 
 def _watch(link: EdgeLink, args: argparse.Namespace) -> int:
-    """A line each time; rates are measured anew with every fifth."""
+    """Print a line each time; measure the rates anew every fifth time."""
     print(_HEADINGS, flush=True)
     for turn in count():
         rates = 0 if args.no_rates or turn % 5 else 1

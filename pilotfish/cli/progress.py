@@ -1,4 +1,4 @@
-"""Progress bars on stderr, one per stage of a long command; a line each where nobody looks."""
+"""Progress bars on stderr, one per stage of a long command; lines if it is no terminal."""
 
 from types import TracebackType
 
@@ -9,7 +9,7 @@ FETCHING = "fetching the target's vocabulary"
 
 
 class Bars:
-    """``show(label, done, total)`` draws; a new label starts a new bar."""
+    """Draws bars by ``show(label, done, total)``; a new label starts a new bar."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -32,7 +32,7 @@ class Bars:
             if self._over or not self._console.is_terminal:
                 self._console.print(f"{label} …", highlight=False)
             else:
-                self._progress.start()  # not before there is something to show
+                self._progress.start()  # started late: until now there was nothing to show
         self._progress.update(task, completed=done, total=total)
 
     def __enter__(self) -> "Bars":
@@ -44,13 +44,13 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over = True  # what comes later is told in a line, for others draw now
+        self._over = True  # later steps get a line each, since other bars may be drawn now
         if self._tasks:
             self._progress.stop()
 
 
 def duration(seconds: float) -> str:
-    """In words, as exact as one wants to know how long something takes."""
+    """Format a duration in words, rounded for reading."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

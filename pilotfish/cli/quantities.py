@@ -1,4 +1,4 @@
-"""Argparse types for times, rates and shares, with the unit written behind the number."""
+"""Argparse types for times, rates and shares, with the unit after the number."""
 
 import argparse
 import re
@@ -10,14 +10,14 @@ _NUMBER = r"\d{1,15}(?:\.\d{1,15})?|\.\d{1,15}"
 
 
 def duration(text: str) -> float:
-    """``50ms``, ``0.05s``, ``200us`` or ``0``: seconds, 0 or more."""
+    """Parse ``50ms``, ``0.05s``, ``200us`` or ``0`` as seconds, 0 or more."""
     if text.strip() == "0":
         return 0.0
     return _with_unit(text, _SECONDS, "a time; write it as 50ms, 0.05s or 200us")
 
 
 def rate(text: str) -> float:
-    """``20mbit``, ``1.5gbit``, ``800kbit``: bit/s, above 0. A unit is a power of 1000."""
+    """Parse ``20mbit``, ``1.5gbit`` or ``800kbit`` as bit/s above 0. Units are powers of 1000."""
     value = _with_unit(text, _BITS_PER_S, "a rate; write it as 20mbit, 1.5gbit or 800kbit")
     if value == 0.0:
         raise argparse.ArgumentTypeError(f"{text!r} carries nothing; a rate is above 0")
@@ -25,7 +25,7 @@ def rate(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """``1%`` or ``0.01``: a share, 0 or more and below 1."""
+    """Parse ``1%`` or ``0.01`` as a share, 0 or more and below 1."""
     match = re.fullmatch(rf"({_NUMBER})\s*(%?)", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; write it as 1% or 0.01")

@@ -1,4 +1,4 @@
-"""``pilotfish reload``: have the service of a systemd unit reload, and say how that went."""
+"""``pilotfish reload``: make a systemd unit's service reload, and report the outcome."""
 
 import argparse
 
@@ -10,9 +10,9 @@ def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "reload",
-        help="have a unit's service read its configuration again (for ExecReload=)",
+        help="make a unit's service read its configuration again (for ExecReload=)",
         description="Sends SIGHUP to a service and waits until it has read its configuration and "
-        "keys again. Exit code 78, and one line: something of it is broken. The units run this "
+        "keys again. Exits with 78 and one line if any of it is broken. The units run this "
         "for `systemctl reload`.",
     )
     parser.add_argument("pid", type=int, help="the service's main process")

@@ -1,4 +1,4 @@
-"""Text as it streams: accepted drafts look different from what the target had to add."""
+"""Text as it streams: accepted drafts differ in colour from the target's own tokens."""
 
 from rich.console import Console
 from rich.text import Text
@@ -16,22 +16,22 @@ STYLES = {
 
 
 class AnswerScreen:
-    """Writes text to stdout and notes to stderr; colours only where a person looks."""
+    """Writes text to stdout and notes to stderr; colours only on a terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._out = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self.notes = Console(stderr=True, highlight=False)
 
     def show(self, piece: Piece) -> None:
-        """One piece of an answer."""
+        """Write one piece of an answer."""
         self._out.print(Text(piece.text, style=STYLES[piece.origin]), end="")
 
     def end(self) -> None:
-        """The answer is complete."""
+        """End the answer's line."""
         self._out.print()
 
     def legend(self) -> None:
-        """What the colours mean."""
+        """Print what the colours mean."""
         legend = Text("tokens: ")
         for origin in ("drafted", "corrected", "bonus"):  # the demo has no grammars
             legend.append(f"{origin} ", style=STYLES[origin])

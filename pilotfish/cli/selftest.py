@@ -1,4 +1,4 @@
-"""``pilotfish selftest``: does every provider of this machine compute what the CPU computes?"""
+"""``pilotfish selftest``: compare every provider of this machine with the CPU."""
 
 import argparse
 from pathlib import Path
@@ -12,23 +12,23 @@ from pilotfish.cli.progress import Bars
 
 _FILE = "pilotfish-selftest.json"
 _DESCRIPTION = f"""\
-Tries every provider that is there (ONNX Runtime on the CPU and on CUDA, TensorRT, ONNX Runtime's
-TensorRT) and compares it with the plainest use of the CPU: tiny models of random weights, one of
-each kind of attention, and the default model.
+Compares every available provider (ONNX Runtime on the CPU and on CUDA, TensorRT, ONNX Runtime's
+TensorRT) with the plainest use of the CPU, on the default model and on tiny models with random
+weights, one for each kind of attention.
 
   logits     one text into an empty slot: logits and hidden states
-  chain      a text in pieces, narrow and wide
+  chain      a text in pieces, short and long
   tree       a tree of drafts, and the same tree grown
-  rollback   another text behind the first tokens of one
+  rollback   another text after a shared prefix
   keep       the accepted path of a tree, and what follows it
   slots      sequences of different lengths that share passes
   growth     keys and values that outgrow their buffers
   stages     a model that was cut into three
   greedy, coupled, ahead   both ends over loopback write the tokens of stream
 
-and times passes of 1, 4, 8 and 16 tokens. A check has passed, differs (by how much, and where), has
-failed (with the error; also where its process crashed or hung), or was left out. TensorRT builds
-an engine of each model, which takes most of the time; they are kept in the cache.
+Then times passes of 1, 4, 8 and 16 tokens. A check passes, differs (by how much, and where), fails
+(with the error; also if its process crashed or hung), or is left out. TensorRT builds an engine of
+each model, which takes most of the time; the cache keeps them.
 
 The figures go to {_FILE} unless --json or --out says otherwise. Send us that
 file, above all from a GPU or a board. Needs an ONNX Runtime (the extra 'cpu' or 'gpu') and the
@@ -61,7 +61,7 @@ def add_to(commands: Commands) -> None:
         "--provider",
         action="append",
         choices=tuple(PROVIDERS),
-        help="try this one; may be given several times (default: all that are there)",
+        help="try this one; may be repeated (default: all that are available)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny models only, without the default model"
@@ -71,7 +71,7 @@ def add_to(commands: Commands) -> None:
         type=positive,
         default=10.0,
         metavar="M",
-        help="what is not tried by then is left out (%(default)g)",
+        help="leave out checks that have not begun by then (%(default)g)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON instead of the page"
@@ -96,18 +96,18 @@ def _run(args: argparse.Namespace) -> int:
     assert set(ORDER) == set(PROVIDERS)
     out = args.out or (None if args.json else Path(_FILE))
     if out is not None:
-        out.open("a").close()  # what cannot be written is said now, too
+        out.open("a").close()  # an unwritable file shows now, too
     wanted = [name for name in ORDER if not args.provider or name in args.provider]
     with Bars() as bars:
-        found = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)
-    figures = msgspec.to_builtins(found)
+        completed = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)
+    figures = msgspec.to_builtins(completed)
     if out is not None:
         write_json(str(out), figures)
     if args.json:
         write_json("-", figures)
     else:
-        show(found, Console(highlight=False), str(out))
-    if not found.passed:
+        show(completed, Console(highlight=False), str(out))
+    if not completed.passed:
         return _DIFFERS
-    absent = [name for name in wanted if not found.providers[name].there]
+    absent = [name for name in wanted if not completed.providers[name].there]
     return _ABSENT if args.provider and absent else 0

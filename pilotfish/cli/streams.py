@@ -1,4 +1,4 @@
-"""The process's standard streams, which may be closed, of a narrow encoding, or lead to nobody."""
+"""Repair the standard streams: closed ones, narrow encodings, pipes without a reader."""
 
 import io
 import os
@@ -12,10 +12,10 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def repair() -> None:
-    """Open the standard streams that are closed, on /dev/null, and let none fail at a character.
+    """Open closed standard streams on /dev/null, and let no character make a stream fail.
 
-    A file that is opened later would else get a closed stream's number, and libraries that write to
-    standard output would write into it. Characters that the encoding lacks become "?".
+    Otherwise a file opened later gets a closed stream's number, and libraries that write to
+    standard output write into it. Characters that the encoding lacks become "?".
     """
     for number, name in enumerate(_STREAMS):
         try:
@@ -35,7 +35,7 @@ def repair() -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a line on stderr, if anybody reads it; to the journal it is an error."""
+    """Print a line on stderr, if it is open; in the journal it is an error."""
     line = f"pilotfish: {sentence}"
     try:
         print(prefixed(line, ERROR) if is_journal() else line, file=sys.stderr, flush=True)
@@ -44,7 +44,7 @@ def complain(sentence: str) -> None:
 
 
 def abandon_unread() -> None:
-    """Give up the output streams that nobody reads any more."""
+    """Abandon the output streams that have lost their reader."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -53,7 +53,7 @@ def abandon_unread() -> None:
 
 
 def _abandon(descriptor: int) -> None:
-    """Lead a stream that nobody reads to /dev/null: Python flushes it when it ends, and fails."""
+    """Redirect a stream without a reader to /dev/null: else Python's flush at exit fails."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)

@@ -1,15 +1,15 @@
 """Verify a bundle before anything of it is unpacked or run.
 
-In: a bundle's folder, the demands on it, the signers that a root trusts. Out: an `AdmittedBundle`, whose
-manifest every later step uses, or an error.
+In: a bundle's folder, an `AdmissionPolicy`, the signers that a root trusts. Out: an
+`AdmittedBundle`, whose manifest every later step uses, or an error.
 
 Manifest and signature are read once, and the signature is verified before the manifest is parsed.
-Whatever is used of the bundle afterwards is compared with this manifest (`manifest.reading`), not
-with the folder, which others may write to meanwhile.
+Every file used later is compared with this manifest (`manifest.reading`), since others may write to
+the folder meanwhile.
 
-A root that has a folder of signers decides by it, even if it is empty. A root without one has a
-first installation, or one from before signatures: the signers of the machine that flashes decide,
-and become the root's own.
+A root with a folder of signers trusts these only, even if it is empty. A root without one has no
+installation yet, or one from before signatures: then the signers of the flashing machine count, and
+become the root's own.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -30,10 +30,10 @@ from pilotfish.deploy.signatures import Signers
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionPolicy:
-    """What is demanded of a bundle.
+    """The conditions for admitting a bundle.
 
-    digest: of its manifest, 64 hex digits, noted when it was made; None: any. signers: folder of
-    trusted signers, for roots that have none of their own. unsigned: admit without a signature.
+    digest: the manifest's digest, 64 hex digits; None: any. signers: folder of trusted signers,
+    for roots that have none of their own. unsigned: admit without a signature.
     downgrade: admit a version older than the installed one.
     """
 
@@ -53,42 +53,47 @@ class AdmissionPolicy:
 class AdmittedBundle:
     """A bundle that may be installed.
 
-    raw, signature: the bytes of its manifest and of its signature, if it has one. signer: name of
-    its signer among ``signers``; None: none was required.
+    raw, signature: the bytes of its manifest, and of its signature if any. signer: name of its
+    signer among ``signers``; None: none was required.
     """
 
     raw: bytes
     signature: bytes | None
-    held: BundleManifest
+    manifest: BundleManifest
     signer: str | None
     signers: Signers | None
 
 
 def admit(
-    bundle: Path, demands: AdmissionPolicy, say: Callable[[str], None], own: Path | None = None
+    bundle: Path,
+    policy: AdmissionPolicy,
+    say: Callable[[str], None],
+    root_signers: Path | None = None,
 ) -> AdmittedBundle:
     """Admit a bundle, or raise `SignatureError`, `KeysError` or `BundleError`.
 
-    own: the root's folder of signers, if it has one. say: called with a sentence for each file that
-    is no key.
+    root_signers: the root's folder of signers, if any. say: called with a sentence for each file
+    that is no key.
     """
     raw = manifest.read_bytes(bundle)
     signature = _signature(bundle)
     signer = signers = None
-    if not demands.unsigned:
+    if not policy.unsigned:
         if signature is None:
             raise SignatureError(
                 "The bundle is not signed: make it with `pilotfish bundle --sign KEY` (a key by "
                 "`pilotfish keys new signer`), or say --unsigned to install it all the same."
             )
-        signers = Signers.load(own if own is not None and own.exists() else demands.signers)
+        signers = Signers.load(
+            root_signers if root_signers is not None and root_signers.exists() else policy.signers
+        )
         for fault in signers.faults:
             say(fault)
         signer = signers.verify(raw, signature)
-    held = manifest.decode(raw)
-    if demands.digest is not None and held.digest != demands.digest.lower():
-        raise BundleError(f"The bundle's digest is {held.digest}, not {demands.digest}.")
-    return AdmittedBundle(raw, signature, held, signer, signers)
+    contents = manifest.decode(raw)
+    if policy.digest is not None and contents.digest != policy.digest.lower():
+        raise BundleError(f"The bundle's digest is {contents.digest}, not {policy.digest}.")
+    return AdmittedBundle(raw, signature, contents, signer, signers)
 
 
 def _signature(bundle: Path) -> bytes | None:
@@ -105,21 +110,21 @@ def _signature(bundle: Path) -> bytes | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a command that installs bundles."""
     add = parser.add_argument
-    add("--digest", metavar="HEX", help="what the bundle's digest must be, all 64 digits")
+    add("--digest", metavar="HEX", help="required digest of the bundle, all 64 digits")
     add(
         "--signers",
         type=Path,
         default=signatures.FOLDER,
         metavar="DIR",
-        help="public keys (*.pub) of the signers that are trusted here, and by a root that has "
-        "none of its own (%(default)s)",
+        help="public keys (*.pub) of the signers trusted here, and by a root without its own "
+        "(%(default)s)",
     )
-    add("--unsigned", action="store_true", help="install a bundle without a look at its signature")
+    add("--unsigned", action="store_true", help="install a bundle without checking its signature")
     add("--downgrade", action="store_true", help="install a version older than the installed one")
 
 
 def policy_from_args(args: argparse.Namespace) -> AdmissionPolicy:
-    """Read the demands from such flags."""
+    """Read the policy from these flags."""
     return AdmissionPolicy(
         digest=args.digest,
         signers=args.signers,

@@ -1,14 +1,14 @@
-"""Make a bundle: all that a machine without a network needs to become a device or an edge.
+"""Make a bundle: everything for turning a machine without a network into a device or an edge.
 
 In:  artifacts, an address, keys, a Python version and a machine. Out: a folder
 
-    wheels/      pilotfish and what it needs             systemd/  units and their like
-    artifacts/   draft or target, and others             config/   what goes to /etc/pilotfish
-    keys/        this machine's pair, and what it needs of the other end
-    signers/     public keys of signers that the board shall trust from now on
+    wheels/      pilotfish and its requirements          systemd/  units and similar files
+    artifacts/   draft or target, and others             config/   files of /etc/pilotfish
+    keys/        this machine's pair, and the other end's public keys
+    signers/     public keys of further signers for the board to trust
     manifest.json, manifest.json.sig                     `deploy.manifest`, `deploy.signatures`
 
-that appears whole or not at all.
+that appears complete or not at all.
 """
 
 import json
@@ -44,8 +44,8 @@ _OLD_RUNTIME_PYTHON = "3.10"  # its last ONNX Runtime, 1.23, cannot load opset 2
 class BundleContents:
     """The content of a bundle to be made.
 
-    artifacts: the first is what the machine serves, the others come along under their own names.
-    address: device: the edge's; edge: where to listen. Both tcp://HOST:PORT. keys: folder with the
+    artifacts: the machine serves the first; the others are installed under their own names.
+    address: a device's edge, or an edge's own to listen on, tcp://HOST:PORT. keys: folder with the
     keys of this machine, or None: a new pair is made. secret: the key to sign with, or None.
     signers: more public keys for the board to trust.
     """
@@ -62,13 +62,13 @@ class BundleContents:
 
 
 def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleManifest, list[str]]:
-    """Make a bundle in ``out``; return its manifest and what is left to be done by hand.
+    """Make a bundle in ``out``; return its manifest and the remaining manual steps.
 
-    An existing bundle is replaced; the key pair that was made for it stays.
+    Replaces an existing bundle, but keeps the key pair that was made for it.
     """
     (require_address if wanted.role == "device" else require_listenable)(wanted.address)
     match = _ADDRESS.fullmatch(wanted.address)
-    anywhere = match is not None and match[1] == "*"  # an edge's, to listen on
+    anywhere = match is not None and match[1] == "*"  # the address that an edge listens on
     if match is None or not 0 < int(match[2]) < 1 << 16 or (anywhere and wanted.role == "device"):
         raise UnsupportedError(f"{wanted.address!r} is no address: write tcp://HOST:PORT.")
     if wanted.secret is not None:
@@ -89,13 +89,13 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
         )
         version = next(wheel.version for wheel in wheels if wheel.name == wheelhouse.NAME)
         progress("writing the manifest", 0, 1)
-        made = manifest.describe(folder, version, wanted.role, wanted.python, wanted.machine)
-        (folder / manifest.NAME).write_bytes(made.encode())
+        content = manifest.describe(folder, version, wanted.role, wanted.python, wanted.machine)
+        (folder / manifest.NAME).write_bytes(content.encode())
         if wanted.secret is not None:
-            signature = signatures.sign(made.encode(), wanted.secret)
+            signature = signatures.sign(content.encode(), wanted.secret)
             (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
-    return made, advice
+    return content, advice
 
 
 def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
@@ -156,9 +156,9 @@ def _bring_signers(wanted: BundleContents, folder: Path) -> None:
 
 
 def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
-    """Write this machine's keys; return what to do with them on the other end.
+    """Write this machine's keys; return the steps to take on the other end.
 
-    former: keys of the bundle that is replaced, whose pair the other end may know already.
+    former: keys of the replaced bundle; the other end may know its pair already.
     """
     if wanted.keys is not None and not wanted.keys.is_dir():
         raise KeysError(f"{wanted.keys} is no folder of keys.")
@@ -194,7 +194,7 @@ def _bring_edge_keys(
         (folder / "allowed").mkdir(exist_ok=True)
         _put(folder / "allowed" / path.name, keys.read_public(path))
     advice = []
-    if with_pair is None or with_pair != former:  # else it is an upgrade, and the devices have it
+    if with_pair is None or with_pair != former:  # otherwise an upgrade: the devices have it
         advice.append("give every device the edge's public key: the bundle's keys/edge.pub")
     if not allowed:
         advice.append("allow devices on the edge: pilotfish keys allow …")
@@ -233,14 +233,16 @@ def _replacing(out: Path) -> Iterator[Path]:
             out.rename(old)
         partial.rename(out)
     finally:
-        if old.exists() and not out.exists():  # interrupted in between: it holds the only keys
+        if (
+            old.exists() and not out.exists()
+        ):  # after an interruption this folder holds the only keys
             old.rename(out)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_ours(out: Path) -> bool:
-    """Whether a folder may be replaced: it is empty, or a bundle."""
+    """Return whether a folder may be replaced: it is empty, or a bundle."""
     if not out.is_dir():
         return False
     try:

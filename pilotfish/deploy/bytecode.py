@@ -1,8 +1,8 @@
 """Byte-compile a version's modules where its Python is available, so that it starts quickly.
 
 In: a folder of modules, its final path, a Python version. Out: ``.pyc`` files beside them, which
-are the same on every machine. They are not compared with their sources when they are loaded: both
-belong to root, and `--check` compares both.
+are the same on every machine. Python does not compare them with their sources when it loads them:
+both belong to root, and `--check` verifies both.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -19,7 +19,7 @@ _TESTS = re.compile(r"/tests?/")  # other projects' tests: a third of all module
 
 
 def compile_modules(folder: Path, place: str, python: str) -> bool:
-    """Compile what is below ``folder``; return False if this machine has no such Python.
+    """Compile the modules below ``folder``; return False if this machine has no such Python.
 
     place: the folder's path on the board, for tracebacks. Modules that do not compile are skipped:
     some wheels hold files for other Pythons.

@@ -3,9 +3,9 @@
 In:  the running pilotfish, its pins, a Python version and a machine (`deploy.wheelhouse`), and the
      units in ``systemd/``. Out: ``pilotfish-edge_VERSION-REVISION_ARCHITECTURE.deb``.
 
-Everything lies below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`: dpkg
-keeps versions in its own way, and a device that was flashed may live on the same machine. The same
-input and SOURCE_DATE_EPOCH give the same bytes.
+Everything is installed below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`:
+dpkg manages versions itself, and the machine may also have a flashed device. The same input and
+SOURCE_DATE_EPOCH give the same bytes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from pilotfish.deploy.wheels import Wheel
 NAME = "pilotfish-edge"
 HOME = f"usr/lib/{NAME}"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
-_FLASHED = "/opt/pilotfish/current/"  # where the units expect the program when it was flashed
+_FLASHED = "/opt/pilotfish/current/"  # the program's path in the units, as flashed
 _SCRIPTS = ("postinst", "prerm", "postrm")
 _SETTINGS = ("etc/pilotfish/edge.toml", "etc/pilotfish/worker.toml")
 
@@ -45,7 +45,7 @@ def build(
 ) -> Path:
     """Build the package in the folder ``out``; return its path.
 
-    wheels: a folder of them, as in a bundle for that machine; None: they are downloaded.
+    wheels: folder of wheels, as in a bundle for that machine; None: download them.
     """
     epoch_s = int(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
     version = f"{metadata.version(wheelhouse.NAME)}-{revision}"
@@ -150,12 +150,28 @@ def main() -> int:
     )
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     add = parser.add_argument
-    add("--out", type=Path, default=Path("dist"), metavar="DIR", help="where to (%(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("dist"),
+        metavar="DIR",
+        help="folder to write (%(default)s)",
+    )
     pythons = [f"3.{minor}" for minor in range(10, 14)]
-    add("--python", choices=pythons, default=here, help="of the target system (%(default)s)")
-    add("--machine", choices=MACHINES, default=os.uname().machine, help="its CPU (%(default)s)")
-    add("--wheels", type=Path, metavar="DIR", help="of a bundle (default: they are fetched)")
-    add("--revision", default="1", help="of the package, behind the version (%(default)s)")
+    add("--python", choices=pythons, default=here, help="the target system's Python (%(default)s)")
+    add(
+        "--machine",
+        choices=MACHINES,
+        default=os.uname().machine,
+        help="the target system's CPU (%(default)s)",
+    )
+    add(
+        "--wheels",
+        type=Path,
+        metavar="DIR",
+        help="a bundle's folder of wheels (default: download them)",
+    )
+    add("--revision", default="1", help="the package's revision (%(default)s)")
     args = parser.parse_args()
     try:
         print(build(args.out, args.python, args.machine, args.revision, _say, args.wheels))

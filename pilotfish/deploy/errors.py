@@ -17,7 +17,7 @@ class SignatureError(BundleError):
 
 
 class InstallError(PilotfishError):
-    """Nothing can be installed there, or what is installed is damaged."""
+    """An installation that is impossible there, or damaged."""
 
     code = "install"
     exit_code = 73

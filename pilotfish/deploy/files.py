@@ -1,7 +1,7 @@
-"""Change files as a whole or not at all, even if the power fails.
+"""Change files completely or not at all, even if the power fails.
 
-Each function does nothing where its result exists already, so that a second run changes nothing.
-How one file is written is in `base.files`.
+Each function does nothing if its result exists already, so that a second run changes nothing.
+`base.files` writes single files.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -52,7 +52,7 @@ def remove(path: Path) -> bool:
 
 
 def remove_tree(path: Path) -> bool:
-    """Remove a folder that nothing refers to any more; return whether there was one."""
+    """Remove an unused folder; return whether there was one."""
     if not path.is_dir() or path.is_symlink():
         return False
     shutil.rmtree(path)
@@ -71,7 +71,7 @@ def folder(path: Path, mode: int = 0o755) -> None:
 
 
 def holds(path: Path, content: bytes, mode: int | None = None) -> bool:
-    """Whether a regular file holds this content (and has this mode)."""
+    """Return whether a regular file has this content (and this mode)."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +85,7 @@ def holds(path: Path, content: bytes, mode: int | None = None) -> bool:
 
 
 def sync_all(path: Path) -> None:
-    """Make everything written so far to the file system of ``path`` durable, in one call."""
+    """Make all writes so far to the file system of ``path`` durable, in one call."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:

@@ -1,15 +1,15 @@
-"""Install a bundle into a root file system, or onto the running system: one code for both.
+"""Install a bundle into a root file system, or onto the running system.
 
     PYTHONPATH=bundle/wheels/pilotfish-….whl python3 -m pilotfish.deploy.install --root / bundle/
 
-(which is for a bundle that is trusted: its own code is what would verify it. `deploy.ssh` has that
-done by the version that is installed.)
+(for a trusted bundle only, since its own code verifies it; `deploy.ssh` lets the installed version
+verify it.)
 
-In:  a bundle (`deploy.admission`) and a root. Out: a version that is current, its configuration,
-keys and units, and what was done, a line each.
-Law: the bundle is checked in full before anything is written. Until one rename makes the new
-version current, nothing of the old one was touched; whatever a kill or a power cut interrupts, the
-next run completes. A second run changes nothing.
+In:  a bundle (`deploy.admission`) and a root. Out: the current version, its configuration, keys
+and units, and a line for each step.
+Law: the bundle is checked completely before anything is written. One rename makes the new version
+current; until then the old one is untouched. After a kill or a power cut the next run completes the
+work. A second run changes nothing.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -62,7 +62,7 @@ def _silent(_what: str, _done: int, _total: int) -> None:
 
 @dataclass
 class Installation:
-    """One root and what is installed there.
+    """A root file system and its installation.
 
     say: called with a line for each step.
     """
@@ -77,43 +77,43 @@ class Installation:
                 f"Files below {self.root.root} will belong to root: run this with sudo."
             )
         system.require_tools()
-        # a board may have it on another disk, by a link
+        # the folder may be a link to another disk
         self.versions = Versions(resolve(self.root.root, HOME))
 
-    def verify(self, bundle: Path, demands: AdmissionPolicy) -> AdmittedBundle:
-        """Check in full whether a bundle may be installed here; change nothing."""
-        own = resolve(self.root.root, settings.SIGNERS)
+    def verify(self, bundle: Path, policy: AdmissionPolicy) -> AdmittedBundle:
+        """Check completely whether a bundle may be installed here; change nothing."""
+        signers = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
-        if os.path.lexists(link) and not own.exists() and not demands.unsigned:
-            # not a root without a list of signers: its disk may not be mounted
+        if os.path.lexists(link) and not signers.exists() and not policy.unsigned:
+            # a broken link is not a missing list of signers: its disk may not be mounted
             raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
-        admitted = admission.admit(bundle, demands, self.say, own)
-        held = admitted.held
-        self.root.require(held.python, held.machine)
-        if not demands.downgrade:
-            self._require_no_older(held)
-        held.verify(bundle, self.progress)
-        _require_fitting(bundle, held)
+        admitted = admission.admit(bundle, policy, self.say, signers)
+        contents = admitted.manifest
+        self.root.require(contents.python, contents.machine)
+        if not policy.downgrade:
+            self._require_no_older(contents)
+        contents.verify(bundle, self.progress)
+        _require_fitting(bundle, contents)
         return admitted
 
-    def install(self, bundle: Path, demands: AdmissionPolicy) -> None:
+    def install(self, bundle: Path, policy: AdmissionPolicy) -> None:
         """Install a bundle and make it current; on the running system, start it as well."""
-        admitted = self.verify(bundle, demands)
-        held = admitted.held
+        admitted = self.verify(bundle, policy)
+        contents = admitted.manifest
         os.umask(0o022)
         with self.versions.locked():
-            if not demands.downgrade:  # another installation may have been faster
-                self._require_no_older(held)
+            if not policy.downgrade:  # another installation may have been faster
+                self._require_no_older(contents)
             before, earlier = self.versions.current, self.versions.previous
-            if held.name not in self.versions.names() or self.versions.faults(held.name):
+            if contents.name not in self.versions.names() or self.versions.faults(contents.name):
                 self._stage(bundle, admitted)
-            self._tell(settings.bring_keys(self.root, bundle, held))
+            self._tell(settings.bring_keys(self.root, bundle, contents))
             self._tell(settings.bring_signers(self.root, bundle, admitted))
-            if self.versions.switch(held.name):
-                self.say(f"version {held.name} is current")
-            self._settle(held.name)
+            if self.versions.switch(contents.name):
+                self.say(f"version {contents.name} is current")
+            self._settle(contents.name)
             trouble = self._start()
-            if trouble is not None and before is not None and before != held.name:
+            if trouble is not None and before is not None and before != contents.name:
                 self.versions.undo(before, earlier)
                 self._settle(before)
                 again = self._start()
@@ -124,7 +124,7 @@ class Installation:
             raise ServiceError(trouble)
 
     def roll_back(self) -> None:
-        """Make the previous version current again; on the running system, start it."""
+        """Make the previous version current again; start it on the running system."""
         os.umask(0o022)
         with self.versions.locked():
             name = self.versions.roll_back()
@@ -155,16 +155,16 @@ class Installation:
                 self.say(f"/{folder} removed")
 
     def check(self) -> list[str]:
-        """Compare the installation with what was installed; return a sentence for each fault."""
+        """Compare the installation with its record; return a sentence for each fault."""
         name = self.versions.current
         if name is None:
             return [f"Nothing is installed in {self.root.root}."]
         faults = self.versions.faults(name)
         try:
-            held = self._manifest(name)
+            contents = self._manifest(name)
         except BundleError:  # another fault is present
             return faults or [f"{self.versions.folder(name) / manifest.NAME} is damaged."]
-        self.say(f"version {name} (role {held.role}) is current")
+        self.say(f"version {name} (role {contents.role}) is current")
         if self.versions.previous not in (None, name):
             self.say(f"version {self.versions.previous} is kept to go back to")
         for edited in settings.edited_files(self.root, self.versions, name):
@@ -175,67 +175,67 @@ class Installation:
                 continue
             if not files.holds(self.root.path(place), source.read_bytes()):
                 faults.append(f"/{place} is missing or was changed.")
-        for unit in system.units(self.versions, name, held.role):
+        for unit in system.units(self.versions, name, contents.role):
             if system.is_enabled(self.root, unit):
                 self.say(f"{unit} is enabled")
             else:
                 faults.append(f"{unit} is not enabled.")
         return faults
 
-    def _require_no_older(self, held: BundleManifest) -> None:
+    def _require_no_older(self, contents: BundleManifest) -> None:
         """Raise `InstallError` if the current version is newer than a bundle's."""
         if self.versions.current is None:
             return
         there = self.versions.current.rpartition("-")[0]
-        if precedence.is_older(held.version, there) is not False:
+        if precedence.is_older(contents.version, there) is not False:
             raise InstallError(
-                f"The bundle holds version {held.version}, and {there} is installed in "
+                f"The bundle holds version {contents.version}, and {there} is installed in "
                 f"{self.root.root}: say --downgrade to install an older version."
             )
 
     def _stage(self, bundle: Path, admitted: AdmittedBundle) -> None:
         """Make the version's folder under a hidden name, then rename it."""
-        held = admitted.held
-        made = self.versions.incoming(held.name)
+        contents = admitted.manifest
+        fresh = self.versions.incoming(contents.name)
         try:
-            self._fill(made, bundle, held)
-            # the service cannot do it: it may only read these folders
-            if not compile_modules(made / "site", f"/{HOME}/current/site", held.python):
-                self.say(f"no python{held.python} here: modules are not compiled")
+            self._fill(fresh, bundle, contents)
+            # the service cannot compile them: it may only read these folders
+            if not compile_modules(fresh / "site", f"/{HOME}/current/site", contents.python):
+                self.say(f"no python{contents.python} here: modules are not compiled")
             self.progress("writing to disk", 0, 1)
-            self.versions.adopt(made, held.name)
+            self.versions.adopt(fresh, contents.name)
             self.progress("writing to disk", 1, 1)
         finally:
-            files.remove_tree(made)
+            files.remove_tree(fresh)
         signed = f"signed by {admitted.signer}" if admitted.signer else "its signature unasked for"
-        self.say(f"version {held.name} installed, {signed}")
+        self.say(f"version {contents.name} installed, {signed}")
 
-    def _fill(self, made: Path, bundle: Path, held: BundleManifest) -> None:
+    def _fill(self, fresh: Path, bundle: Path, contents: BundleManifest) -> None:
         """Unpack the wheels, copy the rest, write the launcher."""
-        python = f"/usr/bin/python{held.python}"
-        wheels = [path for path in held.files if path.startswith("wheels/")]
+        python = f"/usr/bin/python{contents.python}"
+        wheels = [path for path in contents.files if path.startswith("wheels/")]
         for count, path in enumerate(wheels):
             self.progress("unpacking wheels", count, len(wheels))
-            # a copy of our own: a file that was hashed may be written to until it is unpacked
-            with tempfile.TemporaryFile(dir=made) as copy:
-                with manifest.reading(bundle, path, held.files[path]) as source:
+            # a private copy: others may write to a hashed file before it is unpacked
+            with tempfile.TemporaryFile(dir=fresh) as copy:
+                with manifest.reading(bundle, path, contents.files[path]) as source:
                     shutil.copyfileobj(source, copy)
-                Wheel.from_path(bundle / path).unpack(made, python, copy)
+                Wheel.from_path(bundle / path).unpack(fresh, python, copy)
         self.progress("unpacking wheels", len(wheels), len(wheels))
-        for path, entry in held.files.items():
+        for path, entry in contents.files.items():
             if path.split("/")[0] in ("artifacts", "systemd", "config"):
-                _copy(bundle, path, made / path, entry)
-        (made / "bin").mkdir(exist_ok=True)
-        launcher = made / "bin" / "pilotfish"
+                _copy(bundle, path, fresh / path, entry)
+        (fresh / "bin").mkdir(exist_ok=True)
+        launcher = fresh / "bin" / "pilotfish"
         launcher.write_text(LAUNCHER.format(python=python))
         launcher.chmod(0o755)
-        name = ARTIFACTS[held.role]
-        if (made / "artifacts" / name).is_dir():
-            os.symlink(f"artifacts/{name}", made / name)
-        (made / manifest.NAME).write_bytes(held.encode())
+        name = ARTIFACTS[contents.role]
+        if (fresh / "artifacts" / name).is_dir():
+            os.symlink(f"artifacts/{name}", fresh / name)
+        (fresh / manifest.NAME).write_bytes(contents.encode())
 
     def _settle(self, name: str) -> None:
-        """Bring everything outside the version's folder to what the version needs."""
+        """Update everything outside the version's folder for this version."""
         role = self._manifest(name).role
         self._tell(settings.bring_configuration(self.root, self.versions, name))
         self._tell(system.apply_version(self.root, self.versions, name))
@@ -265,12 +265,14 @@ class Installation:
             self.say(line)
 
 
-def _require_fitting(bundle: Path, held: BundleManifest) -> None:
+def _require_fitting(bundle: Path, contents: BundleManifest) -> None:
     """Raise `BundleError` if a wheel does not fit, or pilotfish's own is missing."""
-    wheels = [Wheel.from_path(bundle / path) for path in held.files if path.startswith("wheels/")]
+    wheels = [
+        Wheel.from_path(bundle / path) for path in contents.files if path.startswith("wheels/")
+    ]
     for wheel in wheels:
-        if not wheel.fits(held.python, held.machine):
-            board = f"Python {held.python} on {held.machine}"
+        if not wheel.fits(contents.python, contents.machine):
+            board = f"Python {contents.python} on {contents.machine}"
             raise BundleError(f"{wheel.path.name} is not for {board}.")
     if "pilotfish" not in {wheel.name for wheel in wheels}:
         raise BundleError("The bundle holds no wheel of pilotfish.")
@@ -293,11 +295,15 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--root", type=Path, default=Path("/"), help="root file system (default: /)")
     admission.add_arguments(top)
     action = top.add_mutually_exclusive_group()
-    action.add_argument("--verify", action="store_true", help="look at the bundle, install nothing")
-    action.add_argument("--rollback", action="store_true", help="go back to the previous version")
-    action.add_argument("--uninstall", action="store_true", help="remove it; /etc/pilotfish stays")
-    action.add_argument("--check", action="store_true", help="compare with what was installed")
-    top.add_argument("--purge", action="store_true", help="--uninstall: settings and state as well")
+    action.add_argument("--verify", action="store_true", help="verify the bundle only")
+    action.add_argument("--rollback", action="store_true", help="restore the previous version")
+    action.add_argument(
+        "--uninstall", action="store_true", help="remove it, but keep /etc/pilotfish"
+    )
+    action.add_argument("--check", action="store_true", help="compare the files with their record")
+    top.add_argument(
+        "--purge", action="store_true", help="--uninstall: remove settings and state, too"
+    )
     return top
 
 
@@ -326,13 +332,13 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
 
 
 def say(line: str) -> None:
-    """Print a line of progress; a closed output is no reason to stop half-way."""
+    """Print a line of progress; ignore a closed output instead of stopping half-way."""
     with suppress(BrokenPipeError):
         print(line, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     args = parser().parse_args(arguments)
     try:
         return run(args)

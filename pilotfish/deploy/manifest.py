@@ -1,12 +1,12 @@
 """`manifest.json` of a bundle: its purpose, and hash, size and mode of every file.
 
-In: a folder. Out: a `BundleManifest` that the folder was compared with, or a `BundleError`.
+In: a folder. Out: its `BundleManifest`, or a `BundleError`.
 
 A folder that passes `verify` holds exactly the files that the manifest names, byte for byte; no
-links, nothing else (but the manifest's signature, `deploy.signatures`). What `reading` returns is
-what the manifest names, whatever became of the folder since. The digest covers the whole manifest,
-so it names the bundle. It guards against damage only: a rewritten folder can be given another
-digest, hence signatures.
+links, nothing else (but the manifest's signature, `deploy.signatures`). `reading` returns the bytes
+that the manifest describes, or fails if the folder has changed. The digest covers the whole
+manifest, so it identifies the bundle. It detects damage only, since a forger can compute another
+digest; signatures detect forgery.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -84,14 +84,14 @@ class BundleManifest:
 
     def verify(self, folder: Path, progress: Progress) -> None:
         """Compare every file of a bundle with the manifest; `BundleError` names the first fault."""
-        found = dict(_walk(folder))
-        for beside in (NAME, signatures.NAME):
-            found.pop(beside, None)
+        sizes = dict(_walk(folder))
+        for name in (NAME, signatures.NAME):
+            sizes.pop(name, None)
         for path in self.files:
-            if path not in found:
+            if path not in sizes:
                 raise BundleError(f"The bundle is incomplete: {path} is missing.")
         done = 0
-        for path, size in found.items():
+        for path, size in sizes.items():
             entry = self.files.get(path)
             if entry is None:
                 raise BundleError(
@@ -107,7 +107,7 @@ class BundleManifest:
 
 
 def describe(folder: Path, version: str, role: str, python: str, machine: str) -> BundleManifest:
-    """Make the manifest of a folder as it is now; secrets are 0600, the rest is 0644."""
+    """Return the manifest of a folder's present files; secrets have mode 0600, others 0644."""
     files = {}
     for path, size in sorted(_walk(folder)):
         mode = 0o600 if path.startswith("keys/") and path.endswith(".key") else 0o644
@@ -169,7 +169,7 @@ def open_file(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno != errno.ELOOP:  # which is what a link makes
+        if error.errno != errno.ELOOP:  # the error of a link
             raise
         raise BundleError(f"{path} is a link, not a file: copy the bundle again.") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -211,7 +211,7 @@ class CheckedReader:
 def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
     """Read a file of a bundle once, to its end.
 
-    What was read must not be used before this ends without an error: only then is it verified.
+    The bytes must not be used before this ends without an error: only then are they verified.
     """
     with open_file(folder / path) as file:
         reader = CheckedReader(file, path, entry)
@@ -220,7 +220,7 @@ def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
 
 
 def is_plain(path: str) -> bool:
-    """Whether a path stays below the folder that it is joined to, and is safe in a shell."""
+    """Return whether a path stays below the folder that it is joined to, and is safe in a shell."""
     return all(_PART.fullmatch(part) for part in path.split("/"))
 
 
@@ -236,7 +236,7 @@ def _checked(manifest: BundleManifest) -> BundleManifest:
         raise BundleError(f"{NAME} of the bundle is damaged: version, role, Python or machine.")
     for path, entry in manifest.files.items():
         room, _, name = path.partition("/")
-        fits = {  # beside the configuration are the folders of the keys and of the signers
+        fits = {  # the configuration's folder also holds those of keys and signers
             "config": "/" not in name and name not in ("keys", "signers"),
             "signers": "/" not in name and name.endswith(".pub"),
         }

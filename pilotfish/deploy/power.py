@@ -30,12 +30,12 @@ def set_mode(name: str, definitions: Path = MODES) -> None:
         known = modes(definitions.read_text(errors="replace"))
     except OSError as error:
         raise InstallError(f"{definitions} cannot be read: {error.strerror}.") from error
-    found = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
-    if found is None:
+    mode_number = {mode.casefold(): number for mode, number in known.items()}.get(name.casefold())
+    if mode_number is None:
         raise InstallError(
             f"This board has no power mode {name!r}; it has {', '.join(known) or 'none'}."
         )
-    _run("nvpmodel", "-m", str(found))
+    _run("nvpmodel", "-m", str(mode_number))
 
 
 def _run(*command: str) -> None:
@@ -51,8 +51,10 @@ def _run(*command: str) -> None:
 def main() -> int:
     """Run the command of `pilotfish-power.service`."""
     parser = argparse.ArgumentParser(prog="pilotfish.deploy.power", description=__doc__)
-    parser.add_argument("--mode", default="", help="as nvpmodel.conf calls it; empty: leave it")
-    parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="all at the maximum")
+    parser.add_argument(
+        "--mode", default="", help="a mode's name in nvpmodel.conf; empty: no change"
+    )
+    parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="yes: maximum clocks")
     args = parser.parse_args()
     try:
         if args.mode:

@@ -18,7 +18,7 @@ _FIRST, _LAST = (-1,), (1,)  # before and after every (0, …)
 
 
 def is_older(version: str, than: str) -> bool | None:
-    """Whether ``version`` comes before ``than``; None if one of them is no PEP 440 version."""
+    """Return whether ``version`` precedes ``than``; None if one is no PEP 440 version."""
     keys = [_key(text) for text in (version, than)]
     return None if None in keys else keys[0] < keys[1]
 

@@ -1,9 +1,9 @@
 """Recognise a root file system: its Pythons, machine and board.
 
-In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says what was given instead.
+In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says why it is none.
 
-Links in a root file system are absolute as its own system sees them; here they are resolved that
-way and never followed out of it.
+Absolute links in a root file system are relative to that root; they are resolved so, and never
+followed out of it.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -22,9 +22,9 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 
 @dataclass(frozen=True)
 class Rootfs:
-    """A root file system and what was found in it.
+    """A root file system and its properties.
 
-    pythons: every CPython there is, "3.10", with its machine.
+    pythons: the machine of every CPython in it, by version ("3.10").
     release: NVIDIA's L4T release line, if the file system is a Jetson's.
     """
 
@@ -42,17 +42,17 @@ class Rootfs:
             )
         if not root.is_dir():
             raise InstallError(f"{root} is no folder.")
-        found = cls(root, dict(_pythons(root)), _release(root))
-        if not found.pythons:
+        rootfs = cls(root, dict(_pythons(root)), _release(root))
+        if not rootfs.pythons:
             raise InstallError(
                 f"{root} is no root file system with Python: usr/bin holds no python3.N. In a BSP, "
                 "unpack the sample root file system and run apply_binaries.sh first."
             )
-        return found
+        return rootfs
 
     @property
     def live(self) -> bool:
-        """Whether this is the running system, with systemd: in a chroot nothing can be started."""
+        """Return whether this is the running system with systemd; a chroot is not."""
         return self.root == Path("/") and _SYSTEMD_RUNS.is_dir()
 
     def require(self, python: str, machine: str) -> None:
@@ -71,7 +71,7 @@ class Rootfs:
             )
 
     def path(self, inside: str) -> Path:
-        """Return a path of that system as one of this; links in its parents stay within."""
+        """Convert a path of that system to one of this; links in its parents stay within."""
         parent, _, name = inside.strip("/").rpartition("/")
         return resolve(self.root, parent) / name
 
@@ -100,13 +100,13 @@ def resolve(root: Path, inside: str) -> Path:
 
 
 def _pythons(root: Path) -> "list[tuple[str, str]]":
-    found = []
+    pythons = []
     for path in sorted(resolve(root, "usr/bin").glob("python3.*")):
         version = path.name.removeprefix("python")
         machine = _machine(resolve(root, f"usr/bin/{path.name}"))
         if machine is not None and version.removeprefix("3.").isdecimal():
-            found.append((version, machine))
-    return found
+            pythons.append((version, machine))
+    return pythons
 
 
 def _machine(path: Path) -> str | None:

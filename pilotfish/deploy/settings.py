@@ -1,9 +1,9 @@
 """Configuration, keys and signers below ``/etc/pilotfish``.
 
-A configuration file that was edited is never overwritten: the new one is written beside it as
-``NAME.new``. A file that is still as some installed version wrote it follows the current version.
-Existing keys are never replaced. Signers are added only by bundles whose signature was verified;
-none is ever removed, and a revoked one stays revoked.
+An edited configuration file is never overwritten: the new one becomes ``NAME.new`` next to it. A
+file that is as some installed version wrote it follows the current version. Existing keys are never
+replaced. Only bundles with a verified signature add signers; none is ever removed, and a revoked
+one stays revoked.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -27,7 +27,7 @@ SIGNERS = f"{FOLDER}/signers"
 
 def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
     """Write a version's configuration; yield a sentence for each change."""
-    ours = _shipped(versions)
+    ours = _shipped_digests(versions)
     for source in sorted((versions.folder(name) / "config").glob("*")):
         content = source.read_bytes()
         target = root.path(f"{FOLDER}/{source.name}")
@@ -43,9 +43,9 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
             yield f"{target} was edited and stays; the new one is {aside.name} beside it"
 
 
-def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str]:
-    """Copy the bundle's keys where there are none; yield a sentence for each change."""
-    for path, entry in held.files.items():
+def bring_keys(root: Rootfs, bundle: Path, contents: BundleManifest) -> Iterator[str]:
+    """Copy the bundle's missing keys; yield a sentence for each change."""
+    for path, entry in contents.files.items():
         if not path.startswith("keys/"):
             continue
         target = root.path(f"{FOLDER}/{path}")
@@ -60,20 +60,20 @@ def bring_keys(root: Rootfs, bundle: Path, held: BundleManifest) -> Iterator[str
 
 
 def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Iterator[str]:
-    """Add the signers that the root shall trust; yield a sentence for each new one.
+    """Add signers to the root's trusted ones; yield a sentence for each new one.
 
-    A root without signers of its own takes over those that admitted the bundle. Others take the
-    bundle's, for which one of theirs vouches. A bundle that was not verified adds none.
+    A root without signers takes over those that admitted the bundle. Other roots take the bundle's,
+    since a trusted signer signed it. An unverified bundle adds none.
     """
     if admitted.signers is None:
         return
     folder = resolve(root.root, SIGNERS)
     if not folder.exists():
-        _found(folder, admitted.signers)
+        _create_signers(folder, admitted.signers)
         for name in sorted(admitted.signers.trusted.values()):
             yield f"signer {name} is trusted by {folder}"
     there = Signers.load(folder)
-    for path, entry in admitted.held.files.items():
+    for path, entry in admitted.manifest.files.items():
         if not path.startswith("signers/"):
             continue
         key = signatures.parse_public(_read(bundle, path, entry), path)
@@ -87,35 +87,35 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Itera
             yield f"signer {target.stem} is trusted by {folder}"
 
 
-def _found(folder: Path, signers: Signers) -> None:
-    """Make a folder of signers, whole: from the moment that it exists, it decides."""
-    made = folder.with_name(f".{folder.name}.pilotfish-partial")
-    files.remove_tree(made)
-    files.folder(made)
+def _create_signers(folder: Path, signers: Signers) -> None:
+    """Create a folder of signers in one step: once it exists, it decides."""
+    partial = folder.with_name(f".{folder.name}.pilotfish-partial")
+    files.remove_tree(partial)
+    files.folder(partial)
     for name, content in signers.files().items():
-        files.put(made / name, content)
-    files.move(made, folder)
+        files.put(partial / name, content)
+    files.move(partial, folder)
 
 
 def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
-    """List the configuration files of a version that were edited since."""
-    ours = _shipped(versions)
-    found = []
+    """List the configuration files of a version that have been edited."""
+    digests = _shipped_digests(versions)
+    names = []
     for source in sorted((versions.folder(name) / "config").glob("*")):
         target = root.path(f"{FOLDER}/{source.name}")
-        known = ours.get(source.name, set())
+        known = digests.get(source.name, set())
         if target.is_symlink() or (target.is_file() and _sha(target.read_bytes()) not in known):
-            found.append(source.name)
-    return found
+            names.append(source.name)
+    return names
 
 
-def _shipped(versions: Versions) -> dict[str, set[str]]:
-    """Return the SHA-256s of each configuration file as any installed version wrote it."""
-    found: dict[str, set[str]] = {}
+def _shipped_digests(versions: Versions) -> dict[str, set[str]]:
+    """Return the SHA-256s of each configuration file in all installed versions."""
+    digests: dict[str, set[str]] = {}
     for name in versions.names():
         for path in (versions.folder(name) / "config").glob("*"):
-            found.setdefault(path.name, set()).add(manifest.hash_file(path))
-    return found
+            digests.setdefault(path.name, set()).add(manifest.hash_file(path))
+    return digests
 
 
 def _read(bundle: Path, path: str, entry: Entry) -> bytes:

@@ -1,16 +1,16 @@
-"""Signatures of bundles: those of OpenSSH (`ssh-keygen -Y`), Ed25519, in a namespace of our own.
+"""Signatures of bundles: OpenSSH's (`ssh-keygen -Y`), Ed25519, in a namespace of our own.
 
     signer.key                     a secret key, readable by its owner only (`pilotfish keys new`)
-    signers/signer.pub             its public key; the folder is one that can be trusted as it is
-    /etc/pilotfish/signers         what a board trusts, and by default the machine that flashes it:
-        NAME.pub                   a public key of OpenSSH, one a file
-        NAME.revoked               one that is never trusted again, whatever brings it
-    manifest.json.sig              in a bundle: the signature of its manifest, byte for byte
+    signers/signer.pub             its public key; the folder can be used as a list of signers
+    /etc/pilotfish/signers         the signers that a board trusts, and by default its flasher:
+        NAME.pub                   a public key of OpenSSH, one per file
+        NAME.revoked               a key that is never trusted again
+    manifest.json.sig              in a bundle: the signature of its manifest's bytes
 
 In:  a manifest's bytes and its signature. Out: the name of the trusted signer, or an error.
-Law: only what `ssh-keygen` itself verified for one trusted Ed25519 key passes. A file of a signer
-that cannot be read trusts nothing and takes no trust from others; one of a revoked signer that
-cannot be read ends everything, since it is not known what it revokes.
+Law: only signatures that `ssh-keygen` verifies for one trusted Ed25519 key pass. An unreadable
+`.pub` file is skipped; an unreadable `.revoked` file is an error, since the key that it revokes is
+unknown.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -36,7 +36,7 @@ SIGNER = "signer"
 NAMESPACE = "pilotfish-bundle"
 FOLDER = Path("/etc/pilotfish/signers")
 NAME = "manifest.json.sig"
-MAX_BYTES = 4096  # of a public key's file and of a signature
+MAX_BYTES = 4096  # limit of a public key's file and of a signature
 _KIND = b"ssh-ed25519"
 _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
 _MAGIC = b"SSHSIG\0\0\0\1"  # with its version (OpenSSH, PROTOCOL.sshsig)
@@ -67,7 +67,7 @@ class Signers:
             ) from error
         if open_to_all:
             raise KeysError(f"Every user may write to {folder}: run `chmod o-w {folder}`.")
-        # in capitals, too, as on disks without lower-case names
+        # also in capitals, for disks without lower-case names
         ended = [name for name in names if name.lower().endswith(".revoked")]
         revoked = {read_public(folder / name): name for name in ended}
         trusted: dict[bytes, str] = {}
@@ -131,14 +131,14 @@ def create(directory: Path) -> Path:
         if os.path.lexists(path):
             raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / SIGNER
-        done = _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", made)
+        pair = Path(scratch) / SIGNER
+        done = _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", pair)
         if done.returncode != 0:
             raise KeysError(f"ssh-keygen makes no key: {_last_line(done)}.")
-        key = read_public(made.with_suffix(".pub"))
+        key = read_public(pair.with_suffix(".pub"))
         try:
             files.folder(directory, 0o700)
-            files.put(secret, made.read_bytes(), 0o600)
+            files.put(secret, pair.read_bytes(), 0o600)
             files.put(public, public_file(key))
         except OSError as error:
             raise KeysError(f"{secret} cannot be written: {error.strerror}.") from error
@@ -160,7 +160,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
 
 
 def require_secret(secret: Path) -> None:
-    """Raise `KeysError` unless a secret key that only its owner reads, and a tool, are there."""
+    """Raise `KeysError` unless there are ssh-keygen and a secret key that only its owner reads."""
     try:
         mode = secret.stat().st_mode
     except OSError as error:
@@ -201,7 +201,7 @@ def read_public(path: Path) -> bytes:
 
 
 def parse_public(content: bytes, what: str) -> bytes:
-    """Parse the raw key out of such a file's bytes; errors call the file ``what``."""
+    """Parse the raw key from such a file's bytes; errors call the file ``what``."""
     lines = without_bom(content).strip().splitlines()
     words = lines[0].split() if len(lines) == 1 and len(content) <= MAX_BYTES else []
     if len(words) >= 2 and words[0] == _KIND:
@@ -255,13 +255,13 @@ def _opened(signature: bytes) -> tuple[bytes, bytes]:
 
 
 def _tool() -> str:
-    found = shutil.which("ssh-keygen")
-    if found is None:
+    path = shutil.which("ssh-keygen")
+    if path is None:
         raise SignatureError(
             "ssh-keygen is missing here, which signs and verifies bundles: install the package "
             "openssh-client."
         )
-    return found
+    return path
 
 
 def _keygen(*arguments: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":

@@ -1,15 +1,14 @@
-"""Take the installer to a board that runs, over the system's own ``ssh``.
+"""Run the installer on a running board, over the system's own ``ssh``.
 
-In:  ``user@host`` and what to do there. Out: the installer's exit code; what it says passes
-     through.
-Law: a bundle is admitted here before a byte of it is sent, and what is sent is compared with the
-manifest that was admitted. On the board the installed version verifies it once more, with the
-board's own signers, before any code of the bundle runs; where no installed version can, this
-machine's does. Python there takes modules from the named place and its own library only: not from
-the login's folder, nor its variables.
-Host keys are checked as the user's ssh does it, nothing asks for a password (``BatchMode``,
-``sudo -n``), and the temporary copy on the board, which holds a secret key, is readable by its
-owner only and removed at the end, also after an error or Ctrl-C.
+In:  ``user@host`` and an action. Out: the installer's exit code; its output passes through.
+Law: a bundle is admitted here before any byte is sent, and every sent file is compared with the
+admitted manifest. On the board the installed version verifies it again, with the board's own
+signers, before any code of the bundle runs; if no installed version can, this machine's version
+does. Python on the board imports only from the named place and its own library, not from the
+login's folder or variables.
+The user's ssh checks host keys, nothing asks for a password (``BatchMode``, ``sudo -n``). The
+temporary copy on the board holds a secret key: only its owner can read it, and it is removed at the
+end, also after an error or Ctrl-C.
 """
 
 import io
@@ -31,7 +30,7 @@ from pilotfish.deploy.rootfs import ELF_MACHINES
 from pilotfish.deploy.wheels import Wheel
 
 _SSH_FAILED = 255
-# Prints the machines that the Pythons below a root file system are for, as their ELF files say.
+# Prints the machines of the Pythons in a root file system, from their ELF headers.
 _MACHINES = """\
 import glob, sys
 for path in glob.glob(glob.escape(sys.argv[1]) + '/usr/bin/python3.*[0-9]'):
@@ -41,7 +40,7 @@ for path in glob.glob(glob.escape(sys.argv[1]) + '/usr/bin/python3.*[0-9]'):
         print(head[18] + 256 * head[19], end=' ')
 print()
 """
-# Prints these machines, and the folder that the copy goes to; or ends with one of the codes below.
+# Prints these machines and the folder of the copy, or exits with one of the codes below.
 _PROBE = """\
 command -v python3 >/dev/null && command -v tar >/dev/null || exit 41
 python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || exit 42
@@ -56,7 +55,7 @@ _REFUSALS = {
     43: "this user may not use sudo without a password: log in as root, or allow it in sudoers",
     44: "no temporary folder can be made",
 }
-# The modules of the version that the board runs; one from before signatures has no such file.
+# The modules of the board's current version; versions from before signatures lack this file.
 _TRUSTED = "/opt/pilotfish/current/site"
 _VERIFIER = f"{_TRUSTED}/pilotfish/deploy/admission.py"
 _OWN = "flashing.whl"
@@ -65,7 +64,7 @@ _RUN = (
     "from pilotfish.deploy.install import main; sys.exit(main())"
 )
 
-Source = bytes | tuple[Path, str, Entry]  # what a file holds, or a file of a bundle
+Source = bytes | tuple[Path, str, Entry]  # a file's content, or a file of a bundle
 Sources = Mapping[str, Source]  # by their names in the copy
 
 
@@ -81,22 +80,22 @@ class Board:
     def install(
         self,
         bundle: Path,
-        demands: AdmissionPolicy,
+        policy: AdmissionPolicy,
         arguments: Sequence[str],
         say: Callable[[str], None],
         progress: Progress,
     ) -> int:
-        """Admit a bundle, copy it there and install it; ``arguments`` are the installer's."""
-        admitted = admission.admit(bundle, demands, say)
-        held = admitted.held
-        held.verify(bundle, progress)
-        wheels = [path for path in held.files if path.startswith("wheels/")]
+        """Admit a bundle, copy it to the board and install it. arguments: the installer's."""
+        admitted = admission.admit(bundle, policy, say)
+        contents = admitted.manifest
+        contents.verify(bundle, progress)
+        wheels = [path for path in contents.files if path.startswith("wheels/")]
         wheel = next((path for path in wheels if _is_ours(path)), None)
         if wheel is None:
             raise BundleError("The bundle holds no wheel of pilotfish.")
-        words = [*arguments, *(["--downgrade"] if demands.downgrade else [])]
-        sources = {**_sources(bundle, admitted), **_own()}
-        with self._copied(sources, progress, held) as there:
+        words = [*arguments, *(["--downgrade"] if policy.downgrade else [])]
+        sources = {**_sources(bundle, admitted), **_running_pilotfish()}
+        with self._copied(sources, progress, contents) as there:
             words += ["--signers", f"{there}/trusted"] if admitted.signers else ["--unsigned"]
             words += [f"{there}/bundle"]
             install = f"{_python(f'{there}/bundle/{wheel}')} {shlex.join(words)}"
@@ -108,12 +107,12 @@ class Board:
             return self._as_root(f"{verify} && {install}")
 
     def do(self, arguments: Sequence[str], progress: Progress) -> int:
-        """Run the installer there without a bundle: to check, roll back or uninstall."""
-        with self._copied(_own(), progress) as there:
+        """Run the board's installer without a bundle: to check, roll back or uninstall."""
+        with self._copied(_running_pilotfish(), progress) as there:
             return self._as_root(f"{_python(f'{there}/{_OWN}')} {shlex.join(arguments)}")
 
     def _as_root(self, script: str) -> int:
-        """Run a script there as root; return its exit code."""
+        """Run a script on the board as root; return its exit code."""
         command = f"sh -c {shlex.quote(script)}"
         done = subprocess.run(
             self._ssh(f'cd / && if [ "$(id -u)" = 0 ]; then {command}; else sudo -n {command}; fi'),
@@ -129,18 +128,18 @@ class Board:
 
     @contextmanager
     def _copied(
-        self, sources: Sources, progress: Progress, held: BundleManifest | None = None
+        self, sources: Sources, progress: Progress, contents: BundleManifest | None = None
     ) -> Iterator[str]:
         """Yield a temporary folder on the board with copies of these files.
 
-        held: the bundle among them, which is not sent to a board of another machine.
+        contents: the bundle's manifest; it is not sent to a board of another machine.
         """
         machines, there = self._probe()
         trouble = ""
         try:
-            if held is not None and machines and held.machine not in machines:
+            if contents is not None and machines and contents.machine not in machines:
                 raise InstallError(
-                    f"The bundle is for {held.machine}, but {self.address} is for "
+                    f"The bundle is for {contents.machine}, but {self.address} is for "
                     f"{' and '.join(sorted(machines))}: make another with --machine or --jetpack."
                 )
             self._send(sources, there, progress)
@@ -156,7 +155,7 @@ class Board:
                 )
 
     def _probe(self) -> tuple[set[str], str]:
-        """Return the machines that the board's Pythons are for, and a temporary folder there."""
+        """Return the machines of the board's Pythons, and a temporary folder on it."""
         script = _PROBE.format(machines=shlex.quote(_MACHINES), root=shlex.quote(self.root))
         done = subprocess.run(
             self._ssh(script), check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -191,7 +190,7 @@ class Board:
                 for name, source in sources.items():
                     info = tarfile.TarInfo(name)
                     info.size, info.mode = _size(source), 0o600
-                    with _opened(source) as file:
+                    with _open_source(source) as file:
                         archive.addfile(info, _CountingFile(file, count))
             with suppress(BrokenPipeError):
                 process.stdin.close()
@@ -217,12 +216,12 @@ def _sources(bundle: Path, admitted: AdmittedBundle) -> Sources:
         files[f"bundle/{signatures.NAME}"] = admitted.signature
         files |= {f"trusted/{name}": key for name, key in admitted.signers.files().items()}
     return files | {
-        f"bundle/{path}": (bundle, path, entry) for path, entry in admitted.held.files.items()
+        f"bundle/{path}": (bundle, path, entry) for path, entry in admitted.manifest.files.items()
     }
 
 
-def _own() -> dict[str, Source]:
-    """Return the wheel or folder of the pilotfish that runs here."""
+def _running_pilotfish() -> dict[str, Source]:
+    """Return a wheel of the running pilotfish."""
     with tempfile.TemporaryDirectory() as scratch:
         return {_OWN: wheelhouse.pack(Path(scratch)).path.read_bytes()}
 
@@ -236,7 +235,7 @@ def _size(source: Source) -> int:
 
 
 @contextmanager
-def _opened(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
+def _open_source(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
     else:
@@ -245,12 +244,12 @@ def _opened(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
 
 
 def _python(place: str) -> str:
-    """Build the start of a command that runs the installer out of a folder or wheel there."""
+    """Return the start of a command that runs the installer from a folder or wheel."""
     return shlex.join(["python3", "-I", "-B", "-c", _RUN, place])
 
 
 class _CountingFile:
-    """A file that counts what was read from it."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: io.BytesIO | CheckedReader, tell: Callable[[int], None]) -> None:
         self._file = file

@@ -1,11 +1,11 @@
-"""Apply a version to systemd: units, the service's user, folders, what starts at boot.
+"""Apply a version to systemd: units, the service's user, folders, start at boot.
 
-Units are copied, not linked: `systemctl enable` resolves links, and would pin the version that is
-current while it runs. They are copied after a version has become current, so that an old version
-never meets a unit that it does not know.
+Units are copied, not linked: `systemctl enable` resolves links, and would pin the current version.
+They are copied after a version has become current, so that an old version never runs under a newer
+unit.
 
-A foreign root file system is treated from outside by systemd's own tools (``--root``), which run
-nothing in it. On the running system units are also reloaded and started. A unit that a Debian
+For a foreign root file system systemd's own tools work from outside (``--root``) and run nothing in
+it. On the running system units are also reloaded and started. A unit that a Debian
 package owns (`deploy.deb`) is neither replaced nor removed.
 
 Standard library only: this runs on the board before anything is installed.
@@ -32,9 +32,9 @@ ENABLED = {
     "edge": ("pilotfish-edge.service",),
 }
 _POLL_S = 0.5
-_STEADY = 3  # checks in a row: a unit that fails at once is active for a moment, too
+_STEADY = 3  # checks in a row, since a failing unit is active for a moment, too
 _MAX_RESTARTS = 3
-_OTHERS_S = 2400.0  # for units that go before; systemd gives the build of an engine 30 minutes
+_OTHERS_S = 2400.0  # limit of units that start before; systemd allows an engine's build 30 minutes
 _JOURNAL_LINES = 30
 
 
@@ -50,13 +50,13 @@ def require_tools() -> None:
 
 def targets(folder: Path) -> dict[Path, str]:
     """List the files of a version's ``systemd`` folder that systemd reads, with their places."""
-    found = {}
+    links = {}
     for path in sorted(folder.glob("*")):
         if path.suffix in _SUFFIXES:
-            found[path] = f"{UNITS}/{path.name}"
+            links[path] = f"{UNITS}/{path.name}"
         elif path.suffix in (".sysusers", ".tmpfiles"):
-            found[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
-    return found
+            links[path] = f"usr/lib/{path.suffix[1:]}.d/{path.stem}.conf"
+    return links
 
 
 def packaged(root: Rootfs) -> set[str]:
@@ -94,9 +94,9 @@ def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
 
 
 def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
-    """Start the role's units at boot, unless the version before had them already.
+    """Enable the role's units at boot, unless the previous version had them already.
 
-    So a unit that was disabled stays disabled over an upgrade.
+    So a disabled unit stays disabled over an upgrade.
     """
     before = versions.previous
     known: set[str] = set()
@@ -109,13 +109,13 @@ def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[s
 
 
 def units(versions: Versions, name: str, role: str) -> list[str]:
-    """List the units of a role that a version has."""
+    """List a version's units of a role."""
     there = {path.name for path in targets(versions.folder(name) / "systemd")}
     return [unit for unit in ENABLED[role] if unit in there]
 
 
 def is_enabled(root: Rootfs, unit: str) -> bool:
-    """Whether a unit starts at boot."""
+    """Return whether a unit starts at boot."""
     command = ["systemctl", f"--root={root.root}", "is-enabled", "--quiet", unit]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
@@ -146,11 +146,11 @@ def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:
 def restart(unit: str, patience_s: float) -> str | None:
     """Restart a unit of the running system and wait until it is active.
 
-    Returns None, or why it is not: a sentence, then the last lines of its journal. patience_s: for
-    its own start; what it waits for before has `_OTHERS_S`.
+    Returns None, or the reason of the failure: a sentence, then the last lines of its journal.
+    patience_s: limit of its own start; units before it have `_OTHERS_S`.
     """
     _run("systemctl", "stop", unit)
-    # reset the failure count; a unit that never failed is an error to it
+    # resets the failure count; fails for a unit that never failed
     subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
     _run("systemctl", "start", "--no-block", unit)
     until_s = time.monotonic() + patience_s
@@ -163,7 +163,9 @@ def restart(unit: str, patience_s: float) -> str | None:
         if state["ActiveState"] == "failed" or int(state["NRestarts"] or 0) >= _MAX_RESTARTS:
             return f"{unit} fails (result: {state['Result']}).\n{journal(unit)}"
         if state["Job"]:
-            if state["ActiveState"] == "inactive":  # behind another unit, as an engine's build
+            if (
+                state["ActiveState"] == "inactive"
+            ):  # waits for another unit, such as an engine's build
                 until_s = min(time.monotonic() + patience_s, latest_s)
             continue
         if state["ActiveState"] == "inactive" and state["ConditionResult"] == "no":

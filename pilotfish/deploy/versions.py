@@ -1,12 +1,12 @@
 """The versions installed below ``/opt/pilotfish``: a new one is staged, one is current.
 
     versions/<version>-<digest8>/{bin,site,artifacts,systemd,config,manifest.json,installed.json}
-    current -> versions/…       what the units run
-    previous -> versions/…      what `--rollback` goes back to
+    current -> versions/…       the version that the units run
+    previous -> versions/…      the version that `--rollback` restores
 
-A folder below ``versions`` whose name does not begin with a dot is complete. A version is made
-under a hidden name and appears by one rename; it becomes current by another. So at any moment
-``current`` names a whole version, and what a kill or a power cut left is removed by the next run.
+A version is made in a hidden folder (its name begins with a dot) and appears by one rename; another
+rename makes it current. So ``current`` always names a complete version, and the next run removes
+the remains of a kill or a power cut.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -37,7 +37,7 @@ class Versions:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock out other installations; remove what an interrupted run left."""
+        """Lock out other installations; remove the remains of an interrupted run."""
         files.folder(self.all)
         descriptor = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -56,15 +56,15 @@ class Versions:
     @property
     def current(self) -> str | None:
         """Name of the version that the units run."""
-        return self._named("current")
+        return self._link_target("current")
 
     @property
     def previous(self) -> str | None:
-        """Name of the version before it."""
-        return self._named("previous")
+        """Name of the previous version."""
+        return self._link_target("previous")
 
     def folder(self, name: str) -> Path:
-        """Return where a version is, or would be."""
+        """Return a version's folder, which may not exist."""
         return self.all / name
 
     def names(self) -> list[str]:
@@ -81,25 +81,25 @@ class Versions:
         path.chmod(0o755)
         return path
 
-    def adopt(self, made: Path, name: str) -> None:
+    def adopt(self, fresh: Path, name: str) -> None:
         """Give a finished folder its name.
 
-        Where the version exists already but is damaged, each damaged file is replaced in place: it
-        may be current, and must not be missing for a moment.
+        If the version exists already, its damaged files are replaced one by one: it may be current
+        and must not be missing for a moment.
         """
-        (made / LISTING).write_bytes(_encode(listing(made)))
-        (made / LISTING).chmod(0o644)
-        files.sync_all(made)
+        (fresh / LISTING).write_bytes(_encode(listing(fresh)))
+        (fresh / LISTING).chmod(0o644)
+        files.sync_all(fresh)
         target = self.folder(name)
         if not target.exists():
-            os.rename(made, target)
+            os.rename(fresh, target)
             sync(self.all)
             return
-        _mend(made, target)
-        files.remove_tree(made)
+        _mend(fresh, target)
+        files.remove_tree(fresh)
 
     def switch(self, name: str) -> bool:
-        """Make a version current, and the one that was current the previous one."""
+        """Make a version current, and the current one the previous one."""
         before = self.current
         if before == name:
             return False
@@ -118,8 +118,8 @@ class Versions:
     def roll_back(self) -> str:
         """Make the previous version current; return its name.
 
-        The current one becomes the previous. A run that was cut between the two links left both
-        with one name: then only the second link is missing.
+        The current one becomes the previous. If a run was interrupted between the two links, both
+        name the same version: then only the second link is set.
         """
         current, previous = self.current, self.previous
         others = [name for name in self.names() if name != current]
@@ -141,7 +141,7 @@ class Versions:
                 files.remove_tree(hidden)
 
     def faults(self, name: str) -> list[str]:
-        """List differences from what was installed, a sentence each."""
+        """List differences from the installed files, a sentence each."""
         folder = self.folder(name)
         try:
             expected = json.loads((folder / LISTING).read_bytes())
@@ -149,18 +149,22 @@ class Versions:
             expected = None
         if not isinstance(expected, dict):
             return [f"{folder / LISTING} is missing or damaged."]
-        found = listing(folder)
+        files_now = listing(folder)
         return [
-            *(f"{folder / path} is missing." for path in expected if path not in found),
+            *(f"{folder / path} is missing." for path in expected if path not in files_now),
             *(
                 f"{folder / path} was changed."
-                for path, entry in found.items()
+                for path, entry in files_now.items()
                 if path in expected and expected[path] != entry
             ),
-            *(f"{folder / path} does not belong there." for path in found if path not in expected),
+            *(
+                f"{folder / path} does not belong there."
+                for path in files_now
+                if path not in expected
+            ),
         ]
 
-    def _named(self, link: str) -> str | None:
+    def _link_target(self, link: str) -> str | None:
         try:
             name = os.readlink(self.home / link).rpartition("/")[2]
         except OSError:
@@ -169,30 +173,30 @@ class Versions:
 
 
 def listing(folder: Path) -> dict[str, list[str | int]]:
-    """List every file of a version: SHA-256 and mode; of a link its target."""
-    found: dict[str, list[str | int]] = {}
+    """List every file of a version with SHA-256 and mode; links with their targets."""
+    entries: dict[str, list[str | int]] = {}
     for parent, folders, names in os.walk(folder):
         for name in sorted([*names, *folders]):
             path = Path(parent) / name
             relative = str(path.relative_to(folder))
             if path.is_symlink():
-                found[relative] = [os.readlink(path)]
+                entries[relative] = [os.readlink(path)]
             elif name in names and relative != LISTING:
-                found[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
-    return found
+                entries[relative] = [manifest.hash_file(path), stat.S_IMODE(path.stat().st_mode)]
+    return entries
 
 
-def _encode(found: dict[str, list[str | int]]) -> bytes:
-    return json.dumps(found, indent=0, sort_keys=True).encode() + b"\n"
+def _encode(entries: dict[str, list[str | int]]) -> bytes:
+    return json.dumps(entries, indent=0, sort_keys=True).encode() + b"\n"
 
 
-def _mend(made: Path, target: Path) -> None:
+def _mend(fresh: Path, target: Path) -> None:
     """Make a version's folder equal to a fresh one, file by file."""
-    wanted, there = listing(made), listing(target)
-    for path, entry in wanted.items():
-        if there.get(path) != entry:
+    expected, present = listing(fresh), listing(target)
+    for path, entry in expected.items():
+        if present.get(path) != entry:
             files.folder((target / path).parent)
-            files.move(made / path, target / path)
-    for path in there.keys() - wanted.keys():
+            files.move(fresh / path, target / path)
+    for path in present.keys() - expected.keys():
         files.remove(target / path)
-    files.move(made / LISTING, target / LISTING)
+    files.move(fresh / LISTING, target / LISTING)

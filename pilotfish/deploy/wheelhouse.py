@@ -1,10 +1,10 @@
-"""The wheels of a bundle: pilotfish's own, what it needs on a board's Python and CPU, given ones.
+"""The wheels of a bundle: pilotfish's own, its requirements for a board, and extra wheels.
 
 In:  the running pilotfish, its pins (`constraints.txt`), a Python version, a machine, wheels that a
      vendor built. Out: a folder of wheels, each checked.
 Law: no source distribution is ever built; versions are those of the pins; every file that comes
-over the network has the hash that the resolution named. A given wheel is taken in place of whatever
-has its name; one of ONNX Runtime, whatever its name, in place of the one for CPUs.
+over the network has the hash of the resolution. An extra wheel replaces the one of its name; an
+ONNX Runtime wheel of any name replaces the one for CPUs.
 
 `uv` resolves, since it evaluates markers for the board's Python (pip takes those of the Python that
 runs it); `pip` fetches. Both are configured by their own files and variables: mirrors, proxies.
@@ -32,10 +32,10 @@ NAME = "pilotfish"
 EXTRAS = ("serve",)
 RUNTIME = "onnxruntime"
 RUNTIME_EXTRA = "cpu"
-# The newest C library that wheels may ask for: 2.31 is older than that of every supported system.
+# The newest C library that wheels may require: every supported system has a later one than 2.31.
 _GLIBC_MINOR = 31
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_DATE = (1980, 1, 1, 0, 0, 0)  # a wheel depends on its files alone
+_DATE = (1980, 1, 1, 0, 0, 0)  # for reproducible wheels
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _UNREACHABLE = re.compile(
     r"failed to fetch|error sending request|dns error|connection|timed out|network", re.IGNORECASE
@@ -43,15 +43,15 @@ _UNREACHABLE = re.compile(
 
 
 def gather(
-    out: Path, python: str, machine: str, given: Sequence[Path], progress: Progress
+    out: Path, python: str, machine: str, wheel_paths: Sequence[Path], progress: Progress
 ) -> list[Wheel]:
     """Fill the folder ``out`` with every wheel that a bundle needs."""
     progress("packing pilotfish", 0, 1)
-    own = pack(out)
+    pilotfish_wheel = pack(out)
     progress("packing pilotfish", 1, 1)
-    replacing = [_given(path, python, machine) for path in given]
+    replacing = [_checked_wheel(path, python, machine) for path in wheel_paths]
     with tempfile.TemporaryDirectory() as scratch:
-        pins = resolve(Path(scratch), own, replacing, python, machine, progress)
+        pins = resolve(Path(scratch), pilotfish_wheel, replacing, python, machine, progress)
         fetch(Path(scratch), pins, out, python, machine, progress)
     for wheel in replacing:
         shutil.copyfile(wheel.path, out / wheel.path.name)
@@ -65,24 +65,24 @@ def gather(
 
 def resolve(
     scratch: Path,
-    own: Wheel,
-    given: Sequence[Wheel],
+    pilotfish_wheel: Wheel,
+    extra_wheels: Sequence[Wheel],
     python: str,
     machine: str,
     progress: Progress,
 ) -> list[str]:
-    """Resolve the wheels to download: ``name==version`` and hashes, a requirement each.
+    """Resolve the wheels to download, as requirements ``name==version`` with hashes.
 
     Raises:
         FetchError: if there is no set of wheels for that Python and machine, or no network.
     """
-    names = {wheel.name for wheel in given}
+    names = {wheel.name for wheel in extra_wheels}
     runtime = any(name.startswith(RUNTIME) for name in names)
     extras = ",".join([*EXTRAS, *([] if runtime else [RUNTIME_EXTRA])])
-    wanted = scratch / "wanted.txt"
-    wanted.write_text(
-        f"{NAME}[{extras}] @ {own.path.resolve().as_uri()}\n"
-        + "".join(f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in given)
+    requirements_in = scratch / "wanted.txt"
+    requirements_in.write_text(
+        f"{NAME}[{extras}] @ {pilotfish_wheel.path.resolve().as_uri()}\n"
+        + "".join(f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in extra_wheels)
     )
     pins = scratch / "pins.txt"
     pins.write_text("\n".join(_pins(leave_out=names)))
@@ -90,7 +90,16 @@ def resolve(
     progress("resolving", 0, 1)
     command = _command(
         "uv",
-        *("pip", "compile", wanted, "--constraints", pins, "--output-file", locked, "--quiet"),
+        *(
+            "pip",
+            "compile",
+            requirements_in,
+            "--constraints",
+            pins,
+            "--output-file",
+            locked,
+            "--quiet",
+        ),
         *("--python-version", python),
         *("--python-platform", f"{machine}-manylinux_2_{_GLIBC_MINOR}"),
         *("--only-binary", ":all:", "--generate-hashes", "--no-annotate", "--no-header"),
@@ -111,7 +120,7 @@ def fetch(
     machine: str,
     progress: Progress,
 ) -> None:
-    """Download what was resolved into ``out``; every file is compared with its hashes."""
+    """Download the resolved wheels into ``out``, and compare each with its hashes."""
     listed = scratch / "fetch.txt"
     listed.write_text("\n".join(requirements))
     command = _command(
@@ -140,7 +149,7 @@ def fetch(
 
 
 def platforms(machine: str) -> Iterator[str]:
-    """List every platform tag that may be taken: pip does not derive older tags."""
+    """List every compatible platform tag: pip does not derive older tags."""
     for minor in range(_GLIBC_MINOR, 4, -1):
         yield f"manylinux_2_{minor}_{machine}"
         if minor in _OLD_NAMES:
@@ -150,7 +159,7 @@ def platforms(machine: str) -> Iterator[str]:
 def pack(out: Path) -> Wheel:
     """Write a wheel of the running pilotfish from its own files, without a build tool.
 
-    The same files give the same bytes. Metadata are those of the installation.
+    The same files give the same bytes. The metadata are the installation's.
     """
     try:
         distribution = metadata.distribution(NAME)
@@ -203,7 +212,7 @@ def _record_hash(content: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _given(path: Path, python: str, machine: str) -> Wheel:
+def _checked_wheel(path: Path, python: str, machine: str) -> Wheel:
     """Check a wheel that was named on the command line for the board."""
     if not path.is_file():
         raise BundleError(f"{path} is no file.")
@@ -214,7 +223,7 @@ def _given(path: Path, python: str, machine: str) -> Wheel:
 
 
 def _pins(leave_out: set[str]) -> Iterator[str]:
-    """Read the pins that pilotfish is tested with, except those of given wheels."""
+    """Read the tested pins, except those of extra wheels."""
     shipped = resources.files("pilotfish.deploy") / "constraints.txt"
     for line in shipped.read_text().splitlines():
         match = _PIN.match(line)
@@ -223,7 +232,7 @@ def _pins(leave_out: set[str]) -> Iterator[str]:
 
 
 def _requirements(locked: str) -> list[str]:
-    """Format requirements for pip, without those that are files here already."""
+    """Format requirements for pip, without those that are local files."""
     return [line for line in locked.replace("\\\n", " ").splitlines() if _PIN.match(line)]
 
 
@@ -235,7 +244,7 @@ def _command(tool: str, *arguments: object) -> list[str]:
 
 
 def _reason(output: str) -> str:
-    """Return why a tool failed, in one line."""
+    """Return the reason of a tool's failure, in one line."""
     if _UNREACHABLE.search(output):
         return "the package index cannot be reached. Bundles are made where there is a network."
     lines = [line.strip(" │╰─▶×├") for line in output.splitlines() if line.strip()]

@@ -1,8 +1,8 @@
-"""Wheels: reading them, checking them, unpacking them. A wheel is a zip with a list of its files.
+"""Read, check and unpack wheels. A wheel is a zip archive with a list of its files.
 
 In:  `NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl`. Out: its files below a version's folder.
-Law: what is unpacked is what the wheel's RECORD names, with the hashes that it gives, and nothing
-else; no path leaves the folder. The layout is that of the binary distribution format (PyPA
+Law: exactly the files in the wheel's RECORD are unpacked, with its hashes; no path leaves the
+folder. The layout is that of the binary distribution format (PyPA
 specification): the root is `purelib` or `platlib`, `NAME.data/…` goes elsewhere.
 
 Standard library only: this runs on the board before anything is installed.
@@ -74,7 +74,7 @@ class Wheel:
         return cls(path, normalized(fields.pop("name")), **fields)
 
     def fits(self, python: str, machine: str) -> bool:
-        """Whether CPython ``3.N`` on Linux on that machine can use it."""
+        """Return whether CPython ``3.N`` on Linux on that machine can use it."""
         minor = int(python.partition(".")[2])
         platforms = self.platform.split(".")
         return any(
@@ -97,8 +97,8 @@ class Wheel:
     def unpack(self, folder: Path, interpreter: str, content: IO[bytes] | None = None) -> None:
         """Unpack the files to their places below a version's folder.
 
-        interpreter: path that scripts are to be run with, for `#!python` lines. content: the
-        wheel's bytes, where they are not to be read from its path.
+        interpreter: path for the scripts' `#!python` lines. content: the wheel's bytes; None: read
+        them from its path.
         """
         with _opened(self.path, content) as archive:
             for info, digest in _listed(archive, self.path.name):
@@ -134,7 +134,7 @@ class Wheel:
 
 
 def placed(name: str) -> str:
-    """Return where a file of a wheel goes, relative to the version's folder."""
+    """Return the target of a wheel's file, relative to the version's folder."""
     parts = name.split("/")
     if not parts[0].endswith(".data"):
         return f"{SITE}/{name}"
@@ -215,7 +215,7 @@ def _record(raw: bytes, wheel: str) -> dict[str, bytes]:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a member's name stays below the folder that it is joined to."""
+    """Return whether a member's name stays below the folder that it is joined to."""
     parts = name.split("/")
     return "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(parts)
 

@@ -128,7 +128,7 @@ def test_a_bundle_holds_what_the_board_needs(
     plan = wanted(artifact, own_keys, secret=release() / "signer.key", signers=[named])
     made, advice = bundle.make(plan, out, silent)
     admitted = admission.admit(out, demands(), [].append)
-    assert (admitted.held, admitted.signer) == (made, "signer")
+    assert (admitted.manifest, admitted.signer) == (made, "signer")
     assert (out / "signers/next.pub").read_bytes() == signer.read_bytes()
     assert manifest.read(out) == made
     made.verify(out, silent)

@@ -129,8 +129,8 @@ def test_promtool_accepts_every_series_that_there_is(tmp_path):
 
 
 def test_speculation_is_counted_under_vllms_names(metrics):
-    metrics.round(a_round(accepted=2))
-    metrics.round(a_round(accepted=4, tokens=5))
+    metrics.add_round(a_round(accepted=2))
+    metrics.add_round(a_round(accepted=4, tokens=5))
     result = samples(metrics)
     of = '{protocol="greedy"}'
     drafts = result["pilotfish_spec_decode_num_drafts_total" + of]
@@ -149,11 +149,11 @@ def test_speculation_is_counted_under_vllms_names(metrics):
 def test_what_a_decision_head_forgave_is_counted(metrics, status):
     for forgiven in (0, 2):
         item = a_round("wisv-full", accepted=3, tokens=4, notes={"forgiven": forgiven})
-        metrics.round(item)
-        status.round(item)
+        metrics.add_round(item)
+        status.add_round(item)
     counted = 'pilotfish_spec_decode_num_forgiven_tokens_total{protocol="wisv-full"}'
     assert samples(metrics)[counted] == 2
-    status.generation(an_answer([item, item], protocol="wisv-full"))
+    status.add_generation(an_answer([item, item], protocol="wisv-full"))
     info = status.snapshot()
     assert (info["forgiven"], info["last"]["forgiven"]) == (2, 4)
 
@@ -173,8 +173,8 @@ def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, dev
         for piece in device.stream([3, 1, 4], protocol=protocol, **options):
             info[piece.origin] = info.get(piece.origin, 0) + len(piece.tokens)
         for record in device.last.rounds:
-            metrics.round(record)
-        metrics.generation(device.last)
+            metrics.add_round(record)
+        metrics.add_generation(device.last)
     assert set(info) == {"drafted", "corrected", "bonus", "target", "local"}
     result = samples(metrics)
     for origin, count in info.items():
@@ -208,8 +208,8 @@ def test_drafted_and_forced_tokens_take_turns_in_order():
 def test_a_baseline_has_no_stages_that_it_lacks(metrics):
     local = Round(protocol="local", start=0, window=0, accepted=0, tokens=[1])
     local.timings.draft = 0.02
-    metrics.round(local)
-    metrics.round(a_round())
+    metrics.add_round(local)
+    metrics.add_round(a_round())
     result = samples(metrics)
     for stage in STAGES:
         name = "pilotfish_stage_seconds_count"
@@ -224,7 +224,7 @@ def test_an_answer_tells_its_times_and_its_recoveries(metrics):
         Recovery(at=3, lost_s=1.5, local_tokens=4),
         Recovery(at=6, lost_s=9.0, local_tokens=0),
     ]
-    metrics.generation(an_answer(rounds, recoveries=recoveries, probing=Probing(2, 300, 200)))
+    metrics.add_generation(an_answer(rounds, recoveries=recoveries, probing=Probing(2, 300, 200)))
     result = samples(metrics)
     assert result["pilotfish_time_to_first_token_seconds_sum"] == pytest.approx(0.2)
     # a second for the seven tokens after those of the first round
@@ -241,10 +241,10 @@ def test_an_answer_tells_its_times_and_its_recoveries(metrics):
 
 def test_the_link_is_told_as_far_as_it_is_known(metrics):
     assert not any(name.startswith("pilotfish_link_up") for name in samples(metrics))
-    metrics.link(UP, None)
+    metrics.set_link(UP, None)
     assert samples(metrics)["pilotfish_link_up"] == 1
     assert "pilotfish_link_rtt_seconds" not in samples(metrics)
-    metrics.link(UP, STATE)
+    metrics.set_link(UP, STATE)
     result = samples(metrics)
     assert result["pilotfish_link_rtt_seconds"] == 0.05
     assert result["pilotfish_link_goodput_up_bytes_per_second"] == 2e6 / 8
@@ -252,7 +252,7 @@ def test_the_link_is_told_as_far_as_it_is_known(metrics):
     assert result['pilotfish_link_reading_age_seconds{reading="up"}'] >= 1.0
     assert "pilotfish_link_goodput_down_bytes_per_second" not in result
     for link in (DOWN, DOWN, UP, DOWN):
-        metrics.link(link, STATE)
+        metrics.set_link(link, STATE)
     result = samples(metrics)
     assert (result["pilotfish_link_up"], result["pilotfish_link_losses_total"]) == (0, 2)
     states = {name: value for name, value in result.items() if name.startswith("pilotfish_link_st")}
@@ -264,12 +264,12 @@ def test_the_link_is_told_as_far_as_it_is_known(metrics):
 
 def test_what_clients_ask_for_does_not_grow_the_metrics(metrics):
     for i in range(1000):
-        metrics.request(f"/wp-admin/{i}", 404, 0.001)
+        metrics.add_request(f"/wp-admin/{i}", 404, 0.001)
         metrics.refused(f"reason {i}")
-        metrics.round(a_round(f"protocol {i}", window=128, accepted=128, tokens=129))
+        metrics.add_round(a_round(f"protocol {i}", window=128, accepted=128, tokens=129))
     lines = metrics.exposition().count(b"\n")
-    metrics.request("/another", 404, 0.001)
-    metrics.round(a_round("another", window=128, accepted=128, tokens=129))
+    metrics.add_request("/another", 404, 0.001)
+    metrics.add_round(a_round("another", window=128, accepted=128, tokens=129))
     assert metrics.exposition().count(b"\n") == lines < 1500
     assert samples(metrics)['pilotfish_http_requests_total{route="other",status="404"}'] > 900
 
@@ -277,7 +277,7 @@ def test_what_clients_ask_for_does_not_grow_the_metrics(metrics):
 def test_it_counts_right_from_many_threads(metrics):
     def lane() -> None:
         for _ in range(200):
-            metrics.round(a_round())
+            metrics.add_round(a_round())
 
     threads = [threading.Thread(target=lane) for _ in range(4)]
     for thread in threads:
@@ -378,11 +378,11 @@ def test_a_new_service_knows_little_and_says_so(status):
 
 
 def test_status_tells_of_the_link_since_when_and_how_old(status):
-    status.link(UP, STATE)
+    status.set_link(UP, STATE)
     time.sleep(0.2)
-    status.link(DOWN, STATE)
+    status.set_link(DOWN, STATE)
     time.sleep(0.1)
-    status.link(DOWN, STATE)
+    status.set_link(DOWN, STATE)
     info = status.snapshot(edge="tcp://127.0.0.1:7077", target="big")
     assert info["link"]["up"] is False
     assert info["link"]["state"] == "refused: key"
@@ -404,16 +404,16 @@ def test_of_several_connections_the_youngest_reading_of_each_kind_counts():
 
 def test_status_tells_acceptance_and_the_stages_of_the_newest_protocol(status):
     for _ in range(100):
-        status.round(a_round(accepted=0, tokens=1))
+        status.add_round(a_round(accepted=0, tokens=1))
     for _ in range(64):
-        status.round(a_round(accepted=4, tokens=5))
+        status.add_round(a_round(accepted=4, tokens=5))
     info = status.snapshot()
     assert info["acceptance"]["recent"] == 1.0
     assert info["acceptance"]["total"] == pytest.approx(256 / (100 + 256))
     assert info["rounds"]["count"] == 64
     assert info["rounds"]["tokens"] == 5
     assert info["rounds"]["stages_s"]["verify"] == 0.04
-    status.round(a_round("stream", window=0, accepted=0, tokens=1))
+    status.add_round(a_round("stream", window=0, accepted=0, tokens=1))
     assert status.snapshot()["rounds"]["count"] == 1
 
 
@@ -421,7 +421,7 @@ def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
     choice = Choice(policy="model", protocol="greedy", window=3, token_s=0.02, reason="cheapest")
     for i in range(40):
         recoveries = [Recovery(at=i, lost_s=0.5, local_tokens=0)]
-        status.generation(an_answer([a_round()], choice=choice, recoveries=recoveries))
+        status.add_generation(an_answer([a_round()], choice=choice, recoveries=recoveries))
     payload = json.loads(json.dumps(status.snapshot()))
     assert payload["protocol"] == {
         "name": "greedy",
@@ -437,15 +437,15 @@ def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
 
 def test_a_device_feeds_both(metrics, status, pair, edge):
     def on_round(record: Round) -> None:
-        metrics.round(record)
-        status.round(record)
+        metrics.add_round(record)
+        status.add_round(record)
 
     with Device(pair.draft, edge.endpoint, threads=1, on_round=on_round) as device:
         answer = device.generate([3, 1, 4], protocol="auto", max_tokens=12, seed=1)
-        status.generation(answer)
-        metrics.generation(answer)
-        metrics.link(device.link_status, device.link_state())
-        status.link(device.link_status, device.link_state())
+        status.add_generation(answer)
+        metrics.add_generation(answer)
+        metrics.set_link(device.link_status, device.link_state())
+        status.set_link(device.link_status, device.link_state())
     result, info = samples(metrics), status.snapshot()
     assert info["protocol"]["name"] == answer.protocol
     assert info["protocol"]["reason"]

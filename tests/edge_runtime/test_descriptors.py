@@ -101,7 +101,7 @@ def test_a_worker_without_open_files_goes_on(pair: Pair) -> None:
 def test_connections_leave_open_files_for_other_needs(
     limit: int, connections: int, results: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pilotfish.base.descriptors.raised_limit", lambda wanted: limit)
+    monkeypatch.setattr("pilotfish.base.descriptors.raise_limit", lambda wanted: limit)
     assert connection_room(connections, 128) == results
 
 

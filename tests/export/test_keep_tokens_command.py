@@ -126,7 +126,7 @@ def test_a_target_that_it_cannot_draft_for_is_not_asked(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--keep-tokens", "40"], "--keep-tokens needs to know what the target writes"),
+        (["--keep-tokens", "40"], "--keep-tokens needs the target's texts"),
         (["--for", "a.txt"], "--for goes with --keep-tokens"),
         (["--keys", "."], "--keys goes with --keep-tokens"),
         (["--keep-tokens", "0", "--for", "a.txt"], "0 is not between 1 and"),

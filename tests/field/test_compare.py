@@ -425,9 +425,9 @@ def test_no_figure_is_cut_where_names_are_long(capsys, monkeypatch):
 def test_of_one_without_room_no_figure_is_told(capsys):
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
     print_comparison(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
-    out = capsys.readouterr().out
-    assert "unseen had no room for any prompt" in out
-    assert "of the others" not in out
+    told = capsys.readouterr().out
+    assert "unseen has no figures" in told
+    assert "leaves out" not in told
 
 
 def test_no_two_drafters_look_alike(tmp_path, monkeypatch):

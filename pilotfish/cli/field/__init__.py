@@ -1,4 +1,4 @@
-"""``pilotfish field``: measure latency, compare drafters, report, replay, the papers' equations."""
+"""``pilotfish field``: measure latency, compare drafters, report, replay, papers' equations."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,7 +14,7 @@ def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     parser = commands.add_parser(
         "field",
         help="measure latency, compare drafters, report, replay",
-        description="Measuring in the field.",
+        description="Measurements over real links, and their evaluation.",
     )
     actions = choices_of(parser)
     for name in named_in(_ACTIONS, arguments):

@@ -1,4 +1,4 @@
-"""``pilotfish field compare``: drafters side by side, on a target's own answers."""
+"""``pilotfish field compare``: compare drafters on a target's own answers."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -38,17 +38,16 @@ from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
 _DESCRIPTION = """\
-Measures which drafter to ship for a target, and at which round trip:
+Finds the best drafter for a target at each round trip:
 
-  1. the target answers each prompt once, over the wire (protocol stream);
-  2. each drafter reads along these answers and says, token by token, what it would have drafted.
-     Drafts are compared with the target only behind accepted ones, so that this tells what every
-     protocol and window accepts;
-  3. drafters are timed in turns on this machine, behind an answer;
-  4. from these follow the tokens/s to expect at each RTT: of rounds with the best window, and of
+  1. The target answers each prompt once, over the wire (protocol stream).
+  2. Each drafter reads these answers and predicts every next token. A draft counts only after
+     accepted ones, so the result holds for every protocol and window.
+  3. The drafters are timed in turns on this machine, after an answer.
+  4. From these follow the expected tokens/s at each RTT, for rounds with the best window and for
      ahead. `stream` is the target alone.
 
-Run it where the drafter will run: milliseconds a draft decide as much as α."""
+Run it on the drafter's future machine: milliseconds per draft matter as much as α."""
 _EXAMPLE = """\
 example:
   pilotfish field compare drafter-int8 drafter-int4 --target target --prompts questions.jsonl
@@ -62,7 +61,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "compare",
-        help="drafters side by side on a target's answers: which to ship",
+        help="compare drafters on a target's answers: which one to ship",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -73,77 +72,83 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, CompareSettings)
-    if not told.drafters:
+    settings = from_args(args, CompareSettings)
+    if not settings.drafters:
         args.usage("which drafters? Name the folders of their artifacts")
-    if told.resume and told.out is None:
+    if settings.resume and settings.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
-    names = list(dict.fromkeys(told.drafters))
-    open_sources(names)  # what is missing shows at once
-    plan(protocol=STREAM, temperature=told.temperature, seed=told.seed)
-    questions = BUILT_IN if told.prompts is None else read_questions(told.prompts)
-    if told.out is not None:
-        private_folder(told.out)
-    with _edge(told) as address:
-        asking, answers, welcome, vocabulary = _asked(told, names, questions, address)
-    # the edge that was served here is gone, and its memory with it
-    found = _compared(told, names, asking, answers, welcome, vocabulary)
+    names = list(dict.fromkeys(settings.drafters))
+    open_sources(names)  # a missing artifact shows at once
+    plan(protocol=STREAM, temperature=settings.temperature, seed=settings.seed)
+    questions = BUILT_IN if settings.prompts is None else read_questions(settings.prompts)
+    if settings.out is not None:
+        private_folder(settings.out)
+    with _edge(settings) as address:
+        request, answers, welcome, vocabulary = _collect_answers(
+            settings, names, questions, address
+        )
+    # an edge that ran here has ended and freed its memory
+    comparison = _compare_drafters(settings, names, request, answers, welcome, vocabulary)
     if args.json != "-":
-        print_comparison(found, asking.target)  # before any file is written: the disk may be full
-    figures = as_json(asking, found)
+        print_comparison(
+            comparison, request.target
+        )  # before any file is written: the disk may be full
+    figures = as_json(request, comparison)
     if args.json:
         write_json(args.json, figures)
-    if told.out is not None:
-        write_json(str(told.out / _FIGURES), figures)
-        _draw(told.out / _PICTURE, found)
+    if settings.out is not None:
+        write_json(str(settings.out / _FIGURES), figures)
+        _draw(settings.out / _PICTURE, comparison)
     return 0
 
 
 @contextmanager
-def _edge(told: CompareSettings) -> Iterator[str]:
-    """Serve the target here, or name the edge that does."""
-    if "://" in told.target:
-        yield told.target
+def _edge(settings: CompareSettings) -> Iterator[str]:
+    """Yield the address of the target's edge, started here if the target is an artifact."""
+    if "://" in settings.target:
+        yield settings.target
         return
-    check_head(Artifact.open(Path(told.target)))  # that it is none shows at once
-    options: dict[str, Any] = {} if told.threads is None else {"threads": told.threads}
+    check_head(Artifact.open(Path(settings.target)))  # a wrong artifact shows at once
+    options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
-    print_(f"serving {told.target} …", markup=False, soft_wrap=True)
-    with EdgeServer(told.target, provider=told.provider, **options) as server:
+    print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
+    with EdgeServer(settings.target, provider=settings.provider, **options) as server:
         yield server.endpoint
 
 
-def _asked(
-    told: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
+def _collect_answers(
+    settings: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
-    """Let the target answer; the answers that there are, and what the target told of itself."""
-    with _device(told, names, address) as device:
+    """Let the target answer; return the request, its answers, its welcome and vocabulary."""
+    with _device(settings, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
-        expect_pairs(names, vocabulary)  # what does not fit shows before anything is asked
-        asking = AnswerRequest(
+        expect_pairs(names, vocabulary)  # misfits show before the target answers
+        request = AnswerRequest(
             target=welcome.model,
             digest=welcome.digest,
             prompts=list(questions),
-            max_tokens=told.max_tokens,
-            temperature=told.temperature,
-            seed=told.seed,
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            seed=settings.seed,
         )
-        path = None if told.out is None else told.out / _ANSWERS
+        path = None if settings.out is None else settings.out / _ANSWERS
         with ExitStack() as stack:
             file = None
             if path is not None:
-                kept = AnswerFile(path, asking, vocabulary.vocab_size, resume=told.resume)
-                file = stack.enter_context(kept)
-            answers = _answers(device, asking, file)
-    if not any(one.tokens for one in answers):
+                answer_file = AnswerFile(
+                    path, request, vocabulary.vocab_size, resume=settings.resume
+                )
+                file = stack.enter_context(answer_file)
+            answers = _answers(device, request, file)
+    if not any(answer.tokens for answer in answers):
         raise UnsupportedError("No prompt was answered: all are too long for target and drafter.")
-    return asking, [one for one in answers if one.tokens], welcome, vocabulary
+    return request, [answer for answer in answers if answer.tokens], welcome, vocabulary
 
 
-def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device:
-    """Open a device that drafts nothing yet, and so may have any of the drafters."""
-    keys = told.keys if "://" in told.target else None
+def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
+    """Open a device that only streams, so any of the drafters will do."""
+    keys = settings.keys if "://" in settings.target else None
     with Bars() as bars:
         open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
         try:
@@ -152,79 +157,81 @@ def _device(told: CompareSettings, names: Sequence[str], address: str) -> Device
             models = [name for name in names if name != TEXT]
             if not models:
                 raise
-            # no edge hands out such a vocabulary; a drafter of the same one has it
-            return open_(models[0], provider=told.provider, threads=told.threads)
+            # the edge does not send such a vocabulary; a drafter with the same one has it
+            return open_(models[0], provider=settings.provider, threads=settings.threads)
 
 
-def _answers(device: Device, asking: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
-    """All answers: those that the file holds, and the rest."""
+def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
+    """Return all answers: those in the file, and new ones for the rest."""
     done = {} if file is None else dict(file.answers)
-    with Countdown("the target answers, prompts", len(asking.prompts) - len(done)) as countdown:
+    with Countdown("the target answers, prompts", len(request.prompts) - len(done)) as countdown:
         try:
-            for number, one in enumerate(answer_all(device, asking, dict(done)), 1):
+            for number, answer in enumerate(answer_all(device, request, dict(done)), 1):
                 if file is not None:
-                    file.add(one)
-                done[one.prompt] = one
-                if one.left_out:
-                    countdown.print_above(f"Prompt {one.prompt + 1} is left out: {one.left_out}")
+                    file.add(answer)
+                done[answer.prompt] = answer
+                if answer.left_out:
+                    countdown.print_above(
+                        f"Prompt {answer.prompt + 1} is left out: {answer.left_out}"
+                    )
                 countdown.update(number)
         except BaseException:
             if file is not None:
-                countdown.print_above("What was answered is kept: give --resume to go on.")
+                countdown.print_above("The answers so far are kept: give --resume to go on.")
             raise
     return [done[prompt] for prompt in sorted(done)]
 
 
-def _compared(
-    told: CompareSettings,
+def _compare_drafters(
+    settings: CompareSettings,
     names: Sequence[str],
-    asking: AnswerRequest,
+    request: AnswerRequest,
     answers: Sequence[TargetAnswer],
     welcome: Welcome,
     vocabulary: Vocabulary,
 ) -> DrafterComparison:
-    """Read the answers with the drafters, time these, and compute what follows."""
+    """Read the answers with the drafters, time the drafters, and compare them."""
     with Bars() as bars:
         bars.show("opening the drafters", 0, None)
-        contenders = open_contenders(names, vocabulary, told)
+        contenders = open_contenders(names, vocabulary, settings)
     try:
         with Countdown("reading, answers", len(answers) * len(contenders)) as countdown:
-            for done, _ in enumerate(read_answers(contenders, asking, answers), 1):
+            for done, _ in enumerate(read_answers(contenders, request, answers), 1):
                 countdown.update(done)
         with Bars() as bars:
-            seconds = measure_draft_s(contenders, asking, answers, bars.show)
+            seconds = measure_draft_s(contenders, request, answers, bars.show)
     finally:
-        for one in contenders:
-            one.drafter.release()
-    order = {one.prompt: at for at, one in enumerate(answers)}
+        for contender in contenders:
+            contender.drafter.release()
+    order = {answer.prompt: at for at, answer in enumerate(answers)}
     entries = [
         DrafterEntry(
-            name=one.name,
-            size_bytes=one.size_bytes,
+            name=contender.name,
+            size_bytes=contender.size_bytes,
             draft_s=draft_s,
-            agreed={order[prompt]: agreed for prompt, agreed in one.agreed.items()},
+            agreed={order[prompt]: agreed for prompt, agreed in contender.agreed.items()},
         )
-        for one, draft_s in zip(contenders, seconds, strict=True)
+        for contender, draft_s in zip(contenders, seconds, strict=True)
     ]
     with Bars() as bars:
         return compare(
             entries,
             prompts=len(answers),
-            target_s=target_passes(welcome, answers, told.target_ms),
-            rtts_s=told.rtts_s,
+            target_s=target_passes(welcome, answers, settings.target_ms),
+            rtts_s=settings.rtts_s,
             longest=welcome.limits.window,
-            in_rounds="coupled" if asking.temperature else "greedy",
+            in_rounds="coupled" if request.temperature else "greedy",
             progress=bars.show,
         )
 
 
-def _draw(path: Path, found: DrafterComparison) -> None:
-    """Draw where there is matplotlib; figures without a picture are better than none."""
+def _draw(path: Path, comparison: DrafterComparison) -> None:
+    """Draw the comparison; without matplotlib, note that there is no picture."""
     notes = Console(stderr=True, highlight=False)
     try:
         from pilotfish.field.comparison_picture import draw
     except UnsupportedError as error:
         notes.print(f"No picture: {error}", markup=False, soft_wrap=True)
         return
-    draw(path, found)
+    draw(path, comparison)
     notes.print(f"drawn: {path}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What ``pilotfish field compare`` is told."""
+"""Settings of ``pilotfish field compare``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,11 @@ _RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 def _rtts(text: str) -> tuple[float, ...]:
     """Read ``0,5ms,20ms``."""
-    return tuple(sorted({duration(one) for one in text.split(",")}))
+    return tuple(sorted({duration(part) for part in text.split(",")}))
 
 
 class CompareSettings(EngineSettings, frozen=True, kw_only=True):
-    """What ``pilotfish field compare`` is told."""
+    """Settings of ``pilotfish field compare``."""
 
     drafters: Annotated[
         tuple[str, ...], setting("drafters' artifacts, or text", metavar="DRAFTER", positional=True)
@@ -25,7 +25,7 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     target: Annotated[
         str,
         setting(
-            "the target's artifact, served here meanwhile; or a running edge's tcp://HOST:PORT",
+            "the target's artifact, to serve here; or a running edge's tcp://HOST:PORT",
             metavar="DIR|ADDRESS",
         ),
     ]
@@ -44,30 +44,29 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "a prompt a line, or JSON lines with 'prompt', 'question' or 'messages' "
-                f"(default: {len(BUILT_IN)} that come with Pilotfish; 30 and more tell apart what "
-                "is close)",
+                "one prompt per line, or JSON lines with 'prompt', 'question' or 'messages' "
+                f"(default: {len(BUILT_IN)} built-in ones; 30 or more separate close drafters)",
                 metavar="FILE",
             ),
         ]
         | None
     ) = None
-    max_tokens: Annotated[int, setting("of an answer", ge=1)] = 128
+    max_tokens: Annotated[int, setting("tokens of an answer at most", ge=1)] = 128
     temperature: Annotated[
         float,
         setting(
-            "0 is greedy; above, both ends draw by the same noise, as under coupled",
+            "0 is greedy; above, both ends sample with the same noise, as under coupled",
             ge=0,
             metavar="T",
         ),
     ] = 0.0
-    seed: Annotated[int, setting("prompt p draws by N + p", ge=0)] = 0
+    seed: Annotated[int, setting("prompt p is sampled with seed N + p", ge=0)] = 0
     target_ms: (
         Annotated[
             float,
             setting(
-                "what a pass of the target takes where it will run, whatever drafts it takes "
-                "(default: as its edge told, at the pace at which it answered)",
+                "milliseconds of a target's pass of any width on its future machine (default: as "
+                "the edge reported, at the pace of its answers)",
                 gt=0,
                 metavar="T",
             ),
@@ -90,4 +89,4 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    resume: Annotated[bool, setting("go on with the answers that are in --out")] = False
+    resume: Annotated[bool, setting("go on from the answers in --out")] = False

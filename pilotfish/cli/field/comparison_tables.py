@@ -1,4 +1,4 @@
-"""A comparison of drafters, told: tables, which to ship, and JSON."""
+"""Show a comparison of drafters: tables, a recommendation, and JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,63 +16,65 @@ from pilotfish.field.target_answers import AnswerRequest
 _SHOWN = (1, 2, 4, 8)  # lengths of runs
 
 
-def print_comparison(found: DrafterComparison, target: str) -> None:
+def print_comparison(comparison: DrafterComparison, target: str) -> None:
     """Print a comparison of drafters for this target."""
     console = Console(highlight=False)
-    console.print(_agreement(found, target), _depths(found), _speeds(found), sep="\n")
-    for line in [*_remarks(found), "", *_verdict(found)]:
+    console.print(
+        _agreement(comparison, target), _depths(comparison), _speeds(comparison), sep="\n"
+    )
+    for line in [*_remarks(comparison), "", *_verdict(comparison)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _agreement(found: DrafterComparison, target: str) -> Table:
+def _agreement(comparison: DrafterComparison, target: str) -> Table:
     survival = (f"S({length})" for length in _SHOWN)
     table = _table(f"drafts for {target}", ["MiB", "ms a\ndraft", "α", *survival, "tokens"])
-    for one in found.drafters:
+    for drafter in comparison.drafters:
         table.add_row(
-            escape(one.name),
-            f"{one.size_bytes / 2**20:.0f}",
-            f"{one.draft_s * 1e3:.1f}",
-            _share(one.acceptance),
-            *(_share(one.survival[length]) for length in _SHOWN),
-            f"{one.tokens}",
+            escape(drafter.name),
+            f"{drafter.size_bytes / 2**20:.0f}",
+            f"{drafter.draft_s * 1e3:.1f}",
+            _share(drafter.acceptance),
+            *(_share(drafter.survival[length]) for length in _SHOWN),
+            f"{drafter.tokens}",
         )
     return table
 
 
-def _depths(found: DrafterComparison) -> Table:
+def _depths(comparison: DrafterComparison) -> Table:
     depths = [
         f"{first}" if end == first + 1 else f"{first}–{end - 1}"
-        for first, end, *_ in found.drafters[0].by_depth
+        for first, end, *_ in comparison.drafters[0].by_depth
     ]
     table = _table("α by depth: drafts right before it", depths)
-    for one in found.drafters:
+    for drafter in comparison.drafters:
         table.add_row(
-            escape(one.name), *(_share(depth.reliable_acceptance) for depth in one.by_depth)
+            escape(drafter.name), *(_share(depth.reliable_acceptance) for depth in drafter.by_depth)
         )
     return table
 
 
-def _speeds(found: DrafterComparison) -> Table:
-    rtts = [f"{one.rtt_s * 1e3:g} ms" for one in found.ship]
+def _speeds(comparison: DrafterComparison) -> Table:
+    rtts = [f"{best.rtt_s * 1e3:g} ms" for best in comparison.ship]
     table = _table("tokens/s to expect, by RTT", rtts)
-    for drafter in found.drafters:
+    for drafter in comparison.drafters:
         cells = [
-            f"{one.tokens_per_s.value:.1f}\n{_way(one.protocol, one.window)}"
+            f"{speed.tokens_per_s.value:.1f}\n{_way(speed.protocol, speed.window)}"
             if drafter.prompts
             else "–"
-            for one in drafter.expected
+            for speed in drafter.expected
         ]
         best = [
             f"[bold]{cell}[/]" if ship.drafter == drafter.name else cell
-            for cell, ship in zip(cells, found.ship, strict=True)
+            for cell, ship in zip(cells, comparison.ship, strict=True)
         ]
         table.add_row(escape(drafter.name), *best)
-    table.add_row("stream, none", *[f"{found.streamed_per_s:.1f}"] * len(found.ship))
+    table.add_row("stream, none", *[f"{comparison.streamed_per_s:.1f}"] * len(comparison.ship))
     return table
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
-    """A table of figures by drafter: where room is short, names are folded and no figure is cut."""
+    """Return an empty table by drafter; a narrow terminal folds names, but cuts no figure."""
     table = Table(title=escape(title), title_justify="left")
     table.add_column("drafter", overflow="fold")
     for heading in headings:
@@ -80,24 +82,24 @@ def _table(title: str, headings: Sequence[str]) -> Table:
     return table
 
 
-def _remarks(found: DrafterComparison) -> Iterator[str]:
-    """What the tables mean, and what they leave out."""
-    interval = "±: 95 %, by drawing the prompts again"
-    if found.prompts < FEWEST:
-        interval = f"no intervals: they take {FEWEST} prompts"
+def _remarks(comparison: DrafterComparison) -> Iterator[str]:
+    """Explain the tables, and what they leave out."""
+    interval = "±: 95 %, by resampling the prompts"
+    if comparison.prompts < FEWEST:
+        interval = f"no intervals: they need {FEWEST} prompts"
     yield (
         f"α: share of drafts that are the target's token; S(k): that k in a row are; {interval}. "
-        f"γ: rounds of that window, at most {WINDOWS}. Over {_prompts(found.prompts)}; a pass of "
-        f"the target takes {found.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
-        f"{found.pass_s[4] * 1e3:.1f}."
+        f"γ: rounds of that window, at most {WINDOWS}. Over {_prompts(comparison.prompts)}; a pass "
+        f"of the target takes {comparison.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
+        f"{comparison.pass_s[4] * 1e3:.1f}."
     )
-    for one in found.drafters:
-        if not one.prompts:
-            yield f"{one.name} had no room for any prompt and its answer: nothing is known of it."
-        elif one.left_out:
+    for drafter in comparison.drafters:
+        if not drafter.prompts:
+            yield f"{drafter.name} has no figures: no prompt and its answer fit its context."
+        elif drafter.left_out:
             yield (
-                f"{one.name} had no room for {one.left_out} of the prompts and their answers: its "
-                "figures are of the others."
+                f"{drafter.name} leaves out {drafter.left_out} of the prompts, which do not fit "
+                "its context with their answers."
             )
 
 
@@ -105,9 +107,16 @@ def _prompts(count: int) -> str:
     return "1 prompt" if count == 1 else f"{count} prompts"
 
 
-def _verdict(found: DrafterComparison) -> Iterator[str]:
-    """Say what to ship: a line for RTTs in a row with the same answer."""
-    for _, alike in groupby(found.ship, key=lambda one: (one.drafter, one.protocol, one.alike)):
+def _verdict(comparison: DrafterComparison) -> Iterator[str]:
+    """Say what to ship: one line for neighbouring RTTs with the same recommendation."""
+    for _, alike in groupby(
+        comparison.ship,
+        key=lambda recommendation: (
+            recommendation.drafter,
+            recommendation.protocol,
+            recommendation.alike,
+        ),
+    ):
         yield _shipped(list(alike))
 
 
@@ -118,7 +127,7 @@ def _shipped(same: Sequence[Recommendation]) -> str:
         span += f" to {last.rtt_s * 1e3:g}"
     if first.drafter is None:
         return f"At RTT {span} ms no drafter gains 5 %: leave the target alone (stream)."
-    gains = [f"{one.gain:.2f}" for one in same]
+    gains = [f"{recommendation.gain:.2f}" for recommendation in same]
     gain = gains[0] if len({*gains}) == 1 else f"{gains[0]} to {gains[-1]}"
     others = ""
     if first.alike:
@@ -130,9 +139,9 @@ def _way(protocol: str, window: int) -> str:
     return f"γ={window}" if window else protocol
 
 
-def _share(found: Estimate) -> str:
-    """A share with half its interval, below it."""
-    value, low, high = found
+def _share(estimate: Estimate) -> str:
+    """Format a share, and below it half its interval."""
+    value, low, high = estimate
     if value is None:
         return "–"
     if low is None or high is None:
@@ -140,21 +149,21 @@ def _share(found: Estimate) -> str:
     return f"{value:.2f}\n±{(high - low) / 2:.2f}".replace("0.", ".")
 
 
-def as_json(asking: AnswerRequest, found: DrafterComparison) -> dict[str, Any]:
-    """The figures as JSON: times in seconds, shares from 0 to 1, each with its interval."""
+def as_json(request: AnswerRequest, comparison: DrafterComparison) -> dict[str, Any]:
+    """Return the figures as JSON: times in seconds, shares from 0 to 1, with intervals."""
     return {
-        "target": asking.target,
-        "max_tokens": asking.max_tokens,
-        "temperature": asking.temperature,
-        "seed": asking.seed,
-        **_plain(asdict(found)),
+        "target": request.target,
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "seed": request.seed,
+        **_plain(asdict(comparison)),
     }
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as objects, whatever they stand in."""
+    """Convert named tuples at any depth to objects."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): _plain(field) for name, field in value.items()}
+    return [_plain(field) for field in value] if isinstance(value, list | tuple) else value

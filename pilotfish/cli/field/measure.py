@@ -1,4 +1,4 @@
-"""``pilotfish field measure``: latency over a real link, round by round into a run file."""
+"""``pilotfish field measure``: measure latency over a real link into a run file."""
 
 import argparse
 import shlex
@@ -42,14 +42,16 @@ from pilotfish.field.resumption import (
 from pilotfish.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 
 _COMMAND = ("pilotfish", "field", "measure")
-_SETTINGS = tuple(one.name for one in settings_of(MatrixSettings) if one.meta.description)
+_SETTINGS = tuple(
+    setting.name for setting in settings_of(MatrixSettings) if setting.meta.description
+)
 _HEADINGS = ("n", "ms a token", "p95", "tokens/s", "α", "tokens a round")
 _EXAMPLE = """\
 example:
   pilotfish field measure --draft drafter --edge tcp://edge:7077 --keys --out walk.pilotfish
   pilotfish field report walk.pilotfish --out walk
 
-What was interrupted goes on where it stopped, with the settings that the file holds:
+An interrupted run goes on where it stopped, with the settings in its file:
   pilotfish field measure --resume --out walk.pilotfish
 """
 
@@ -68,30 +70,30 @@ def add_to(actions: Commands) -> None:
     add_flags(parser, MatrixSettings)
     protocol_options(parser)
     json_option(parser)
-    # what is not given is as in the file that is resumed
+    # no defaults: a resumed run takes its file's settings
     parser.set_defaults(run=_run, **dict.fromkeys(_SETTINGS))
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, MeasureSettings)
-    resumed = _facts_of(told.out) if told.resume and has_begun(told.out) else None
+    arguments = from_args(args, MeasureSettings)
+    resumed = _facts_of(arguments.out) if arguments.resume and has_begun(arguments.out) else None
     if resumed is None:
-        expect_unused(told.out)
-    settings = _settings(args, told, resumed)
+        expect_unused(arguments.out)
+    settings = _settings(args, arguments, resumed)
     matrix.check(settings)
-    if resumed is None or matrix.remaining(settings, _done(told.out)):
-        _measure(told, settings, resumed)
-    with Run.open(told.out) as run:
-        found = figures(list(run.answers()))
-    Console(stderr=True, highlight=False).print(_table(found))
+    if resumed is None or matrix.remaining(settings, _finished_cells(arguments.out)):
+        _measure(arguments, settings, resumed)
+    with Run.open(arguments.out) as run:
+        summaries = figures(list(run.answers()))
+    Console(stderr=True, highlight=False).print(_table(summaries))
     if args.json:
-        write_json(args.json, [flatten(asdict(one)) for one in found])
+        write_json(args.json, [flatten(asdict(summary)) for summary in summaries])
     return 0
 
 
-def _measure(told: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
-    """Reach the edge, open the file, and go through what is left of the matrix."""
-    draft, edge, keys = _ends(told, settings, resumed)
+def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
+    """Connect to the edge, open the file, and measure the rest of the matrix."""
+    draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
     with Bars() as bars:
         opened = Device(
@@ -104,12 +106,12 @@ def _measure(told: MeasureSettings, settings: MatrixSettings, resumed: Facts | N
             on_fetch=partial(bars.show, FETCHING),
         )
     with opened as device:
-        facts = _facts(told.note or "", settings, device, draft, edge, keys)
+        facts = _facts(arguments.note or "", settings, device, draft, edge, keys)
         if resumed is None:
-            recorder = Recorder.create(told.out, facts)
+            recorder = Recorder.create(arguments.out, facts)
         else:
-            expect_same_pair(told.out, resumed, facts)
-            recorder = Recorder.resume(told.out)
+            expect_same_pair(arguments.out, resumed, facts)
+            recorder = Recorder.resume(arguments.out)
         with recorder:
             if resumed is not None:
                 recorder.add_start([*resumed.starts, *facts.starts])
@@ -117,14 +119,14 @@ def _measure(told: MeasureSettings, settings: MatrixSettings, resumed: Facts | N
             warm_up = list(matrix.warm_up(settings))
             with AnswerCountdown([*warm_up, *cells]) as countdown:
                 if resumed is not None and (changed := changes(resumed.host, facts.host)):
-                    countdown.print_above(f"Not as when the run began: {changed}")
+                    countdown.print_above(f"Changed since the run began: {changed}")
                 measurement = Measurement(
                     device,
                     log,
                     recorder,
                     settings,
                     rails=energy.rails(),
-                    patience_s=told.patience_s,
+                    patience_s=arguments.patience_s,
                     notify=countdown.print_above,
                 )
                 try:
@@ -133,8 +135,10 @@ def _measure(told: MeasureSettings, settings: MatrixSettings, resumed: Facts | N
                     ):
                         countdown.advance(answer.configuration)
                 except BaseException:
-                    again = shlex.join([*_COMMAND, "--resume", "--out", str(told.out)])
-                    countdown.print_above(f"What was measured is in {told.out}. To go on: {again}")
+                    again = shlex.join([*_COMMAND, "--resume", "--out", str(arguments.out)])
+                    countdown.print_above(
+                        f"What was measured is in {arguments.out}. To go on: {again}"
+                    )
                     raise
 
 
@@ -143,39 +147,39 @@ def _facts_of(path: Path) -> Facts:
         return run.facts
 
 
-def _done(path: Path) -> set[Cell]:
+def _finished_cells(path: Path) -> set[Cell]:
     with Run.open(path) as run:
         return {answer.cell for answer in run.answers()}
 
 
 def _settings(
-    args: argparse.Namespace, told: MeasureSettings, resumed: Facts | None
+    args: argparse.Namespace, arguments: MeasureSettings, resumed: Facts | None
 ) -> MatrixSettings:
-    """What was asked for, and what was not as in the file, or as is usual."""
-    own = protocol_options_of(args)
-    given = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
-    if told.prompts is not None:
-        given["prompts"] = read_prompts(told.prompts)
+    """Return the settings: from the flags, else from the resumed file, else the defaults."""
+    options = protocol_options_of(args)
+    values = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
+    if arguments.prompts is not None:
+        values["prompts"] = read_prompts(arguments.prompts)
     if resumed is None:
-        return MatrixSettings(**{"prompts": BUILT_IN, "options": own, **given})
-    others = {"edge": told.edge, "note": told.note}
-    given |= {name: value for name, value in others.items() if value is not None}
-    expect_same_settings(told.out, resumed, {**given, **own})
+        return MatrixSettings(**{"prompts": BUILT_IN, "options": options, **values})
+    others = {"edge": arguments.edge, "note": arguments.note}
+    values |= {name: value for name, value in others.items() if value is not None}
+    expect_same_settings(arguments.out, resumed, {**values, **options})
     return resumed.settings
 
 
-def _ends(
-    told: MeasureSettings, settings: MatrixSettings, resumed: Facts | None
+def _endpoints(
+    arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None
 ) -> tuple[Path, str | None, Path | None]:
-    """Where drafter, edge and keys are."""
-    draft, edge, keys = told.draft, told.edge, told.keys
+    """Return the drafter's path, the edge's address and the folder of keys."""
+    draft, edge, keys = arguments.draft, arguments.edge, arguments.keys
     if resumed is not None:
         draft = draft or Path(resumed.draft_path)
         edge = resumed.edge
         keys = keys or (Path(resumed.keys_path) if resumed.keys_path else None)
     if draft is None:
-        if told.resume and not has_begun(told.out):
-            raise UnsupportedError(f"There is no run file {told.out} to go on with.")
+        if arguments.resume and not has_begun(arguments.out):
+            raise UnsupportedError(f"There is no run file {arguments.out} to go on with.")
         raise UnsupportedError("Which drafter? Name the folder of its artifact by --draft.")
     if edge is None and matrix.needs_edge(settings):
         raise UnsupportedError("Which edge? Name its address by --edge tcp://HOST:PORT.")
@@ -190,7 +194,7 @@ def _facts(
     edge: str | None,
     keys: Path | None,
 ) -> Facts:
-    """What will hold for the run; a typed error if the pair cannot do what is asked."""
+    """Return the facts of the run; raise a typed error if the pair cannot do it."""
     welcome = device.welcome
     if welcome is not None:
         matrix.check_edge(settings, welcome)
@@ -217,24 +221,24 @@ def _model(draft: Path) -> Model:
     return Model(manifest.model, manifest.precision, manifest.digest)
 
 
-def _table(found: Sequence[Figures]) -> Table:
-    """A line for each protocol and window; columns more where the text may not be the target's."""
-    notes = counters_with_values(found)
+def _table(summaries: Sequence[Figures]) -> Table:
+    """Tabulate protocols and windows, with further columns for lossy protocols' counters."""
+    notes = counters_with_values(summaries)
     table = Table(caption="medians over n answers, and their 95th percentile")
     table.add_column("", no_wrap=True)
     for heading in (*_HEADINGS, *(counter.name for counter in notes)):
         table.add_column(heading, justify="right")
-    for one in found:
+    for summary in summaries:
         table.add_row(
-            escape(str(one.configuration)),
-            str(one.n),
-            _number(one.token_ms.median if one.token_ms else None, ".1f"),
-            _number(one.token_ms.p95 if one.token_ms else None, ".1f"),
-            _number(one.tokens_per_s.median if one.tokens_per_s else None, ".1f"),
-            _number(one.acceptance, ".2f"),
-            _number(one.tokens_per_round, ".2f"),
+            escape(str(summary.configuration)),
+            str(summary.n),
+            _number(summary.token_ms.median if summary.token_ms else None, ".1f"),
+            _number(summary.token_ms.p95 if summary.token_ms else None, ".1f"),
+            _number(summary.tokens_per_s.median if summary.tokens_per_s else None, ".1f"),
+            _number(summary.acceptance, ".2f"),
+            _number(summary.tokens_per_round, ".2f"),
             *(
-                _number(one.notes[each.name], ".1%" if each.counts_tokens else ".4f")
+                _number(summary.notes[each.name], ".1%" if each.counts_tokens else ".4f")
                 for each in notes
             ),
         )

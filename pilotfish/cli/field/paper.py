@@ -19,10 +19,10 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     paper = actions.add_parser(
         "paper",
-        help="a paper's closed forms as tables and plots",
-        description="What a paper's equations give for its own parameters, beside the figures\n"
-        "that it prints. Each constant says whose it is: the paper's, or ours where the paper has\n"
-        "none.",
+        help="show a paper's closed forms as tables and plots",
+        description="Evaluates a paper's equations for its own parameters, and compares them with\n"
+        "the figures that it prints. Each constant is marked as the paper's, or as ours if the\n"
+        "paper has none.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

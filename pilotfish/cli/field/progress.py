@@ -1,4 +1,4 @@
-"""How long the answers to come will take, by those of the same configuration before them."""
+"""Estimate the time of the remaining answers from earlier ones of the same configuration."""
 
 import time
 from collections import Counter
@@ -9,7 +9,7 @@ from pilotfish.field.run import Cell, Configuration
 
 
 class AnswerCountdown(Countdown):
-    """A countdown of answers; call `done` after each."""
+    """A countdown of answers; call `advance` after each."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         super().__init__("measuring, answers", len(cells))
@@ -18,7 +18,7 @@ class AnswerCountdown(Countdown):
         self._last_s = time.monotonic()
 
     def advance(self, configuration: Configuration) -> None:
-        """An answer of this configuration is finished."""
+        """Count a finished answer of this configuration."""
         now_s = time.monotonic()
         self._taken.setdefault(configuration, []).append(now_s - self._last_s)
         self._last_s = now_s
@@ -26,7 +26,7 @@ class AnswerCountdown(Countdown):
         self.update(self.total - self._left.total(), self.left_s())
 
     def left_s(self) -> float:
-        """Seconds that the answers to come will take; of an untried kind, as many as the others."""
+        """Estimate the seconds of the remaining answers; untried configurations take the mean."""
         means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
         usual = sum(means.values()) / len(means) if means else 0.0
         return sum(count * means.get(kind, usual) for kind, count in self._left.items())

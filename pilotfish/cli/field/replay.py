@@ -1,4 +1,4 @@
-"""``pilotfish field replay``: recorded rounds under another link, by the model."""
+"""``pilotfish field replay``: model recorded rounds over another link."""
 
 import argparse
 import math
@@ -26,8 +26,8 @@ _PARTS: dict[str, Callable[[str], float]] = {"rtt": duration, "up": rate, "down"
 
 
 _LEFT_OUT = (
-    "{} answers under ahead are left out: which drafts arrive in time depends on the link, so "
-    "measure there."
+    "{} answers under ahead are left out: the link decides which drafts arrive in time, so "
+    "measure them over that link."
 )
 _COMPUTE = "modelled, not measured; draft {draft}, verify {verify}; medians over n answers"
 
@@ -36,11 +36,11 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "replay",
-        help="the recorded rounds under another link, by the model",
-        description="What the recorded answers would have taken over another link. Each round\n"
-        "keeps what it drafted, accepted and sent, and its computing times unless others are\n"
-        "stated; the link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down.\n"
-        "First rounds, which read the prompt, are left out.",
+        help="model the recorded rounds over another link",
+        description="Models the time of the recorded answers over another link. Each round keeps\n"
+        "its drafted, accepted and sent tokens, and its computing times unless others are given.\n"
+        "The link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down. First\n"
+        "rounds, which read the prompt, are left out.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,7 +51,7 @@ def add_to(actions: Commands) -> None:
         required=True,
         type=_link,
         metavar="rtt=…,up=…,down=…",
-        help="a link; may be repeated. A rate that is left out is unlimited",
+        help="a link; may be repeated. A missing rate is unlimited",
     )
     parser.add_argument(
         "--draft-ms",
@@ -72,38 +72,38 @@ def add_to(actions: Commands) -> None:
 
 
 def _link(text: str) -> Link:
-    """An argparse type: ``rtt=50ms,up=20mbit,down=100mbit``; rates may be left out."""
-    given: dict[str, float] = {}
+    """Parse ``rtt=50ms,up=20mbit,down=100mbit`` (an argparse type); rates are optional."""
+    parts: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name not in _PARTS or name in given:
+        if name not in _PARTS or name in parts:
             raise argparse.ArgumentTypeError(
                 f"{part!r} does not belong there; write a link as rtt=50ms,up=20mbit,down=100mbit"
             )
-        given[name] = _PARTS[name](value)
-    if "rtt" not in given:
+        parts[name] = _PARTS[name](value)
+    if "rtt" not in parts:
         raise argparse.ArgumentTypeError(f"{text!r} does not say the round trip: add rtt=50ms")
     return Link(
-        rtt_s=given["rtt"],
-        up_bps=given.get("up", math.inf),
-        down_bps=given.get("down", math.inf),
+        rtt_s=parts["rtt"],
+        up_bps=parts.get("up", math.inf),
+        down_bps=parts.get("down", math.inf),
     )
 
 
 def _milliseconds(text: str) -> float:
-    """An argparse type: milliseconds above 0, as seconds."""
+    """Parse milliseconds above 0 as seconds (an argparse type)."""
     return positive(text) * 1e-3
 
 
 def _run(args: argparse.Namespace) -> int:
     answers = [*read_run(args.file).answers]
-    found = replay(answers, args.link, args.draft_s, args.verify_s)
+    replays = replay(answers, args.link, args.draft_s, args.verify_s)
     if args.json:
-        write_json(args.json, _figures(args, found))
+        write_json(args.json, _figures(args, replays))
     if args.json != "-":
         console = Console(highlight=False)
         for at, link in enumerate(args.link):
-            console.print(_table(found, at, _in_words(link)))
+            console.print(_table(replays, at, _in_words(link)))
         if left_out := sum(not replayable(answer) for answer in answers):
             console.print(_LEFT_OUT.format(left_out), style="dim", soft_wrap=True)
         console.print(_COMPUTE.format(**_compute(args)), style="dim", soft_wrap=True)
@@ -118,21 +118,21 @@ def _compute(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def _table(found: Sequence[Replay], at: int, link: str) -> Table:
-    """What each (protocol, window) would take over one link, and what it took."""
+def _table(replays: Sequence[Replay], at: int, link: str) -> Table:
+    """Tabulate the measured and the modelled times of each (protocol, window) over one link."""
     table = Table(title=f"{link} (modelled)", title_justify="left")
     table.add_column("")
     for heading in ("n", "measured ms/token", "tokens/s", "modelled ms/token", "tokens/s", ""):
         table.add_column(heading, justify="right")
-    best_replay = fastest(found, at)
-    for one in found:
+    fastest_row = fastest(replays, at)
+    for row in replays:
         table.add_row(
-            escape(str(one.configuration)),
-            str(one.n),
-            *_times(one.measured_s),
-            *_times(one.modelled_s[at]),
-            "best" if one is best_replay else "",
-            style="bold" if one is best_replay else "",
+            escape(str(row.configuration)),
+            str(row.n),
+            *_times(row.measured_s),
+            *_times(row.modelled_s[at]),
+            "best" if row is fastest_row else "",
+            style="bold" if row is fastest_row else "",
         )
     return table
 
@@ -149,8 +149,8 @@ def _in_words(link: Link) -> str:
     return ", ".join([f"RTT {link.rtt_s * 1e3:g} ms", *rates])
 
 
-def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any]:
-    """For ``--json``; an unlimited rate is null."""
+def _figures(args: argparse.Namespace, replays: Sequence[Replay]) -> dict[str, Any]:
+    """Return the figures for ``--json``; an unlimited rate is null."""
     return {
         "modelled": True,
         "draft_s": args.draft_s,
@@ -158,17 +158,17 @@ def _figures(args: argparse.Namespace, found: Sequence[Replay]) -> dict[str, Any
         "links": [
             {
                 **{key: value if value < math.inf else None for key, value in asdict(link).items()},
-                "best": fastest(found, at).configuration._asdict(),
+                "best": fastest(replays, at).configuration._asdict(),
             }
             for at, link in enumerate(args.link)
         ],
         "figures": [
             {
-                **one.configuration._asdict(),
-                "n": one.n,
-                "measured_token_s": one.measured_s,
-                "modelled_token_s": one.modelled_s,
+                **row.configuration._asdict(),
+                "n": row.n,
+                "measured_token_s": row.measured_s,
+                "modelled_token_s": row.modelled_s,
             }
-            for one in found
+            for row in replays
         ],
     }

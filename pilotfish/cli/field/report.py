@@ -1,4 +1,4 @@
-"""``pilotfish field report``: what was measured, as one HTML page with plots."""
+"""``pilotfish field report``: show measurements as one HTML page with plots."""
 
 import argparse
 from pathlib import Path
@@ -20,9 +20,9 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "report",
-        help="what was measured, as a page with plots",
-        description="Makes one HTML page of one or more run files, and the plots beside it "
-        "as PNG.\nNeeds the extra 'field' (matplotlib).",
+        help="show measurements as a page with plots",
+        description="Makes one HTML page of one or more run files, and the plots as PNG "
+        "files.\nNeeds the extra 'field' (matplotlib).",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,8 +35,7 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    # a lazy import: it needs matplotlib, which no other action does
-    from pilotfish.field.report.report_page import write
+    from pilotfish.field.report.report_page import write  # late: imports matplotlib
 
     runs = with_unique_names([read_run(path) for path in args.runs])
     with Bars() as bars:

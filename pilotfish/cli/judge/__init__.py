@@ -14,9 +14,9 @@ def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     parser = commands.add_parser(
         "judge",
         help="make decision heads for protocol wisv, calibrate protocol adaptive",
-        description="From questions to a decision head: mine mismatches of a pair, look at what "
-        "relabelling does to their labels, train, sweep. And from prompts to what protocol "
-        "adaptive goes by: calibrate.",
+        description="Makes a decision head from questions: mine mismatches of a pair, inspect "
+        "their relabelling, train, sweep. Makes a relaxation for protocol adaptive from prompts: "
+        "calibrate.",
     )
     actions = choices_of(parser)
     for name in named_in(_ACTIONS, arguments):

@@ -1,4 +1,4 @@
-"""``pilotfish judge calibrate``: what makes a token key under protocol ``adaptive``."""
+"""``pilotfish judge calibrate``: choose the key tokens of protocol ``adaptive``."""
 
 import argparse
 import hashlib
@@ -32,14 +32,13 @@ from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import Question, make_task, read_task_questions
 
 _EXAMPLE = """\
-Protocol adaptive accepts tokens that are not key against a target that is softened by τ. A token is
-key where the drafter is much less certain than the target (the ratio of their entropies is above
-λ₁), where the two differ about it by more than λ₂, or where their ten likeliest tokens overlap by
-less than λ₃. The target answers the prompts; at each token the drafter is asked, too; and λ₁, λ₂
-and λ₃ are chosen such that a round becomes as long as it can while the output's law stays within
---deviation of the target's, in total variation a position, in the mean. Acceptance rises by just as
-much. About a fifth of the prompts is kept out, and told apart. What is chosen holds for this pair,
-about this temperature and text like this.
+Protocol adaptive tests tokens that are not key against a target softened by τ. A token is key if
+the drafter is much less certain than the target (their entropy ratio exceeds λ₁), if their
+probabilities of it differ by more than λ₂, or if their ten likeliest tokens overlap by less than
+λ₃. The target answers the prompts, and the drafter reads along. λ₁, λ₂ and λ₃ are chosen to make
+rounds as long as possible while the output's distribution stays within --deviation of the target's
+(mean total variation per position). Acceptance rises by the same amount. A fifth of the prompts is
+held out and reported apart. The choice holds for this pair, similar temperatures and similar texts.
 
 example:
   pilotfish judge calibrate --draft drafter --target target --prompts prompts.txt \\
@@ -65,8 +64,8 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "calibrate",
-        help="choose what makes a token key, for protocol adaptive",
-        description="Chooses λ₁, λ₂ and λ₃ for a pair, by a budget of deviation from the target.",
+        help="choose the key tokens of protocol adaptive",
+        description="Chooses λ₁, λ₂ and λ₃ for a pair, within a budget of deviation.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -76,71 +75,73 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, CalibrateSettings)
-    expect_writable(told.out)
-    asked = _asked(told)
-    opened = OpenPair(told.draft, told.target)
+    settings = from_args(args, CalibrateSettings)
+    expect_writable(settings.out)
+    prompts = _prompts(settings)
+    opened = OpenPair(settings.draft, settings.target)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
-    context = min(told.context, opened.context)
-    fitting = opened.select_fitting(asked, told.max_tokens, context)
-    if len(fitting) < len(asked):
+    context = min(settings.context, opened.context)
+    fitting = opened.select_fitting(prompts, settings.max_tokens, context)
+    if len(fitting) < len(prompts):
         screen.print(
-            f"{len(asked) - len(fitting)} of {len(asked)} prompts are left out, for they and their "
-            f"answers may have more than {context} tokens (--context, and the models' own)."
+            f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out: with their "
+            f"answers they may exceed {context} tokens (--context, and the models' own)."
         )
     if len(fitting) < 2:
         raise UnsupportedError(
-            f"It takes two prompts at least that have {context} tokens with their answers: one is "
+            f"Calibration needs two prompts that fit {context} tokens with their answers: one is "
             "kept out. Give more or shorter ones, or a larger --context."
         )
-    found = _observed(told, opened, fitting)
-    learnt, held = (
-        ObservedPositions.from_answers([found[key] for key in keys])
-        for keys in split([*found], _KEPT_OUT, told.seed)
+    positions = _observe_pair(settings, opened, fitting)
+    training, validation = (
+        ObservedPositions.from_answers([positions[key] for key in keys])
+        for keys in split([*positions], _KEPT_OUT, settings.seed)
     )
-    relaxation = choose_relaxation(learnt, told.tau, told.deviation, told.window)
+    relaxation = choose_relaxation(training, settings.tau, settings.deviation, settings.window)
     card = RelaxationCard(
         **vars(relaxation),
-        budget=told.deviation,
-        temperature=told.temperature,
-        draft_top_k=told.draft_top_k,
-        window=told.window,
-        max_tokens=told.max_tokens,
-        seed=told.seed,
+        budget=settings.deviation,
+        temperature=settings.temperature,
+        draft_top_k=settings.draft_top_k,
+        window=settings.window,
+        max_tokens=settings.max_tokens,
+        seed=settings.seed,
         drafter=model_card(opened.drafter),
         target=model_card(opened.target),
         prompts_sha256=_hash(fitting),
-        chosen=learnt.outcome(relaxation, told.window),
-        kept_out=held.outcome(relaxation, told.window),
+        chosen=training.outcome(relaxation, settings.window),
+        kept_out=validation.outcome(relaxation, settings.window),
     )
-    write_relaxation(told.out, card)
+    write_relaxation(settings.out, card)
     screen.print(_table(card))
-    screen.print(_told(card), markup=False)
+    screen.print(_summary(card), markup=False)
     if args.json:
         write_json(args.json, msgspec.to_builtins(card))
     if args.json != "-":
-        print(told.out)
+        print(settings.out)
     return 0
 
 
-def _asked(told: CalibrateSettings) -> list[Question]:
-    if told.task is not None:
-        return read_task_questions(told.prompts, make_task(told.task))[: told.count]
-    prompts = read_prompts(told.prompts)[: told.count]
-    return [Question(f"{told.prompts.stem}-{n}", one, "") for n, one in enumerate(prompts, 1)]
+def _prompts(settings: CalibrateSettings) -> list[Question]:
+    if settings.task is not None:
+        return read_task_questions(settings.prompts, make_task(settings.task))[: settings.count]
+    prompts = read_prompts(settings.prompts)[: settings.count]
+    return [
+        Question(f"{settings.prompts.stem}-{n}", prompt, "") for n, prompt in enumerate(prompts, 1)
+    ]
 
 
-def _observed(
-    told: CalibrateSettings, opened: OpenPair, asked: Sequence[Question]
+def _observe_pair(
+    settings: CalibrateSettings, opened: OpenPair, prompts: Sequence[Question]
 ) -> dict[str, list[Position]]:
-    readers = opened.readers(min(told.slots, len(asked)), told.context, told)
-    with Countdown("calibrating, tokens at most", len(asked) * told.max_tokens) as countdown:
+    readers = opened.readers(min(settings.slots, len(prompts)), settings.context, settings)
+    with Countdown("calibrating, tokens at most", len(prompts) * settings.max_tokens) as countdown:
         tick = _Progress(countdown, readers.slots).tick
-        return dict(observe(readers, opened.vocabularies, asked, told, tick))
+        return dict(observe(readers, opened.vocabularies, prompts, settings, tick))
 
 
 class _Progress:
-    """Tells a countdown of tokens: by passes, but for the first one, which waits for prompts."""
+    """Updates a countdown of tokens after each pass but the first, which reads prompts."""
 
     def __init__(self, countdown: Countdown, slots: int) -> None:
         self._countdown = countdown
@@ -149,7 +150,7 @@ class _Progress:
         self._begun_s = 0.0
 
     def tick(self) -> None:
-        """Count a token that is done."""
+        """Count a finished token."""
         self._done += 1
         since = self._done - self._slots
         if since == 0:
@@ -159,10 +160,10 @@ class _Progress:
             self._countdown.update(self._done, each_s * (self._countdown.total - self._done))
 
 
-def _hash(asked: Sequence[Question]) -> str:
+def _hash(prompts: Sequence[Question]) -> str:
     digest = hashlib.sha256()
-    for one in asked:
-        text = one.message.encode()
+    for prompt in prompts:
+        text = prompt.message.encode()
         digest.update(len(text).to_bytes(4, "little") + text)
     return digest.hexdigest()
 
@@ -176,11 +177,11 @@ def _table(card: RelaxationCard) -> Table:
     return table
 
 
-def _told(card: RelaxationCard) -> str:
+def _summary(card: RelaxationCard) -> str:
     if card.chosen.deviation == 0.0:
         return (
-            f"Nothing could be relaxed within a deviation of {card.budget:g}: all tokens are key, "
-            "and adaptive is tslt. Allow more, or a larger τ."
+            f"Nothing can be relaxed within a deviation of {card.budget:g}: all tokens are key, "
+            "and adaptive equals tslt. Give a larger --deviation or --tau."
         )
     return (
         f"Key above an entropy ratio of λ₁ = {card.lambda1:.3g}, above a difference of "

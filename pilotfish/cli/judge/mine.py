@@ -1,4 +1,4 @@
-"""``pilotfish judge mine``: which mismatches of a pair change what answers come to."""
+"""``pilotfish judge mine``: find the mismatches of a pair that change an answer's outcome."""
 
 import argparse
 from collections.abc import Sequence
@@ -20,12 +20,11 @@ example:
   pilotfish judge mine --draft drafter --target target --questions train.jsonl --right-only \\
       --out mined
 
-What was interrupted goes on where it stopped when the same command is given again. Mining takes
-the target many answers a question: at most one for each token that the drafter would have said
-otherwise.
+An interrupted run goes on where it stopped when the same command is given again. Mining needs
+many target answers per question: up to one for each token where the drafter differs.
 
-Forgiving may gain nothing: the target wanted to end, or wants the same token right behind and the
-drafter errs there again, or the answer becomes longer by more than --slack, or loses its end. Such
+Accepting a mismatch may gain nothing: the target wanted to end; or it wants the same token next and
+the drafter fails there again; or the answer grows by more than --slack, or loses its end. Such
 mismatches stall, and heads learn to reject them, too.
 """
 
@@ -35,9 +34,9 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "mine",
         help="find out which mismatches matter",
-        description="Answers questions with the target, and wherever the drafter would have said\n"
-        "another token, lets the target go on from that one. Writes each mismatch with both\n"
-        "models' states, and whether it changed what the answer comes to.",
+        description="Answers questions with the target, and wherever the drafter predicts another\n"
+        "token, lets the target continue from that token. Writes each mismatch with both models'\n"
+        "states, and whether it changed the answer's outcome.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,44 +46,44 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, MineSettings)
-    task = make_task(told.task, told.checker)
-    asked = read_task_questions(told.questions, task)[: told.count]
-    opened = OpenPair(told.draft, told.target)
+    settings = from_args(args, MineSettings)
+    task = make_task(settings.task, settings.checker)
+    selected = read_task_questions(settings.questions, task)[: settings.count]
+    opened = OpenPair(settings.draft, settings.target)
     opened.require_hidden_states()
     mined = MiningRecord(
         task=task.name,
         instruction=task.instruction,
-        most=told.max_tokens,
-        slack=None if told.outcome_only else told.slack,
-        right_only=told.right_only,
+        most=settings.max_tokens,
+        slack=None if settings.outcome_only else settings.slack,
+        right_only=settings.right_only,
         drafter=msgspec.to_builtins(model_card(opened.drafter)),
         target=msgspec.to_builtins(model_card(opened.target)),
     )
-    mined.begin(told.out)
-    context = min(told.context, opened.context)
-    fitting = opened.select_fitting(asked, told.max_tokens, context)
+    mined.begin(settings.out)
+    context = min(settings.context, opened.context)
+    fitting = opened.select_fitting(selected, settings.max_tokens, context)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
-    if len(fitting) < len(asked):
+    if len(fitting) < len(selected):
         screen.print(
-            f"{len(asked) - len(fitting)} of {len(asked)} questions are left out, for they and "
-            f"their answers may have more than {context} tokens (--context, and the models' own)."
+            f"{len(selected) - len(fitting)} of {len(selected)} questions are left out: with their "
+            f"answers they may exceed {context} tokens (--context, and the models' own)."
         )
     if not fitting:
         raise UnsupportedError(
             f"All questions are too long for {context} tokens: give a larger --context, or models "
-            "that have it."
+            "with a larger one."
         )
-    there = finished_questions(told.out)
-    if left := [one for one in fitting if one.key not in there]:
-        readers = opened.readers(min(told.slots, len(left)), told.context, told)
-        with Countdown("mining, questions", len(left)) as countdown:
-            found = mine(readers, opened.vocabularies, task, left, mined)
-            for number, episode in enumerate(found, 1):
-                episode.write(told.out)
+    finished = finished_questions(settings.out)
+    if remaining := [question for question in fitting if question.key not in finished]:
+        readers = opened.readers(min(settings.slots, len(remaining)), settings.context, settings)
+        with Countdown("mining, questions", len(remaining)) as countdown:
+            mined_episodes = mine(readers, opened.vocabularies, task, remaining, mined)
+            for number, episode in enumerate(mined_episodes, 1):
+                episode.write(settings.out)
                 countdown.update(number)
-    keys = {one.key for one in fitting}
-    figures = _figures([one for one in episodes(told.out) if one.key in keys])
+    keys = {question.key for question in fitting}
+    figures = _figures([question for question in episodes(settings.out) if question.key in keys])
     screen.print(
         "{questions} questions, {right} answered rightly; {mismatches} mismatches: {critical} "
         "critical, {stalling} stall".format(**figures)
@@ -94,11 +93,11 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _figures(found: Sequence[Episode]) -> dict[str, int]:
+def _figures(mined_episodes: Sequence[Episode]) -> dict[str, int]:
     return {
-        "questions": len(found),
-        "right": sum(one.right for one in found),
-        "mismatches": sum(len(one) for one in found),
-        "critical": sum(int(one.critical.sum()) for one in found),
-        "stalling": sum(int(one.stalling.sum()) for one in found),
+        "questions": len(mined_episodes),
+        "right": sum(episode.right for episode in mined_episodes),
+        "mismatches": sum(len(episode) for episode in mined_episodes),
+        "critical": sum(int(episode.critical.sum()) for episode in mined_episodes),
+        "stalling": sum(int(episode.stalling.sum()) for episode in mined_episodes),
     }

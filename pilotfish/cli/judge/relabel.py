@@ -1,4 +1,4 @@
-"""``pilotfish judge relabel``: what channels make of mined labels."""
+"""``pilotfish judge relabel``: show how channels change mined labels."""
 
 import argparse
 from dataclasses import asdict
@@ -22,7 +22,7 @@ from pilotfish.judge.instances import (
 
 _EXAMPLE = """\
 example:
-  pilotfish judge relabel mined --json labels.json     labels under every channel, to be looked at
+  pilotfish judge relabel mined --json labels.json     labels under every channel, for inspection
 """
 
 
@@ -30,10 +30,10 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "relabel",
-        help="show what sampled channels make of the labels",
+        help="show how sampled channels change the labels",
         description="Samples channels for each mined question, and relaxes labels of critical\n"
-        "mismatches where the channel is poor, as `train` does with the same options. Writes\n"
-        "nothing but what it says.",
+        "mismatches where the channel is poor, as `train` does with the same options. Writes no\n"
+        "files but --json.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,60 +43,60 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _, sampling, found = from_args(args, MinedSettings).read()
-    Console(stderr=True, highlight=False).print(_table(found, sampling))
+    _, sampling, instances = from_args(args, MinedSettings).read()
+    Console(stderr=True, highlight=False).print(_table(instances, sampling))
     if args.json:
-        write_json(args.json, _figures(found, sampling))
+        write_json(args.json, _figures(instances, sampling))
     return 0
 
 
-def _table(found: Instances, sampling: InstanceOptions) -> Table:
+def _table(instances: Instances, sampling: InstanceOptions) -> Table:
     table = Table(
-        caption=f"{len(found.keys)} questions, {len(found)} mismatches, "
-        f"{int(found.critical.sum())} critical, {int(found.stalling.sum())} that stall and are "
-        f"rejected under any channel; {sampling.channels} channels a question"
+        caption=f"{len(instances.keys)} questions, {len(instances)} mismatches, "
+        f"{int(instances.critical.sum())} critical, {int(instances.stalling.sum())} that stall and "
+        f"are rejected under any channel; {sampling.channels} channels a question"
     )
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in labels_by_quality(found):
-        share = f"{one.kept / one.critical:.1%}" if one.critical else "–"
-        row = (str(one.channels), str(one.critical), share)
-        table.add_row(f"{one.low:.1f} to {one.high:.1f}", *row)
+    for bin in labels_by_quality(instances):
+        share = f"{bin.kept / bin.critical:.1%}" if bin.critical else "–"
+        row = (str(bin.channels), str(bin.critical), share)
+        table.add_row(f"{bin.low:.1f} to {bin.high:.1f}", *row)
     table.add_section()
     for name, channel in (("poorest", POOR), ("best", GOOD)):
-        expected = expected_share(found, channel, sampling.relabelling)
+        expected = expected_share(instances, channel, sampling.relabelling)
         table.add_row(f"{channel.quality():.1f}, {name}", "", "", f"{expected:.1%} expected")
     return table
 
 
-def _figures(found: Instances, sampling: InstanceOptions) -> dict[str, Any]:
-    """Collect the table, and every label under every channel, 1: reject."""
+def _figures(instances: Instances, sampling: InstanceOptions) -> dict[str, Any]:
+    """Return the table's figures, and every label under every channel (1: reject)."""
     return {
         "sampling": to_builtins(sampling),
-        "questions": len(found.keys),
-        "mismatches": len(found),
-        "critical": int(found.critical.sum()),
-        "stalling": int(found.stalling.sum()),
-        "by_quality": [one._asdict() for one in labels_by_quality(found)],
+        "questions": len(instances.keys),
+        "mismatches": len(instances),
+        "critical": int(instances.critical.sum()),
+        "stalling": int(instances.stalling.sum()),
+        "by_quality": [bin._asdict() for bin in labels_by_quality(instances)],
         "expected": {
-            name: expected_share(found, channel, sampling.relabelling)
+            name: expected_share(instances, channel, sampling.relabelling)
             for name, channel in (("poorest", POOR), ("best", GOOD))
         },
-        "episodes": [_episode(found, index) for index in range(len(found.keys))],
+        "episodes": [_episode(instances, index) for index in range(len(instances.keys))],
     }
 
 
-def _episode(found: Instances, index: int) -> dict[str, Any]:
-    own = found.question == index
-    labels = found.rejected[own].astype(int).T.tolist()
+def _episode(instances: Instances, index: int) -> dict[str, Any]:
+    mask = instances.question == index
+    labels = instances.rejected[mask].astype(int).T.tolist()
     return {
-        "key": found.keys[index],
-        "at": found.at[own].tolist(),
-        "critical": found.critical[own].astype(int).tolist(),
-        "stalling": found.stalling[own].astype(int).tolist(),
+        "key": instances.keys[index],
+        "at": instances.at[mask].tolist(),
+        "critical": instances.critical[mask].astype(int).tolist(),
+        "stalling": instances.stalling[mask].astype(int).tolist(),
         "channels": [
             {**asdict(channel), "quality": channel.quality(), "labels": some}
-            for channel, some in zip(found.channels[index], labels, strict=True)
+            for channel, some in zip(instances.channels[index], labels, strict=True)
         ],
     }

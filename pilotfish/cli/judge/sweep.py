@@ -1,4 +1,4 @@
-"""``pilotfish judge sweep``: what a head's thresholds cost and bring, over links and windows."""
+"""``pilotfish judge sweep``: measure a head's thresholds over links and windows."""
 
 import argparse
 import math
@@ -30,7 +30,7 @@ example:
       --questions dev.jsonl --windows 10,16 --links 500:5,20:50 --out sweep.jsonl --plot sweep.png
   pilotfish judge sweep --report sweep.jsonl
 
-What was interrupted goes on where it stopped when the same command is given again.
+An interrupted run goes on where it stopped when the same command is given again.
 """
 
 
@@ -38,10 +38,10 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "sweep",
-        help="hold a head's thresholds against greedy: accuracy, rounds, latency",
-        description="Answers questions under each threshold, window and link, with both models,\n"
-        "and says how many answers are right, how many rounds they take, and how long those would\n"
-        "take over the links.",
+        help="compare a head's thresholds with greedy: accuracy, rounds, latency",
+        description="Answers questions under each threshold, window and link, with both models.\n"
+        "Reports how many answers are right, how many rounds they take, and how long these rounds\n"
+        "would take over the links.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,66 +51,68 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, SweepSettings)
-    kept = SweepFile(told.report or _given(told.out, "out"))
-    if not told.report:
-        _sweep(told, kept)
-    if not kept.tallies:
-        raise UnsupportedError(f"{kept.path} holds no questions yet.")
-    show(kept, pace_of(kept, told.draft_ms, told.verify_ms), args.json)
-    if told.plot:
-        draw(told.plot, kept)
-    if told.update_head:
-        _update(told.heads, kept)
+    settings = from_args(args, SweepSettings)
+    sweep_file = SweepFile(settings.report or _require(settings.out, "out"))
+    if not settings.report:
+        _sweep(settings, sweep_file)
+    if not sweep_file.tallies:
+        raise UnsupportedError(f"{sweep_file.path} holds no questions yet.")
+    show(sweep_file, pace_of(sweep_file, settings.draft_ms, settings.verify_ms), args.json)
+    if settings.plot:
+        draw(settings.plot, sweep_file)
+    if settings.update_head:
+        _update(settings.heads, sweep_file)
     return 0
 
 
-def _given(value: _Value | None, name: str) -> _Value:
+def _require(value: _Value | None, name: str) -> _Value:
     if not value:
-        raise UnsupportedError(f"A sweep needs --{name}; --report FILE shows one that there is.")
+        raise UnsupportedError(f"A sweep needs --{name}; --report FILE shows an existing one.")
     return value
 
 
 # Running
 
 
-def _sweep(told: SweepSettings, kept: SweepFile) -> None:
-    """Answer the questions that the file has not."""
-    draft, target = _given(told.draft, "draft"), _given(told.target, "target")
-    names, asked_for = _given(told.heads, "head"), _given(told.questions, "questions")
-    task = make_task(told.task, told.checker)
-    asked = read_task_questions(asked_for, task)[: told.count]
+def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
+    """Answer the questions that the file lacks."""
+    draft, target = _require(settings.draft, "draft"), _require(settings.target, "target")
+    names, source = _require(settings.heads, "head"), _require(settings.questions, "questions")
+    task = make_task(settings.task, settings.checker)
+    selected = read_task_questions(source, task)[: settings.count]
     opened = OpenPair(draft, target)
     opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
-    plan = _plan(told, opened, heads, task.instruction)
-    asked = opened.select_fitting(asked, told.max_tokens, opened.context)
-    if not asked:
+    plan = _plan(settings, opened, heads, task.instruction)
+    selected = opened.select_fitting(selected, settings.max_tokens, opened.context)
+    if not selected:
         raise UnsupportedError(
             f"All questions are too long for the models' {opened.context} tokens."
         )
-    kept.begin(plan)
-    if kept.pace is None and told.draft_ms and told.verify_ms:
-        kept.set_pace(asdict(pace_of(kept, told.draft_ms, told.verify_ms)))
-    elif kept.pace is None:
-        kept.set_pace(asdict(measure_pace(draft, target, plan.windows, told)))
-    left = [one for one in asked if one.key not in kept.tallies]
-    if not left:
+    sweep_file.begin(plan)
+    if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
+        sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
+    elif sweep_file.pace is None:
+        sweep_file.set_pace(asdict(measure_pace(draft, target, plan.windows, settings)))
+    remaining = [question for question in selected if question.key not in sweep_file.tallies]
+    if not remaining:
         return
-    context = max(count_tokens(one, opened.vocabularies, told.max_tokens) for one in asked)
-    readers = opened.readers(min(told.slots, len(left)), context, told)
-    whole = {one.key for one in asked[: told.whole]}
-    with Countdown("sweeping, questions", len(left)) as countdown:
-        found = sweep(readers, opened.vocabularies, task, left, plan, heads, whole)
-        for number, (key, tallies) in enumerate(found, 1):
-            kept.add(key, tallies)
+    context = max(
+        count_tokens(question, opened.vocabularies, settings.max_tokens) for question in selected
+    )
+    readers = opened.readers(min(settings.slots, len(remaining)), context, settings)
+    whole = {question.key for question in selected[: settings.whole]}
+    with Countdown("sweeping, questions", len(remaining)) as countdown:
+        outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
+        for number, (key, tallies) in enumerate(outcomes, 1):
+            sweep_file.add(key, tallies)
             countdown.update(number)
 
 
 def _plan(
-    told: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
+    settings: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
 ) -> SweepHeader:
-    """Describe what is swept; `PairMismatchError` for a head of another pair."""
+    """Return the header of the sweep; raise `PairMismatchError` for a head of another pair."""
     drafter, target = opened.drafter, opened.target
     for name, head in heads.items():
         head.check_target(target)
@@ -119,16 +121,18 @@ def _plan(
                 f"The decision head {name} was made for the drafter {head.card.drafter.model}, "
                 f"not for {drafter.model}."
             )
-    thresholds = {name: told.thresholds or _of_curve(head) for name, head in heads.items()}
+    thresholds = {
+        name: settings.thresholds or _curve_thresholds(head) for name, head in heads.items()
+    }
     ends = (
-        msgspec.to_builtins(model_card(one)) | {"vocabulary": one.vocab_size}
-        for one in (drafter, target)
+        msgspec.to_builtins(model_card(model)) | {"vocabulary": model.vocab_size}
+        for model in (drafter, target)
     )
     return SweepHeader(
-        task=told.task,
+        task=settings.task,
         instruction=instruction,
-        most=told.max_tokens,
-        whole=told.whole,
+        most=settings.max_tokens,
+        whole=settings.whole,
         drafter=next(ends),
         target=next(ends),
         heads={
@@ -139,44 +143,44 @@ def _plan(
             }
             for name, head in heads.items()
         },
-        settings=settings_of(sorted({*told.windows}), thresholds, told.links),
+        settings=settings_of(sorted({*settings.windows}), thresholds, settings.links),
     )
 
 
-def _of_curve(head: DecisionHead) -> list[float]:
+def _curve_thresholds(head: DecisionHead) -> list[float]:
     """List the thresholds of the head's own curve."""
-    found = sorted({point.threshold for point in head.card.curve})
-    if not found:
+    ordered = sorted({point.threshold for point in head.card.curve})
+    if not ordered:
         raise UnsupportedError(
             f"The decision head {head.card.name} has no curve: name --thresholds."
         )
-    return found
+    return ordered
 
 
 def pace_of(
-    kept: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
+    sweep_file: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
 ) -> ModelPace:
-    """Say how fast the models are: as stated, or else as measured for this sweep."""
-    known = kept.pace or {"draft_s": None, "verify_s": {}}
+    """Return the models' pace: as given, else as measured for this sweep."""
+    known = sweep_file.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
     stated = {width: ms * 1e-3 for width, ms in (verify_ms or {}).items()}
     verify_s = stated or {int(width): value for width, value in known["verify_s"].items()}
     if draft_s is None or not verify_s:
-        raise UnsupportedError("How fast are the models? Give --draft-ms and --verify-ms.")
+        raise UnsupportedError("The models' pace is unknown: give --draft-ms and --verify-ms.")
     return ModelPace(draft_s, verify_s)
 
 
-def _update(names: Sequence[str], kept: SweepFile) -> None:
-    """Put what was swept into the heads' curves."""
-    assert kept.plan is not None
-    found = figures(kept.plan, list(kept.tallies.values()))
+def _update(names: Sequence[str], sweep_file: SweepFile) -> None:
+    """Add the sweep's figures to the heads' curves."""
+    assert sweep_file.plan is not None
+    rows = figures(sweep_file.plan, list(sweep_file.tallies.values()))
     for name in names:
         head = DecisionHead.load(name)
-        known = kept.plan.heads.get(head.card.name)
+        known = sweep_file.plan.heads.get(head.card.name)
         if known is None or known["sha256"] != head.card.sha256:
             raise UnsupportedError(f"The head {name} is not the one that was swept.")
-        points = curve(kept.plan, found, head.card.name, kept.plan.windows[0])
-        curve_ = {one.threshold: one for one in head.card.curve}
+        points = curve(sweep_file.plan, rows, head.card.name, sweep_file.plan.windows[0])
+        curve_ = {point.threshold: point for point in head.card.curve}
         for threshold, figure in points.items():
             curve_[threshold] = CurvePoint(
                 threshold=threshold,

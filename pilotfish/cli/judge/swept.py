@@ -1,4 +1,4 @@
-"""What `pilotfish judge sweep` shows of a sweep: tables, JSON, a plot."""
+"""Show a sweep: tables, JSON, a plot."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,45 +26,45 @@ _MODELLED = (
 )
 
 
-def show(kept: SweepFile, pace: ModelPace, json_path: str | None) -> None:
-    """Print a table for each link and window; write the figures as JSON if asked."""
-    assert kept.plan is not None
-    plan, tallies = kept.plan, list(kept.tallies.values())
-    found, spent = figures(plan, tallies), costs(plan, tallies, pace)
+def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
+    """Print a table for each link and window; write the figures as JSON to ``json_path``."""
+    assert sweep_file.plan is not None
+    plan, tallies = sweep_file.plan, list(sweep_file.tallies.values())
+    rows, spent = figures(plan, tallies), costs(plan, tallies, pace)
     if json_path:
-        write_json(json_path, as_json(plan, found, spent, pace))
+        write_json(json_path, as_json(plan, rows, spent, pace))
     if json_path == "-":
         return
     console = Console(highlight=False)
     for profile in plan.profiles:
         for window in plan.windows:
-            console.print(_table(found, spent, profile, window))
+            console.print(_table(rows, spent, profile, window))
     verify = ", ".join(f"{width}: {s * 1e3:.0f}" for width, s in sorted(pace.verify_s.items()))
-    told = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
-    console.print(told, style="dim", soft_wrap=True)
+    caption = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
+    console.print(caption, style="dim", soft_wrap=True)
 
 
 def as_json(
     plan: SweepHeader,
-    found: Sequence[Figure],
+    rows: Sequence[Figure],
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: ModelPace,
 ) -> dict[str, Any]:
-    """Collect all figures: those of `greedy` for each link."""
+    """Return all figures as JSON; those of `greedy` for each link."""
     lines = []
     for (at, profile), each in spent.items():
-        one = found[at]
-        told = {
-            **one.setting._asdict(),
-            **{name: value for name, value in asdict(one).items() if name != "setting"},
+        figure = rows[at]
+        line = {
+            **figure.setting._asdict(),
+            **{name: value for name, value in asdict(figure).items() if name != "setting"},
         }
-        told |= {"profile": profile._asdict(), "accuracy": one.accuracy}
-        told["accuracy_within"] = share_interval(one.right, one.n)
-        told["modelled"] = {
-            name: {**cost._asdict(), "tokens_per_s": one.tokens / cost.seconds}
+        line |= {"profile": profile._asdict(), "accuracy": figure.accuracy}
+        line["accuracy_within"] = share_interval(figure.right, figure.n)
+        line["modelled"] = {
+            name: {**cost._asdict(), "tokens_per_s": figure.tokens / cost.seconds}
             for name, cost in each.items()
         }
-        lines.append(told)
+        lines.append(line)
     return {
         "modelled": "seconds, tokens_per_s",
         "pace": asdict(pace),
@@ -74,19 +74,19 @@ def as_json(
 
 
 def _table(
-    found: Sequence[Figure],
+    rows: Sequence[Figure],
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     profile: LinkProfile,
     window: int,
 ) -> Table:
-    """Tabulate what the thresholds do under one link and window."""
-    own = [
-        (one, spent[at, profile])
-        for at, one in enumerate(found)
-        if (at, profile) in spent and one.setting.window == window
+    """Tabulate the thresholds under one link and window."""
+    selected = [
+        (figure, spent[at, profile])
+        for at, figure in enumerate(rows)
+        if (at, profile) in spent and figure.setting.window == window
     ]
     table = Table(
-        title=f"{profile}, window {window}, {own[0][0].n} questions",
+        title=f"{profile}, window {window}, {selected[0][0].n} questions",
         title_justify="left",
         box=None,
         collapse_padding=True,
@@ -94,64 +94,64 @@ def _table(
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     head = None
-    for one, cost in own:
-        if one.setting.head != head:
-            head = one.setting.head
+    for figure, cost in selected:
+        if figure.setting.head != head:
+            head = figure.setting.head
             table.add_row(head, end_section=True)
-        table.add_row(*(_plain_row(one, cost) if head is None else _judged_row(one, cost)))
+        table.add_row(*(_plain_row(figure, cost) if head is None else _judged_row(figure, cost)))
     return table
 
 
-def _plain_row(one: Figure, cost: dict[str, Cost]) -> list[str]:
+def _plain_row(figure: Figure, cost: dict[str, Cost]) -> list[str]:
     seconds = cost[GREEDY].seconds
-    figures_ = [f"{one.aal:.2f}", f"{one.rounds:.1f}", f"{seconds:.2f}", ""]
-    return [GREEDY, _accuracy(one), "", "", *figures_, f"{one.tokens / seconds:.1f}"]
+    figures_ = [f"{figure.aal:.2f}", f"{figure.rounds:.1f}", f"{seconds:.2f}", ""]
+    return [GREEDY, _accuracy(figure), "", "", *figures_, f"{figure.tokens / seconds:.1f}"]
 
 
-def _judged_row(one: Figure, cost: dict[str, Cost]) -> list[str]:
-    low, high = one.gained_within
+def _judged_row(figure: Figure, cost: dict[str, Cost]) -> list[str]:
+    low, high = figure.gained_within
     return [
-        f"{one.setting.threshold:.3g}",
-        _accuracy(one),
-        f"{100 * one.gained:+.1f} ({100 * low:+.1f}…{100 * high:+.1f})",
-        f"{one.forgiven:.0%}",
-        f"{one.aal:.2f}",
-        f"{one.rounds:.1f}",
+        f"{figure.setting.threshold:.3g}",
+        _accuracy(figure),
+        f"{100 * figure.gained:+.1f} ({100 * low:+.1f}…{100 * high:+.1f})",
+        f"{figure.forgiven:.0%}",
+        f"{figure.aal:.2f}",
+        f"{figure.rounds:.1f}",
         *(f"{cost[each].seconds:.2f}" for each in JUDGED),
-        f"{one.tokens / cost[FULL].seconds:.1f}",
+        f"{figure.tokens / cost[FULL].seconds:.1f}",
     ]
 
 
-def _accuracy(one: Figure) -> str:
-    low, high = share_interval(one.right, one.n)
-    return f"{100 * one.accuracy:.1f} ({100 * low:.0f}…{100 * high:.0f})"
+def _accuracy(figure: Figure) -> str:
+    low, high = share_interval(figure.right, figure.n)
+    return f"{100 * figure.accuracy:.1f} ({100 * low:.0f}…{100 * high:.0f})"
 
 
-def draw(path: Path, kept: SweepFile) -> None:
+def draw(path: Path, sweep_file: SweepFile) -> None:
     """Draw accuracy over threshold, a line for each link, at the first window (wisv figure 3)."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
-    assert kept.plan is not None
-    plan, found = kept.plan, figures(kept.plan, list(kept.tallies.values()))
+    assert sweep_file.plan is not None
+    plan, rows = sweep_file.plan, figures(sweep_file.plan, list(sweep_file.tallies.values()))
     window = plan.windows[0]
-    plain = next(one for one in found if one.setting.head is None)
-    judged = [one for one in found if one.setting.head and one.setting.window == window]
+    plain = next(figure for figure in rows if figure.setting.head is None)
+    judged = [figure for figure in rows if figure.setting.head and figure.setting.window == window]
     head = judged[0].setting.head
     thresholds = sorted(
-        {one.setting.threshold or 0.0 for one in judged if one.setting.head == head}
+        {figure.setting.threshold or 0.0 for figure in judged if figure.setting.head == head}
     )
     title = f"Accuracy by threshold: {head}, window {window}, n = {plain.n}"
     with plot(path, title, "threshold of ρ, evenly spaced", "answered rightly (%)") as axes:
         axes.axhline(100 * plain.accuracy, color=PALETTE[-1], linestyle="--", label=GREEDY)
         for number, profile in enumerate(plan.profiles):
             line = {
-                one.setting.threshold: 100 * one.accuracy
-                for one in judged
-                if (one.setting.head, one.setting.profile) == (head, profile)
+                figure.setting.threshold: 100 * figure.accuracy
+                for figure in judged
+                if (figure.setting.head, figure.setting.profile) == (head, profile)
             }
             axes.plot(
                 range(len(thresholds)),
-                [line[one] for one in thresholds],
+                [line[threshold] for threshold in thresholds],
                 marker=MARKERS[number % len(MARKERS)],
                 color=PALETTE[number % len(PALETTE)],
                 label=str(profile),

@@ -1,4 +1,4 @@
-"""``pilotfish judge train``: a decision head from mined mismatches."""
+"""``pilotfish judge train``: train a decision head on mined mismatches."""
 
 import argparse
 
@@ -13,10 +13,10 @@ from pilotfish.judge.thresholds import POINTS
 from pilotfish.judge.training import TrainSettings, train
 
 _EXAMPLE = f"""\
-The recommended threshold is the largest one of the curve, {POINTS} quantiles of the head's own
-probabilities, at which at most the share --risk of the harmful mismatches of questions that were
-kept out are forgiven under a good channel (500 Mbit/s, 5 ms); 0 if there is none. Harmful are those
-that are critical and those that stall (see judge mine).
+The curve's thresholds are {POINTS} quantiles of the head's own probabilities. Recommended is the
+largest one at which, on held-out questions under a good channel (500 Mbit/s, 5 ms), the head
+forgives at most the share --risk of harmful mismatches; 0 if there is none. Harmful mismatches are
+the critical and the stalling ones (see judge mine).
 
 example:
   pilotfish judge train mined --out heads/smol-qwen
@@ -40,23 +40,28 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    told = from_args(args, TrainSettings)
-    options = structs.replace(told.training, seed=told.options.seed)
-    mined, sampling, found = told.read()
+    settings = from_args(args, TrainSettings)
+    options = structs.replace(settings.training, seed=settings.options.seed)
+    mined, sampling, instances = settings.read()
     with Countdown("training, epochs at most", options.epochs) as countdown:
         head = train(
-            told.out.name, mined, found, sampling, options, lambda done, _: countdown.update(done)
+            settings.out.name,
+            mined,
+            instances,
+            sampling,
+            options,
+            lambda done, _: countdown.update(done),
         )
-    told.out.parent.mkdir(parents=True, exist_ok=True)
-    path = head.save(told.out.parent)
-    Console(stderr=True, highlight=False, soft_wrap=True).print(_told(head.card), markup=False)
+    settings.out.parent.mkdir(parents=True, exist_ok=True)
+    path = head.save(settings.out.parent)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(_summary(head.card), markup=False)
     if args.json:
         write_json(args.json, to_builtins(head.card))
     print(path)
     return 0
 
 
-def _told(card: HeadCard) -> str:
+def _summary(card: HeadCard) -> str:
     training = card.training
     area = "unknown" if training.auc is None else f"{training.auc:.3f}"
     forgiven, poor, harmful = (

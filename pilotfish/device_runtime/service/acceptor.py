@@ -1,11 +1,11 @@
-"""Accept connections, as many as the process has descriptors for.
+"""Accept connections within the process's limit of descriptors.
 
 In:  a listening socket. Out: a protocol on each connection.
 
-The last descriptors are kept for the process's own needs: connections to the edge, a reload, the
-trial of a grammar. A connection that takes one of them is let in if an idle one can be closed for
-it; else it is closed, and further ones wait in the kernel until there is room. This is logged when
-it begins and when it is over. (asyncio's own `accept` logs each failure, thousands a second.)
+The last descriptors are reserved for connections to the edge, a reload or the trial of a grammar. A
+client that would take one of them is accepted if an idle connection can be closed instead;
+otherwise its connection is closed, and further ones wait in the kernel until there is room. Begin
+and end of a shortage are logged once. (asyncio's `accept` logs each failure, thousands a second.)
 """
 
 import asyncio
@@ -20,68 +20,68 @@ from pilotfish.base.descriptors import EXHAUSTED, open_files, raise_limit
 
 _log = logging.getLogger("pilotfish.service")
 
-_OWN = 128  # open files besides connections, where the limit can be raised
-_KEPT = 16  # for own needs, beyond those that are open at the start
-_PAUSE_S = 0.25  # between two tries while there is no room
-_CLOSING_S = 0.005  # for an idle one to close, before another loses its place
-_OVER_S = 3.0  # without a connection that had no room, after which there is room again
-_SPARE = 4  # descriptors that are free then, besides those that are kept
+_OWN = 128  # open files besides connections, if the limit can be raised
+_RESERVE = 16  # descriptors reserved beyond those open at the start
+_PAUSE_S = 0.25  # pause between two tries during a shortage
+_CLOSING_S = 0.005  # time for an idle connection to close, before the next one is closed
+_OVER_S = 3.0  # quiet time after which a shortage may be over
+_SPARE = 4  # free descriptors, beyond the reserve, that end a shortage
 
 
 class Acceptor:
     """Accepts on a bound socket from `start` until `close`. Used on the loop.
 
-    made: returns the protocol of a new connection. make_room: closes an idle connection, if any.
-    connections: the most that are wanted.
+    protocol_factory: returns the protocol of a new connection. make_room: closes an idle
+    connection, if any. connections: their highest number.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        made: Callable[[], asyncio.Protocol],
+        protocol_factory: Callable[[], asyncio.Protocol],
         make_room: Callable[[], bool],
         connections: int,
     ) -> None:
         self._listening = listening
-        self._made = made
+        self._protocol_factory = protocol_factory
         self._make_room = make_room
         self._loop = asyncio.get_running_loop()
         limit = raise_limit(connections + _OWN)
-        free = _KEPT * 2 if limit is None else limit - open_files()
-        self._kept = min(_KEPT, max(1, free // 2))
+        free = _RESERVE * 2 if limit is None else limit - open_files()
+        self._reserve = min(_RESERVE, max(1, free // 2))
         self._entering: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self._short_s = 0.0
-        self.crowded = False  # connections are turned away, or idle ones closed for them
+        self.crowded = False  # during a shortage
         self.turned_away = 0
 
     @property
     def _limit(self) -> float:
-        """The limit of open files now; who runs the service may change it."""
+        """The present limit of open files; an administrator may change it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return soft if soft >= 0 else math.inf
 
     def start(self, backlog: int) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         self._listening.setblocking(False)
         self._listening.listen(backlog)
         self._loop.add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         if self._resume is not None:
             self._resume.cancel()
         self._loop.remove_reader(self._listening)
 
     def check_room(self) -> None:
-        """Note whether there is room again; call it each second."""
+        """Check whether the shortage is over; call it each second."""
         if not self.crowded or time.monotonic() - self._short_s < _OVER_S:
             return
         try:
             used = open_files()
-        except OSError:  # not a descriptor for that either
+        except OSError:  # no descriptor is left for counting them
             return
-        if used + self._kept + _SPARE <= self._limit:
+        if used + self._reserve + _SPARE <= self._limit:
             self.crowded = False
             _log.warning("there is room for connections again")
 
@@ -92,8 +92,8 @@ class Acceptor:
             if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
                 self._note_shortage()
                 self._pause(_CLOSING_S if self._make_room() else _PAUSE_S)
-            return  # else it ended before it was accepted
-        if connection.fileno() >= self._limit - self._kept:
+            return  # otherwise the client left before it was accepted
+        if connection.fileno() >= self._limit - self._reserve:
             self._note_shortage()
             if not self._make_room():
                 self.turned_away += 1
@@ -107,7 +107,7 @@ class Acceptor:
 
     async def _enter(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._made, connection)
+            await self._loop.connect_accepted_socket(self._protocol_factory, connection)
         except (OSError, MemoryError):
             connection.close()
 
@@ -126,5 +126,5 @@ class Acceptor:
                 "no room for another connection: of %g open files all but %d are in use; raise "
                 "LimitNOFILE (ulimit -n)",
                 self._limit,
-                self._kept,
+                self._reserve,
             )

@@ -1,12 +1,12 @@
 """Control access: by API keys, or without keys to this machine's own programs on loopback.
 
 A key file has a key a line, ``NAME:KEY`` or a bare key; empty lines and those that begin with #
-are skipped. Keys are stored and compared as SHA-256 digests, all of them each time, so that the
-time of a comparison reveals nothing.
+are skipped. Keys are stored as SHA-256 digests; a check compares all of them, so that its
+duration reveals nothing.
 
-Without keys a service listens on loopback only, where the danger is a browser: a foreign page can
-send requests to 127.0.0.1 (CSRF), or have its own name resolve there (DNS rebinding). So the Host
-must be this machine and the Origin, if there is one, the service itself.
+Without keys a service listens on loopback only. There a browser is the danger: a foreign page can
+send requests to 127.0.0.1 (CSRF), or resolve its own name to it (DNS rebinding). So the Host must
+be this machine, and the Origin, if present, the service itself.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ CREDENTIAL = "api-keys"
 
 
 class Client(NamedTuple):
-    """Who asks. name: of the key, or the address. owner: of what is said; None without a key.
+    """The client of a request.
 
-    The owner is told by the key and not by its name, which may be given to somebody else.
+    name: the key's name, or the address. owner: the owner of the conversation; None without a key.
+    It is derived from the key, since a name may pass to another key.
     """
 
     name: str
@@ -43,15 +44,15 @@ class Client(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What tells it from all others, as far as that can be known."""
+        """The owner if known, else the name: separates this client from others."""
         return self.owner or self.name
 
 
 class ApiKeys:
     """The API keys of a service.
 
-    digests: name of the client → SHA-256 of its key. broken: the faults of their file, in sentences
-    that show no key.
+    digests: name of the client → SHA-256 of its key. broken: faults of the key file, as
+    sentences without keys.
     """
 
     def __init__(self, digests: Mapping[str, bytes], broken: Sequence[str] = ()) -> None:
@@ -108,11 +109,11 @@ class ApiKeys:
         if scheme.lower() != "bearer":
             return None
         digest = _digest(key.strip())
-        found = None
+        match = None
         for name, known in self._digests.items():
             if hmac.compare_digest(known, digest):
-                found = Client(name, digest.hex())
-        return found
+                match = Client(name, digest.hex())
+        return match
 
 
 def _entry(line: str, where: str) -> tuple[str, str]:
@@ -137,9 +138,9 @@ def _digest(key: str) -> bytes:
 def api_keys(
     named: Path | None, listen: str, read: Callable[[Path], ApiKeys] = ApiKeys.load
 ) -> ApiKeys | None:
-    """Read the keys from systemd's credentials, else from the file named; None without either.
+    """Read the keys from systemd's credentials, else from ``named``; None without either.
 
-    Raises `KeysError` as ``read`` does, and `ListenError` if a service that listens there
+    Raises `KeysError` as ``read`` does, and `ListenError` if a service on ``listen``
     (``HOST:PORT``) needs keys.
     """
     path = named
@@ -163,7 +164,7 @@ class Access:
         self.keys = keys
 
     def client(self, headers: Mapping[str, str], peer: str, *, needs_key: bool) -> Client:
-        """Return the client, by its key or its address. Raises a refusal otherwise.
+        """Return the client, by its key or its address, or raise a `RefusalError`.
 
         headers: names in lower case. needs_key: False for public routes.
         """

@@ -1,10 +1,11 @@
 """Format answers as OpenAI's bodies and chunks.
 
-In: of each choice, one after the other, its pieces and then its generation. Out: bodies. Two fields
-are added, which other clients ignore: each chunk has the origin of its tokens
-(``choices[0].pilotfish``), and the answer, or the last chunk of each choice, a summary of its
-generation (``pilotfish``; in a whole answer of several choices within each). The chunk with the
-usage repeats that of the last choice.
+In: each choice's pieces and then its generation, choice after choice. Out: bodies.
+
+Two fields are added to OpenAI's. ``choices[0].pilotfish`` of each chunk is the origin of its
+tokens. ``pilotfish`` of the answer, or of each choice's last chunk, is a summary of the generation;
+a whole answer of several choices has it within each choice. The chunk with the usage repeats the
+last choice's summary.
 """
 
 import secrets
@@ -33,11 +34,11 @@ Body = dict[str, Any]
 class CompletionFormat:
     """Formats one answer for its route, chat or text.
 
-    echo: tells the prompt, with which each choice of a text begins; None: they do not. marked: that
-    prompt is of ids, so that its text has the control tokens. words: of the tokens whose
-    log-probabilities are told; None: they are not. usage: a stream tells it. best: a body tells so
-    many of its answers, the likeliest by token; 0: all of them. prompt_words: as words, of the
-    prompt's.
+    echo: returns the prompt's text, if each choice of a text begins with it. marked: the prompt
+    consists of ids, so its text includes control tokens. words: tokenizer for the answer's
+    log-probabilities; None: none are sent. usage: a stream ends with the usage. best: number of
+    likeliest answers (mean log-probability) in a body; 0: all. prompt_words: tokenizer for the
+    prompt's log-probabilities.
     """
 
     def __init__(
@@ -59,27 +60,30 @@ class CompletionFormat:
         self._echo = echo
         self._marked = marked
         self._words = words
-        self._tells_usage = usage
+        self._sends_usage = usage
         self._best = best
         self._prompt_words = prompt_words
-        self._offsets: TextOffsets | None = None  # of the choice so far, where words are told
+        self._offsets: TextOffsets | None = (
+            None  # the current choice's, if log-probabilities are sent
+        )
         self._ended: list[Generation] = []
-        self._begun = False  # the choice after these
+        self._begun = False  # whether the choice after these has begun
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
-        """Return the body of an answer that is not streamed; its usage is of all generations."""
-        told_of = most_likely(generations, self._best) if self._best else generations
-        choices = [self._choice(at, generation) for at, generation in enumerate(told_of)]
-        told = [summary(generation) for generation in told_of]
+        """Return the body of an unstreamed answer; its usage counts all generations."""
+        returned = most_likely(generations, self._best) if self._best else generations
+        choices = [self._choice(at, generation) for at, generation in enumerate(returned)]
+        summaries = [summary(generation) for generation in returned]
         if len(choices) > 1:
             choices = [
-                {**choice, "pilotfish": its} for choice, its in zip(choices, told, strict=True)
+                {**choice, "pilotfish": generation_summary}
+                for choice, generation_summary in zip(choices, summaries, strict=True)
             ]
         return {
             **self._head("chat.completion"),
             "choices": choices,
             "usage": usage(generations),
-            "pilotfish": told[0] if len(told) == 1 else None,
+            "pilotfish": summaries[0] if len(summaries) == 1 else None,
         }
 
     def _choice(self, index: int, generation: Generation) -> Body:
@@ -101,32 +105,34 @@ class CompletionFormat:
         if not self._chat or ended != "stop":
             return ended
         calls = generation.turn.calls
-        # a stop string may end it within one
+        # a stop string may cut off the last call
         return "tool_calls" if calls and calls[-1].complete else ended
 
     def _logprobs_of(self, generation: Generation) -> Body | None:
-        """Format those of a whole answer; where the prompt is told with it, the prompt's first."""
+        """Format a whole answer's log-probabilities, after an echoed prompt's."""
         self._offsets = self._answer_offsets()
-        found = self._logprobs(generation.tokens, generation.logprobs)
-        if found is None or self._words is None or self._echo is None:
-            return found
+        logprobs = self._logprobs(generation.tokens, generation.logprobs)
+        if logprobs is None or self._words is None or self._echo is None:
+            return logprobs
         before = generation.prompt_logprobs
         if not before:
-            return found
+            return logprobs
         offsets = TextOffsets(self._words, special=self._marked)
-        asked = text_logprobs(generation.prompt_ids, before, self._words, offsets)
-        return {name: asked[name] + found[name] for name in found}
+        prompt_part = text_logprobs(generation.prompt_ids, before, self._words, offsets)
+        return {name: prompt_part[name] + logprobs[name] for name in logprobs}
 
     def _answer_offsets(self) -> TextOffsets | None:
-        """Return where the tokens of a new choice begin."""
+        """Return the text offsets of a new choice's tokens."""
         return None if self._words is None else TextOffsets(self._words, len(self._prompt()))
 
-    def _logprobs(self, tokens: Sequence[int], told: Sequence[TokenLogprob | None]) -> Body | None:
+    def _logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> Body | None:
         if self._words is None or self._offsets is None:
             return None
         if self._chat:
-            return chat_logprobs(tokens, told, self._words)
-        return text_logprobs(tokens, told, self._words, self._offsets)
+            return chat_logprobs(tokens, logprobs, self._words)
+        return text_logprobs(tokens, logprobs, self._words, self._offsets)
 
     def _prompt(self) -> str:
         return "" if self._echo is None else self._echo()
@@ -143,21 +149,21 @@ class CompletionFormat:
 
     def piece_events(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
-        said = delta_of(piece.parts) if self._chat else piece.text
-        told = {"origin": piece.origin, "tokens": len(piece.tokens)}
+        content = delta_of(piece.parts) if self._chat else piece.text
+        note = {"origin": piece.origin, "tokens": len(piece.tokens)}
         before = self.start_events()
-        chunk = self._chunk(said, told=told)
+        chunk = self._chunk(content, note=note)
         chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs)
         return [*before, chunk]
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token; the next choice follows."""
-        said: Body | str = {} if self._chat else ""
-        last = self._chunk(said, finish=self._finish(generation))
-        found = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
+        content: Body | str = {} if self._chat else ""
+        last = self._chunk(content, finish=self._finish(generation))
+        events = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
         self._ended.append(generation)
         self._begun = False
-        return found
+        return events
 
     def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
@@ -168,9 +174,9 @@ class CompletionFormat:
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     def closing_events(self) -> bytes:
-        """Return the end of a stream, and before it the usage if it was asked for."""
-        told = self.encode_event(self._usage()) if self._tells_usage else b""
-        return told + b"data: [DONE]\n\n"
+        """Return the end of a stream, after the usage if the request wants it."""
+        usage_event = self.encode_event(self._usage()) if self._sends_usage else b""
+        return usage_event + b"data: [DONE]\n\n"
 
     def _usage(self) -> Body:
         return {
@@ -189,27 +195,27 @@ class CompletionFormat:
         }
 
     def _chunk(
-        self, said: "Body | str", *, finish: str | None = None, told: Body | None = None
+        self, content: "Body | str", *, finish: str | None = None, note: Body | None = None
     ) -> Body:
         choice: Body = {
             "index": len(self._ended),
-            "delta" if self._chat else "text": said,
+            "delta" if self._chat else "text": content,
             "finish_reason": finish,
             "logprobs": None,
         }
-        if told is not None:
-            choice["pilotfish"] = told
+        if note is not None:
+            choice["pilotfish"] = note
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
 
 def message_body(turn: Turn) -> Body:
     """Format a turn as a message."""
-    found: Body = {"role": "assistant", "content": turn.content, "refusal": None}
+    body: Body = {"role": "assistant", "content": turn.content, "refusal": None}
     if turn.reasoning:
-        found["reasoning_content"] = turn.reasoning
+        body["reasoning_content"] = turn.reasoning
     if turn.calls:
-        found["content"] = turn.content or None
-        found["tool_calls"] = [
+        body["content"] = turn.content or None
+        body["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -217,19 +223,19 @@ def message_body(turn: Turn) -> Body:
             }
             for call in turn.calls
         ]
-    return found
+    return body
 
 
 def delta_of(parts: Sequence[TurnPart]) -> Body:
-    """Format the parts of a turn as what a message grows by."""
-    found: Body = {}
+    """Format the parts of a turn as a message's delta."""
+    delta: Body = {}
     calls: dict[int, Body] = {}
     for part in parts:
         match part.kind:
             case "content":
-                found["content"] = found.get("content", "") + part.text
+                delta["content"] = delta.get("content", "") + part.text
             case "reasoning":
-                found["reasoning_content"] = found.get("reasoning_content", "") + part.text
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
             case "call":
                 function = {"name": part.text, "arguments": ""}
                 calls[part.call] = {
@@ -241,15 +247,15 @@ def delta_of(parts: Sequence[TurnPart]) -> Body:
                 )
                 call["function"]["arguments"] += part.text
     if calls:
-        found["tool_calls"] = [*calls.values()]
-    return found or {"content": ""}
+        delta["tool_calls"] = [*calls.values()]
+    return delta or {"content": ""}
 
 
 def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
-    """Return the answers of the highest log-probability by token, the highest first."""
+    """Return the answers with the highest mean log-probability per token, highest first."""
 
     def by_token(answer: Generation) -> float:
-        known = [told.logprob for told in answer.logprobs if told is not None]
+        known = [token.logprob for token in answer.logprobs if token is not None]
         return sum(known) / len(known) if known else -inf
 
     return sorted(answers, key=by_token, reverse=True)[:most]
@@ -258,7 +264,7 @@ def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
 def usage(generations: Sequence[Generation]) -> Body:
     """Count the tokens of the prompt and of all answers, their end tokens included."""
     prompt = generations[0].prompt_tokens
-    completion = sum(len(one.tokens) for one in generations)
+    completion = sum(len(generation.tokens) for generation in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -267,24 +273,28 @@ def usage(generations: Sequence[Generation]) -> Body:
 
 
 def summary(generation: Generation) -> Body:
-    """Summarise a generation. Bytes are of frames as sent, times milliseconds."""
+    """Summarise a generation; bytes count frames as sent, times are in milliseconds."""
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,
-        "window": max((one.window for one in rounds), default=0),
+        "window": max((round_.window for round_ in rounds), default=0),
         "rounds": len(rounds),
-        "accepted": sum(one.accepted for one in rounds),
+        "accepted": sum(round_.accepted for round_ in rounds),
         "forced": generation.forced,
         **generation.rounded_notes,
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),
         "total_ms": round(generation.total_s * 1e3, 2),
-        "uplink_bytes": sum(one.uplink_bytes for one in rounds),
-        "downlink_bytes": sum(one.downlink_bytes for one in rounds),
+        "uplink_bytes": sum(round_.uplink_bytes for round_ in rounds),
+        "downlink_bytes": sum(round_.downlink_bytes for round_ in rounds),
         "choice": None if generation.choice is None else generation.choice.reason,
         "recoveries": [
-            {"at": one.at, "lost_s": round(one.lost_s, 3), "local_tokens": one.local_tokens}
-            for one in generation.recoveries
+            {
+                "at": recovery.at,
+                "lost_s": round(recovery.lost_s, 3),
+                "local_tokens": recovery.local_tokens,
+            }
+            for recovery in generation.recoveries
         ],
     }

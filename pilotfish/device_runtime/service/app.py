@@ -44,8 +44,8 @@ def application(service: DeviceService) -> ASGIApp:
     async def refuse(_: Request, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
         service.count_refusal(refusal)
-        told = error.headers if isinstance(error, HTTPException) and error.headers else {}
-        return json_response(refusal.body, refusal.status, {**told, **refusal.headers})
+        headers = error.headers if isinstance(error, HTTPException) and error.headers else {}
+        return json_response(refusal.body, refusal.status, {**headers, **refusal.headers})
 
     expected = (HTTPException, RefusalError, PilotfishError)
     app = Starlette(
@@ -57,7 +57,7 @@ def application(service: DeviceService) -> ASGIApp:
             *_state(service),
             *(_route(path, serve) for path, serve in page.ROUTES.items()),
         ],
-        # uvicorn sees every other error too, and then closes the connection
+        # uvicorn, too, sees every other error, and closes the connection
         exception_handlers=dict.fromkeys([*expected, Exception], refuse),
     )
     app.router.redirect_slashes = False
@@ -83,25 +83,25 @@ def _completions(service: DeviceService) -> list[Route]:
         request: Request, parse: Callable[[bytes, Options], CompletionRequest]
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
-        wanted = parse(body, service.options)
-        _check(service, wanted)
-        echo = partial(service.text_of, wanted.prompt) if wanted.echo else None
-        words = service.device.tokenizer if wanted.logprobs else None
+        completion = parse(body, service.options)
+        _check(service, completion)
+        echo = partial(service.text_of, completion.prompt) if completion.echo else None
+        words = service.device.tokenizer if completion.logprobs else None
         model = service.config.model
-        usage = wanted.include_usage
+        usage = completion.include_usage
         answer = CompletionFormat(
-            chat=wanted.chat,
+            chat=completion.chat,
             model=model,
             echo=echo,
-            marked=not isinstance(wanted.prompt, str),
+            marked=not isinstance(completion.prompt, str),
             words=words,
             usage=usage,
-            best=wanted.best,
-            prompt_words=service.device.tokenizer if wanted.prompt_logprobs else None,
+            best=completion.best,
+            prompt_words=service.device.tokenizer if completion.prompt_logprobs else None,
         )
         client = _client(request)
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
+        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
 
     async def chat(request: Request) -> Completion:
         return await complete(request, chat_request)
@@ -116,21 +116,21 @@ def _completions(service: DeviceService) -> list[Route]:
 
 
 def _responses(service: DeviceService) -> list[Route]:
-    kept = service.responses
+    store = service.responses
 
     async def respond(request: Request) -> Completion:
         client = _client(request)
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
-        asked = response_request(body, service.options, partial(kept.conversation, owner))
-        wanted = asked.completion
-        _check(service, wanted)
-        keep = partial(kept.store, owner, asked.messages) if asked.store else None
+        parsed = response_request(body, service.options, partial(store.conversation, owner))
+        completion = parsed.completion
+        _check(service, completion)
+        keep = partial(store.store, owner, parsed.messages) if parsed.store else None
         answer = ResponseFormat(
-            asked, model=service.config.model, keep=keep, tokens=service.tokens_in
+            parsed, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
         read = partial(service.read, client.name)
-        return Completion(service.lanes, client, wanted, answer, read, service.count_refusal)
+        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
 
     async def again(request: Request) -> Response:
         if request.query_params.get("stream", "false") != "false":
@@ -141,12 +141,12 @@ def _responses(service: DeviceService) -> list[Route]:
                 param="stream",
                 reason="unsupported",
             )
-        body = kept.body(_client(request).identity, request.path_params["name"])
+        body = store.body(_client(request).identity, request.path_params["name"])
         return Response(body, media_type="application/json")
 
     async def forget(request: Request) -> Response:
         name = request.path_params["name"]
-        kept.forget(_client(request).identity, name)
+        store.forget(_client(request).identity, name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
     return [
@@ -161,20 +161,20 @@ def _client(request: Request) -> Client:
     return client
 
 
-def _check(service: DeviceService, wanted: CompletionRequest) -> None:
-    """Refuse what cannot be answered here; otherwise the answer may fill the context."""
+def _check(service: DeviceService, completion: CompletionRequest) -> None:
+    """Refuse an impossible request; let the answer fill the context by default."""
     _check_sound(service)
-    if wanted.model is not None:
-        _check_model(service, wanted.model)
+    if completion.model is not None:
+        _check_model(service, completion.model)
     if service.config.edge is None:
-        _check_local(wanted)
-    wanted.options.setdefault("max_tokens", service.context)
+        _check_local(completion)
+    completion.options.setdefault("max_tokens", service.context)
 
 
 def _tokens(service: DeviceService) -> list[Route]:
     async def tokenize(request: Request) -> Response:
-        asked, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
-        work = partial(tokenize_response, service.device, asked, chat=chat, words=words)
+        prompt, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
+        work = partial(tokenize_response, service.device, prompt, chat=chat, words=words)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
     async def detokenize(request: Request) -> Response:
@@ -220,8 +220,8 @@ def _check_model(service: DeviceService, name: str) -> None:
         )
 
 
-def _check_local(wanted: CompletionRequest) -> None:
-    protocol = wanted.options.get("protocol")
+def _check_local(completion: CompletionRequest) -> None:
+    protocol = completion.options.get("protocol")
     if protocol in PROTOCOL_REGISTRY or protocol == STREAM:
         raise RefusalError(
             400,
@@ -245,11 +245,11 @@ def _models(service: DeviceService) -> list[Route]:
     async def models(_: Request) -> Response:
         return json_response({"object": "list", "data": [model()]})
 
-    async def one(request: Request) -> Response:
+    async def named_model(request: Request) -> Response:
         _check_model(service, request.path_params["name"])
         return json_response(model())
 
-    return [_route("/v1/models", models), _route("/v1/models/{name:path}", one)]
+    return [_route("/v1/models", models), _route("/v1/models/{name:path}", named_model)]
 
 
 def _state(service: DeviceService) -> list[Route]:
@@ -264,8 +264,8 @@ def _state(service: DeviceService) -> list[Route]:
     async def status(_: Request) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
         service.status.set_link(service.link_status, service.link_state)
-        told = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
-        return json_response(told)
+        snapshot = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
+        return json_response(snapshot)
 
     return [_route("/health", health), _route("/metrics", metrics), _route("/status", status)]
 
@@ -311,5 +311,5 @@ class AccessControl:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a route is public: the page's files and `/health`."""
+    """Return whether a route is public: the page's files and `/health`."""
     return path in ("/", "/health") or path.startswith("/page/")

@@ -24,7 +24,7 @@ _NAMES = (
     *("index.html", "page.css", "answer.css", "icon.svg", "page.js", "panel.js", "service.js"),
     *("chat.js", "stream.js", "answer.js", "tokens.js", "bubble.js", "calls.js", "form.js"),
 )
-# In addition to those of all responses.
+# Besides the headers of all responses.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -37,7 +37,7 @@ HEADERS = {
 
 
 class _PageFile(NamedTuple):
-    """One of the page's files, with its ETag."""
+    """A file of the page, with its ETag."""
 
     content: bytes
     media_type: str

@@ -1,8 +1,8 @@
 """Answer one request over HTTP: a place in the queue, a lane, and pieces sent as they come.
 
-The status is sent with the first piece or after `QUIET_S`, so that early errors get a status of
-their own. Later errors are events, which end the stream. While there are no pieces, as when the
-edge is lost, a comment every `QUIET_S` shows the client that it is being served.
+The status is sent with the first piece or after `QUIET_S`, so that early errors get their own
+status. Later errors are events that end the stream. While there are no pieces, as when the edge is
+lost, a comment every `QUIET_S` keeps the client waiting.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.refusal import Body, RefusalError, client_gone, refusal_of
 
 QUIET_S = 3.0
-BODY_S = 10.0  # for a body to arrive
+BODY_S = 10.0  # time for a body to arrive
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 async def bounded_body(request: Request, limit_bytes: int) -> bytes:
-    """Read the body of a request; stops and refuses if it is too long or too slow."""
+    """Read the body of a request; refuse one that is too long or too slow."""
     too_long = RefusalError(
         413,
         f"The body is longer than {limit_bytes:,} bytes.",
@@ -61,7 +61,7 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 
 
 class AnswerFormat(Protocol):
-    """How a route tells an answer: whole, or in events."""
+    """The format of a route's answers: whole, or in events."""
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed."""
@@ -70,7 +70,7 @@ class AnswerFormat(Protocol):
         """Return the events before the first piece of a choice, once."""
 
     def piece_events(self, piece: Piece) -> list[Body]:
-        """Return the events of one piece, and what has to come before them."""
+        """Return the events of one piece, after those that must come first."""
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the events after the last piece of a choice."""
@@ -82,21 +82,21 @@ class AnswerFormat(Protocol):
         """Encode an event."""
 
     def closing_events(self) -> bytes:
-        """Return what ends a stream without an error."""
+        """Return the end of a stream without an error."""
 
 
 class Completion(Response):
     """The answer to a checked request.
 
-    read: makes the prompt, in a thread since it may take long. refused: is called with errors after
-    the answer has begun.
+    read: tokenises the prompt in a thread, since it may take long. refused: called with errors
+    after the answer has begun.
     """
 
     def __init__(
         self,
         lanes: Lanes,
         client: Client,
-        wanted: CompletionRequest,
+        request: CompletionRequest,
         answer: AnswerFormat,
         read: Callable[[CompletionRequest], Awaitable[Prompt]],
         refused: Callable[[RefusalError], None],
@@ -104,32 +104,32 @@ class Completion(Response):
         super().__init__()
         self._lanes = lanes
         self._client = client
-        self._wanted = wanted
+        self._request = request
         self._answer = answer
         self._read = read
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; raises errors that can still get a status of their own."""
-        wanted = self._wanted
-        with self._lanes.admit(self._client.name, wanted.choices) as job:
+        request = self._request
+        with self._lanes.admit(self._client.name, request.choices) as job:
             job.owner = self._client.owner
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
-                prompt = await self._read(wanted)
-                self._lanes.submit(job, prompt, wanted.options, streamed=wanted.stream)
-                if wanted.stream:
+                prompt = await self._read(request)
+                self._lanes.submit(job, prompt, request.options, streamed=request.stream)
+                if request.stream:
                     await self._stream(job, scope, receive, send)
                 else:
                     whole: list[Generation] = []
-                    while len(whole) < wanted.choices:
+                    while len(whole) < request.choices:
                         await job.ready()
                         event = job.take()
                         assert isinstance(event, Generation)  # pieces come where they are streamed
                         whole.append(event)
                     await json_response(self._answer.full_body(whole))(scope, receive, send)
             except BadGrammarError as error:
-                raise refusal_of(error, wanted.params) from error
+                raise refusal_of(error, request.params) from error
             finally:
                 watch.cancel()
 
@@ -141,45 +141,45 @@ class Completion(Response):
     async def _stream(self, job: AnswerJob, scope: Scope, receive: Receive, send: Send) -> None:
         pending: list[bytes] = []
         if await job.ready(QUIET_S):
-            pending, ended = self._taken(job)  # an error here still becomes a status
+            pending, ended = self._take_events(job)  # an error here still becomes a status
         else:
             ended = False
-        pending = pending or self._encoded(self._answer.start_events())
+        pending = pending or self._encode(self._answer.start_events())
         head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         while True:
-            if told := b"".join(pending):
-                await send({"type": "http.response.body", "body": told, "more_body": True})
+            if chunk := b"".join(pending):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
             if ended:
                 break
             if not await job.ready(QUIET_S):
                 pending = [b": nothing new yet\n\n"]
                 continue
             try:
-                pending, ended = self._taken(job)
+                pending, ended = self._take_events(job)
             except Exception as error:
-                refusal = refusal_of(error, self._wanted.params)
+                refusal = refusal_of(error, self._request.params)
                 self._refused(refusal)
-                pending, ended = self._encoded([self._answer.error_event(refusal)]), True
+                pending, ended = self._encode([self._answer.error_event(refusal)]), True
         await send({"type": "http.response.body", "body": b""})
 
-    def _taken(self, job: AnswerJob) -> tuple[list[bytes], bool]:
-        """Take the events so far; returns them, and whether the answer has ended."""
+    def _take_events(self, job: AnswerJob) -> tuple[list[bytes], bool]:
+        """Take the events so far; return them, and whether the answer has ended."""
         events: list[bytes] = []
         while job.backlog:
             if events and job.failed:
                 break  # the events before it are sent first
             event = job.take()
             if isinstance(event, Generation):
-                events += self._encoded(self._answer.end_events(event))
+                events += self._encode(self._answer.end_events(event))
                 if job.ended and not job.backlog:
                     return [*events, self._answer.closing_events()], True
             else:
-                events += self._encoded(self._answer.piece_events(event))
+                events += self._encode(self._answer.piece_events(event))
         return events, False
 
-    def _encoded(self, bodies: Sequence[Body]) -> list[bytes]:
+    def _encode(self, bodies: Sequence[Body]) -> list[bytes]:
         return [self._answer.encode_event(body) for body in bodies]
 
 

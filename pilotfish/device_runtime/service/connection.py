@@ -1,8 +1,7 @@
 """Bound uvicorn's HTTP/1.1 connections in time and number.
 
-uvicorn waits forever for the rest of a head, and for a client that does not read. Here a head must
-be complete in time, written bytes must be taken in time, and of too many connections the one that
-has been idle longest is closed.
+uvicorn waits forever for the rest of a head, and for a client that does not read. Here heads and
+writes have time limits, and if there are too many connections, the longest idle one is closed.
 
 TLS handshakes, which uvicorn does not see before they end, are bounded here as well. The
 certificate may be replaced at any time, for later connections.
@@ -17,8 +16,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-HEAD_S = 10.0  # for a head, and between two requests
-STALL_S = 20.0  # for a client to take written bytes
+HEAD_S = 10.0  # limit of a head, and of the pause between two requests
+STALL_S = 20.0  # limit for a client to take written bytes
 CONNECTIONS = 256
 
 
@@ -51,19 +50,21 @@ class Connection(H11Protocol):
     def _make_room(self) -> None:
         others = Connection.open_among(self.connections)
         if len(others) > self.most:
-            (Connection.idle_longest(one for one in others if one is not self) or self).abort()
+            (
+                Connection.idle_longest(other for other in others if other is not self) or self
+            ).abort()
 
     @staticmethod
     def open_among(connections: Iterable[object]) -> "list[Connection]":
-        """List those of uvicorn's connections that are not ending."""
-        own = (one for one in connections if isinstance(one, Connection))
-        return [one for one in own if not one.transport.is_closing()]
+        """List uvicorn's connections that are not closing."""
+        protocols = (connection for connection in connections if isinstance(connection, Connection))
+        return [connection for connection in protocols if not connection.transport.is_closing()]
 
     @staticmethod
     def idle_longest(connections: "Iterable[Connection]") -> "Connection | None":
-        """Return the one that has waited longest for a request; None: all are busy."""
-        idle = (one for one in connections if not one._busy)
-        return min(idle, key=lambda one: one._idle_since_s, default=None)
+        """Return the connection that has been idle longest; None if all are busy."""
+        idle = (connection for connection in connections if not connection._busy)
+        return min(idle, key=lambda connection: connection._idle_since_s, default=None)
 
     def abort(self) -> None:
         """End it at once."""
@@ -161,7 +162,9 @@ class TlsHandshake(asyncio.Protocol):
     @classmethod
     def abort_oldest(cls) -> bool:
         """Abort the oldest handshake under way; False: there is none."""
-        oldest = next((one for one in cls._under_way if not one.is_closing()), None)
+        oldest = next(
+            (transport for transport in cls._under_way if not transport.is_closing()), None
+        )
         if oldest is not None:
             oldest.abort()
         return oldest is not None

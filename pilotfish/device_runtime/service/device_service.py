@@ -1,6 +1,4 @@
-"""The service behind the routes: lanes, access, metrics, kept responses, and what all routes ask of
-the device.
-"""
+"""The state and the operations that all routes share."""
 
 import asyncio
 import threading
@@ -28,12 +26,12 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 
 _LEAST_BODY_BYTES = 64 * 1024
-_MOST_BODY_BYTES = 1 << 26  # for any context of the edge
+_MOST_BODY_BYTES = 1 << 26  # whatever the edge's context is
 _BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
 _READERS = 2  # prompts tokenised at once
-_STARTED_S = 5.0  # in which all their threads start, if they do
+_STARTED_S = 5.0  # time for all readers' threads to start
 _Result = TypeVar("_Result")
-STUCK_S = 180.0  # without a sign of life, after which a lane counts as hanging
+STUCK_S = 180.0  # a lane without a sign of life for so long hangs
 
 
 class DeviceService:
@@ -56,29 +54,29 @@ class DeviceService:
         self.inspection = inspection
         self.responses = ResponseStore()
         self.started_s = int(time.time())
-        # by client; held while something of it is read, or waits for a reader
+        # by client; locked while one of its prompts is read
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         all_here = threading.Barrier(_READERS)
-        for _ in range(_READERS):  # started now: later there may be no thread to be had
+        for _ in range(_READERS):  # started now: later the system may have no thread left
             self._readers.submit(all_here.wait, _STARTED_S)
 
     @property
     def device(self) -> Device:
-        """A device that has greeted the edge, if any has; all share the edge's vocabulary."""
+        """A device, if possible one that knows the edge's vocabulary, which all share."""
         devices = [lane.device for lane in self.lanes.lanes]
-        return next((one for one in devices if one.welcome is not None), devices[0])
+        return next((device for device in devices if device.welcome is not None), devices[0])
 
     @property
     def link_status(self) -> LinkStatus | None:
-        """The state of the link of the lane that is best off; None without an edge."""
+        """The state of the link; None without an edge."""
         for lane in self.lanes.lanes:
             _ = lane.device.link_up  # reads the news of a connection that no answer uses
         return self.lanes.lanes[0].device.link_status
 
     @property
     def link_state(self) -> LinkState | None:
-        """The youngest readings of all lanes' connections."""
+        """The latest readings of all lanes' connections."""
         return freshest(lane.device.link_state() for lane in self.lanes.lanes)
 
     @property
@@ -89,8 +87,8 @@ class DeviceService:
     @property
     def body_bytes(self) -> int:
         """The most bytes of a body."""
-        wanted = _BODY_BYTES_PER_TOKEN * self.context
-        return min(max(_LEAST_BODY_BYTES, wanted), _MOST_BODY_BYTES)
+        size = _BODY_BYTES_PER_TOKEN * self.context
+        return min(max(_LEAST_BODY_BYTES, size), _MOST_BODY_BYTES)
 
     @property
     def context(self) -> int:
@@ -102,10 +100,10 @@ class DeviceService:
         return self.lanes.stuck(STUCK_S)
 
     def health(self) -> tuple[bool, Body]:
-        """Return whether requests can be answered now, and a body that says why not.
+        """Return whether requests can be answered now, and a body with the reason.
 
-        Without the edge they can under the policy `local` alone: the drafter answers them. The body
-        is for everybody, so it does not say where the edge is.
+        Without the edge only the policy `local` answers, by the drafter. The body is public, so it
+        does not contain the edge's address.
         """
         link = self.link_status
         edge_up = link is not None and link.state is Connectivity.CONNECTED
@@ -127,21 +125,21 @@ class DeviceService:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, client: str, wanted: CompletionRequest) -> Prompt:
+    async def read(self, client: str, completion: CompletionRequest) -> Prompt:
         """Tokenise the prompt, in the vocabulary of the edge greeted last."""
-        work = partial(prompt_for, self.device, wanted.prompt, chat=wanted.chat)
+        work = partial(prompt_for, self.device, completion.prompt, chat=completion.chat)
         return await self.run_in_thread(client, work)
 
     async def run_in_thread(self, client: str, work: Callable[[], _Result]) -> _Result:
-        """Do what may take long, as tokenising does, in a thread of the readers'.
+        """Run long work, such as tokenising, in a reader's thread.
 
-        Of each client one at a time: so clients take turns, however much one asks for.
+        Each client has one such task at a time, so that clients take turns.
         """
         async with self._reading.setdefault(client, asyncio.Lock()):
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def text_of(self, prompt: PromptInput) -> str:
-        """Return a raw prompt in words; token ids in the vocabulary of the edge greeted last."""
+        """Return a raw prompt's text; token ids are in the vocabulary of the last known edge."""
         if isinstance(prompt, str):
             return prompt
         return self.device.tokenizer.decode(cast("Sequence[int]", prompt), special=True)

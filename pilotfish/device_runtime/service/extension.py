@@ -19,7 +19,7 @@ from pilotfish.device_runtime.service.prompts import bad_value
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
-# Fields that belong to protocol "auto", and to one that drafts.
+# Fields of protocol "auto", and of protocols that draft.
 _CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -47,13 +47,13 @@ class Extension(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def _extension(kinds: tuple[type[ProtocolOptions], ...]) -> type[Extension]:
     """Add the options of these types to `Extension`."""
-    own: list[tuple[str, Any, None]] = [
+    fields: list[tuple[str, Any, None]] = [
         (name, hint | None, None)
         for kind in kinds
         for name, hint in get_type_hints(kind, include_extras=True).items()
         if name in kind.__struct_fields__
     ]
-    kind = msgspec.defstruct("Extension", own, bases=(Extension,), forbid_unknown_fields=True)
+    kind = msgspec.defstruct("Extension", fields, bases=(Extension,), forbid_unknown_fields=True)
     return cast(type[Extension], kind)
 
 
@@ -64,9 +64,9 @@ def _read(raw: msgspec.Raw) -> Extension:
         return msgspec.json.decode(raw, type=kind | None) or kind()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         at = "`$.pilotfish"
-        said = str(error)
-        said = said.replace("`$", at) if "`$" in said else f"{said} - at {at}`"
-        raise bad_value(error, said) from None
+        message = str(error)
+        message = message.replace("`$", at) if "`$" in message else f"{message} - at {at}`"
+        raise bad_value(error, message) from None
 
 
 def extend(options: Options, raw: msgspec.Raw) -> None:
@@ -77,17 +77,19 @@ def extend(options: Options, raw: msgspec.Raw) -> None:
             options.pop(name, None)  # type: ignore[misc]  # these are keys of Options
         options["protocol"] = extension.protocol
     fields = extension.__struct_fields__
-    own = [name for name in fields if name not in Extension.__struct_fields__]
-    told = {name: value for name in fields if (value := getattr(extension, name)) is not None}
+    protocol_fields = [name for name in fields if name not in Extension.__struct_fields__]
+    values = {name: value for name in fields if (value := getattr(extension, name)) is not None}
     if extension.protocol not in (None, AUTO):
         try:
-            expect_effective(extension.protocol, [name for name in own if name in told])
+            expect_effective(
+                extension.protocol, [name for name in protocol_fields if name in values]
+            )
         except UnsupportedError as error:
             raise bad_request("pilotfish", str(error)) from None
-    for name in (*_DRAFTING, *own):
-        if name in told:
-            options[name] = told[name]  # type: ignore[literal-required]  # as above
-    if any(name in told for name in _CHOOSING):
+    for name in (*_DRAFTING, *protocol_fields):
+        if name in values:
+            options[name] = values[name]  # type: ignore[literal-required]  # as above
+    if any(name in values for name in _CHOOSING):
         if extension.protocol not in (None, AUTO):
             raise bad_request(
                 "pilotfish",

@@ -1,4 +1,4 @@
-"""What an answer must be, as a request says it: OpenAI's ``response_format`` and ``text.format``,
+"""Read a request's constraint of the answer: OpenAI's ``response_format`` and ``text.format``,
 vLLM's ``structured_outputs``.
 
 In: these fields. Out: a `Grammar`, or a `RefusalError`.
@@ -25,11 +25,11 @@ class _NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A ``response_format`` that asks for nothing."""
+    """A ``response_format`` without a constraint."""
 
 
 class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Any JSON object, or one of a schema, as llama.cpp has it."""
+    """Any JSON object, or one of a schema as in llama.cpp."""
 
     schema: msgspec.Raw = msgspec.Raw(b'{"type": "object"}')
 
@@ -41,7 +41,7 @@ class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type",
 
 
 class FlatFormat(_NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON of a schema, as ``text.format`` says it."""
+    """JSON of a schema, in the form of ``text.format``."""
 
 
 Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
@@ -61,31 +61,31 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 def grammar_of(
     format: Format | FormatOfText | None, structured: StructuredOutputs | None
 ) -> Grammar | None:
-    """Return what the answer must be; refuses a request that says so twice."""
-    found = []
+    """Return the answer's grammar; refuse a request with two of them."""
+    grammars = []
     match format:
         case ObjectFormat(schema=schema):
-            found.append(Grammar.from_schema(_text_of(schema)))
+            grammars.append(Grammar.from_schema(_text_of(schema)))
         case SchemaFormat(json_schema=named) | (FlatFormat() as named):
-            found.append(Grammar.from_schema(_text_of(named.schema)))
+            grammars.append(Grammar.from_schema(_text_of(named.schema)))
     if structured is not None:
         if bytes(structured.json) != b"null":
-            found.append(Grammar.from_schema(_text_of(structured.json)))
+            grammars.append(Grammar.from_schema(_text_of(structured.json)))
         if structured.json_object:
-            found.append(Grammar.from_schema({"type": "object"}))
+            grammars.append(Grammar.from_schema({"type": "object"}))
         if structured.regex is not None:
-            found.append(Grammar("regex", structured.regex))
+            grammars.append(Grammar("regex", structured.regex))
         if structured.choice is not None:
-            found.append(Grammar.from_choices(structured.choice))
+            grammars.append(Grammar.from_choices(structured.choice))
         if structured.grammar is not None:
-            found.append(Grammar("lark", structured.grammar))
-    if len(found) > 1:
+            grammars.append(Grammar("lark", structured.grammar))
+    if len(grammars) > 1:
         raise bad_request(
             "structured_outputs",
             "An answer is of one format: response_format (in /v1/responses text.format), or one "
             "field of structured_outputs.",
         )
-    return found[0] if found else None
+    return grammars[0] if grammars else None
 
 
 def _text_of(schema: msgspec.Raw) -> str:

@@ -1,4 +1,4 @@
-"""A job: answers on their way from the lanes that make them to the connection that sends them."""
+"""A job: answers on their way from the lanes to the client's connection."""
 
 import asyncio
 from collections import deque
@@ -13,10 +13,10 @@ from pilotfish.device_runtime.record import Generation, Piece
 class AnswerJob:
     """One or more answers to a prompt, one after the other, for a client.
 
-    Used on the loop. A lane reads `choice` while it makes that answer, and what never changes.
+    Used on the loop. A lane reads only constant fields, and `choice` during that answer.
 
-    owner: of what is said. prompt: set by `Lanes.submit`. events: of each choice its pieces, if
-    streamed, and then its `Generation`; or at last an error.
+    owner: the owner of the conversation. prompt: set by `Lanes.submit`. events: each choice's
+    pieces, if streamed, then its `Generation`; an error ends them.
     """
 
     def __init__(self, client: str, choices: int = 1) -> None:
@@ -25,8 +25,8 @@ class AnswerJob:
         self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False
-        self.choices = self.left = choices  # answers; those that have not ended
-        self.places = choices  # that it holds in the queue; `Lanes`'
+        self.choices = self.left = choices  # number of answers; of those not finished
+        self.places = choices  # its places in the queue, counted by `Lanes`
         self.given_up: BaseException | None = None  # the reason; checked by the lane
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
@@ -43,7 +43,7 @@ class AnswerJob:
 
     @property
     def choice(self) -> int:
-        """The answer that is made now, or next."""
+        """Index of the current or next answer."""
         return self.choices - self.left
 
     @property
@@ -53,11 +53,11 @@ class AnswerJob:
 
     @property
     def failed(self) -> bool:
-        """Whether the next event is an error."""
+        """True if the next event is an error."""
         return bool(self._events) and isinstance(self._events[0], BaseException)
 
     async def ready(self, limit_s: float | None = None) -> bool:
-        """Wait for an event, up to ``limit_s``; returns whether there is one."""
+        """Wait for an event, up to ``limit_s``; return whether there is one."""
         if not self._events:
             self._news.clear()
             with suppress(asyncio.TimeoutError):

@@ -4,12 +4,11 @@ A lane is a thread that owns one `Device`, and so one conversation with its K/V.
 owns the queue and the assignment. A lane takes jobs from its inbox and posts their events to the
 loop, so nothing here needs a lock.
 
-Clients share the lanes by work: the next client is the one with the fewest running answers, and
-among these the one that has had the lanes for the shortest time, where nobody saves up time by not
-asking, and of equals the one served longest ago. A job of several answers lets the others have
-their turn after each. It gets the free lane where the fewest tokens must be read again, now or
-later (`Lane.gain`). Places, one an answer, are limited in all and per client; beyond that
-`Lanes.admit` refuses.
+Clients share the lanes by work. The next client is the one with the fewest running answers; among
+equals the one that has used the lanes for the shortest time (idle clients save up no time), then
+the one served longest ago. A job of several answers yields to other clients after each answer. A
+job gets the free lane that saves the most reading, now or later (`Lane.gain`). Places, one per
+answer, are limited in total and per client; `Lanes.admit` refuses more.
 """
 
 import asyncio
@@ -34,13 +33,13 @@ _log = logging.getLogger("pilotfish.service")
 _each_log = logging.getLogger("pilotfish.answers")
 
 BUFFERED = 1024  # pieces that may wait for a slow client
-_HALF_LIFE_S = 300.0  # of the probability that a conversation goes on
+_HALF_LIFE_S = 300.0  # half-life of the probability that a conversation goes on
 _DRAINING = "The service is stopping; it answers nothing new."
-_FIRST_GUESS_S = 5.0  # of an answer's duration
+_FIRST_GUESS_S = 5.0  # initial estimate of an answer's duration
 _LONGEST_RETRY_S = 60.0
-_ATTEND_S = 0.5  # how often an idle lane looks after its connection
-_EVEN_S = 0.25  # of the lanes' time, by which clients may differ and count as equal
-_CLIENTS = 1024  # most whose time on the lanes is remembered
+_ATTEND_S = 0.5  # interval at which an idle lane attends to its connection
+_EVEN_S = 0.25  # clients whose used times differ by less count as equal
+_CLIENTS = 1024  # limit of clients with a remembered time on the lanes
 
 
 class Lane(threading.Thread):
@@ -50,10 +49,10 @@ class Lane(threading.Thread):
         super().__init__(name=f"lane-{number}", daemon=True)
         self.device = device
         self.number = number
-        self.job: AnswerJob | None = None  # the loop's
-        self.active_s = time.monotonic()  # a job began, or a piece came
+        self.job: AnswerJob | None = None  # written by the loop
+        self.active_s = time.monotonic()  # time of the last start or piece
         self.served_s = 0.0  # when the last answer began
-        self.held = 0  # tokens of the conversation, as of the last answer
+        self.held = 0  # tokens of the conversation after the last answer
         self._post = post
         self._inbox: queue.SimpleQueue[AnswerJob | None] = queue.SimpleQueue()
 
@@ -85,7 +84,7 @@ class Lane(threading.Thread):
             del job  # a free lane keeps nothing in memory
 
     def _next_job(self) -> AnswerJob | None:
-        """Wait for a job, or the end; meanwhile the edge is greeted when it has come back."""
+        """Wait for a job, or the end; meanwhile greet the edge again when it comes back."""
         while True:
             try:
                 return self._inbox.get(timeout=_ATTEND_S)
@@ -116,8 +115,8 @@ class Lane(threading.Thread):
 class Lanes:
     """The lanes and the queue before them. All methods are called on the loop.
 
-    devices: one a lane. places: answers that may wait. told: is called with each finished
-    generation. counted: is called with the numbers of waiting and running answers when they change.
+    devices: one a lane. places: answers that may wait. on_generation: called with each finished
+    generation. on_counts: called with the numbers of waiting and running answers when they change.
     """
 
     def __init__(
@@ -125,15 +124,15 @@ class Lanes:
         devices: Sequence[Device],
         *,
         places: int,
-        told: Callable[[Generation], None] = lambda generation: None,
-        counted: Callable[[int, int], None] = lambda waiting, running: None,
+        on_generation: Callable[[Generation], None] = lambda generation: None,
+        on_counts: Callable[[int, int], None] = lambda waiting, running: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.lanes = [Lane(device, at, self._post) for at, device in enumerate(devices)]
         self._most = len(self.lanes) + places
-        # one client alone cannot take all places
+        # one client cannot take all places
         self._most_each = len(self.lanes) + (places + 1) // 2
-        self._told, self._counted = told, counted
+        self._on_generation, self._on_counts = on_generation, on_counts
         self._held: Counter[str] = Counter()  # places, by client
         self._waiting: dict[str, deque[AnswerJob]] = {}
         # by client with places: the turn in which it was last served, or after which it came
@@ -175,7 +174,7 @@ class Lanes:
             )
         job = AnswerJob(client, choices)
         self._held[client] += choices
-        # before the clients served since, but not before those that have waited longer
+        # precedes clients served since, but not those that have waited longer
         self._served.setdefault(client, self._turn - 1)
         try:
             yield job
@@ -185,16 +184,20 @@ class Lanes:
             self._report()
 
     def _full(self, client: str, choices: int) -> str | None:
-        """Say what has no room for so many more answers of this client; None: there is room.
+        """Name the queue that has no room for more answers of this client; None: there is room.
 
-        A job that is larger than its client's share is let in where the client has no other; what
-        is beyond the share takes nothing from others.
+        A job larger than its client's share is admitted if the client has no other; the excess
+        takes nothing from others.
         """
-        own = self._held[client]
-        held = sum(min(each, self._most_each) for each in self._held.values())
-        if held + min(choices, self._most_each) > self._most:
+        client_places = self._held[client]
+        places = sum(min(each, self._most_each) for each in self._held.values())
+        if places + min(choices, self._most_each) > self._most:
             return "The queue"
-        return "Your share of the queue" if own and own + choices > self._most_each else None
+        return (
+            "Your share of the queue"
+            if client_places and client_places + choices > self._most_each
+            else None
+        )
 
     def _free_places(self, job: AnswerJob, count: int) -> None:
         job.places -= count
@@ -219,7 +222,7 @@ class Lanes:
             self._assign()
 
     def give_up(self, job: AnswerJob, reason: BaseException) -> None:
-        """Drop a job: takes it off the queue, or interrupts its lane."""
+        """Drop a job: take it off the queue, or interrupt its lane."""
         if job.ended or job.given_up is not None:
             return
         job.given_up = reason
@@ -234,7 +237,7 @@ class Lanes:
         job.post(reason)
 
     def refuse_waiting(self) -> None:
-        """Drain: refuse waiting and new jobs, let those end of which an answer has begun."""
+        """Drain: refuse waiting and new jobs, but finish those with an answer begun."""
         self.draining = True
         for job in self._queued():
             if not job.choice:
@@ -254,7 +257,7 @@ class Lanes:
             self.give_up(job, DrainingError("The service stopped before the answer ended."))
 
     def repeat_interrupts(self) -> None:
-        """Interrupt given-up jobs again, in case their device had not begun; call each second."""
+        """Interrupt given-up jobs again, in case the device began later; call each second."""
         for lane in self.lanes:
             if lane.job is not None and lane.job.given_up is not None:
                 lane.device.interrupt()
@@ -306,12 +309,12 @@ class Lanes:
         self._used_s[job.client] = self._used_s.pop(job.client, self._now_s) + took_s
         lane.held = len(job.prompt)
         if isinstance(event, Generation):
-            self._told(event)
+            self._on_generation(event)
             lane.held += len(event.tokens)
         if job.given_up is not None and (job.left > 1 or not isinstance(event, Generation)):
-            event = job.given_up  # rather than the interruption's own error
+            event = job.given_up  # instead of the interruption's own error
         job.post(event)
-        if not job.ended:  # the others first, if they have had less
+        if not job.ended:  # other clients may come first
             self._free_places(job, 1)
             self._waiting.setdefault(job.client, deque()).appendleft(job)
         self._assign()
@@ -353,4 +356,4 @@ class Lanes:
         return min(_LONGEST_RETRY_S, self._typical_s * max(1, self.waiting) / len(self.lanes))
 
     def _report(self) -> None:
-        self._counted(max(0, self.waiting), self.running)
+        self._on_counts(max(0, self.waiting), self.running)

@@ -55,10 +55,10 @@ from pilotfish.speculation.logits_options import (
 )
 from pilotfish.wire.messages import MAX_LOGPROBS
 
-COMPLETION_TOKENS = 16  # of /v1/completions, where a request names no number, as at OpenAI
+COMPLETION_TOKENS = 16  # default of /v1/completions, as at OpenAI
 MESSAGES = 4096
 _STOPS, _STOP_CHARACTERS = 16, 1024
-_CHOICES = 16  # answers to one prompt; they come one after the other
+_CHOICES = 16  # answers to one prompt, in sequence
 
 # Fields that cannot change a text.
 _INERT = frozenset(
@@ -73,7 +73,7 @@ _INERT = frozenset(
         "user",
     )
 )
-# Unsupported fields that would change it, with the values that have no effect.
+# Unsupported fields that would change a text, with their values without effect.
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "function_call": (None, "none"),
@@ -106,7 +106,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RequestFields(msgspec.Struct):
-    """What a request of each route may say."""
+    """The fields that all routes share."""
 
     model: str | None = None
     temperature: Temperature | None = None
@@ -151,7 +151,7 @@ class _TextRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
     logprobs: Tops | None = None
 
 
-# The fields of a body, with values unread: reading ends at the first unknown field.
+# The fields of a body with unread values: decoding ends at the first unknown field.
 _ChatBody = fields_of("_ChatBody", (*_ChatRequest.__struct_fields__, *_NEUTRAL_CHAT, *_INERT))
 _TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_TEXT, *_INERT))
 
@@ -161,9 +161,9 @@ class CompletionRequest:
     """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context. choices: answers to it, of which the
-    ``best`` likeliest by token are sent, all of them if 0. echo: each begins with the prompt.
-    logprobs, prompt_logprobs: they are told. params: the fields of what its grammar is made of, by
+    without ``max_tokens`` the answer may fill the context. choices: number of answers. best: number
+    of likeliest answers to send; 0: all. echo: each answer begins with the prompt. logprobs,
+    prompt_logprobs: send them. params: the request's fields of the grammar, by
     `BadGrammarError.part`.
     """
 
@@ -196,7 +196,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         function.name: f"tools[{at}].function.parameters"
         for at, function in enumerate(functions or ())
     }
-    wanted = checked_request(
+    completion = checked_request(
         request,
         chat=True,
         prompt=talk,
@@ -209,25 +209,25 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
     )
     if request.top_logprobs and not request.logprobs:
         raise bad_request("top_logprobs", "top_logprobs goes with logprobs.")
-    return _telling_prompt(request.prompt_logprobs, wanted)
+    return _with_prompt_logprobs(request.prompt_logprobs, completion)
 
 
-def _telling_prompt(most: int | None, wanted: CompletionRequest) -> CompletionRequest:
-    """Have the log-probabilities of the prompt told, with so many of the likeliest."""
+def _with_prompt_logprobs(most: int | None, completion: CompletionRequest) -> CompletionRequest:
+    """Add the prompt's log-probabilities to the answer, with ``most`` alternatives per token."""
     if most is None:
-        return wanted
-    if wanted.stream:
+        return completion
+    if completion.stream:
         raise bad_request(
             "prompt_logprobs", "prompt_logprobs goes with answers that are not streamed."
         )
-    wanted.options["prompt_logprobs"] = most
-    return replace(wanted, prompt_logprobs=True)
+    completion.options["prompt_logprobs"] = most
+    return replace(completion, prompt_logprobs=True)
 
 
 def text_request(body: bytes, defaults: Options) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
     request = read_body(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
-    wanted = checked_request(
+    completion = checked_request(
         request,
         chat=False,
         prompt=prompt_of(request.prompt),
@@ -239,24 +239,24 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         logprobs=request.logprobs,
         params={"": "response_format"},
     )
-    if wanted.echo and not wanted.stream:
-        wanted.options["prompt_logprobs"] = request.logprobs  # its words are told with the answer's
-    wanted = _telling_prompt(request.prompt_logprobs, wanted)
-    return _best_of(request.best_of, wanted) if request.best_of is not None else wanted
+    if completion.echo and not completion.stream:
+        completion.options["prompt_logprobs"] = request.logprobs  # the echoed tokens have them, too
+    completion = _with_prompt_logprobs(request.prompt_logprobs, completion)
+    return _best_of(request.best_of, completion) if request.best_of is not None else completion
 
 
-def _best_of(most: int, wanted: CompletionRequest) -> CompletionRequest:
-    """Have the likeliest of so many answers sent."""
-    if most < wanted.choices or (wanted.stream and most > wanted.choices):
+def _best_of(most: int, completion: CompletionRequest) -> CompletionRequest:
+    """Generate ``most`` answers, and send the likeliest."""
+    if most < completion.choices or (completion.stream and most > completion.choices):
         raise bad_request(
             "best_of",
-            f"best_of must be n ({wanted.choices}) or more, and n where the answer is streamed.",
+            f"best_of must be n ({completion.choices}) or more; n if the answer is streamed.",
         )
-    if most == wanted.choices:
-        return wanted
-    if not wanted.logprobs:
-        wanted.options["logprobs"] = 0  # to compare by
-    return replace(wanted, choices=most, best=wanted.choices)
+    if most == completion.choices:
+        return completion
+    if not completion.logprobs:
+        completion.options["logprobs"] = 0  # needed to rank the answers
+    return replace(completion, choices=most, best=completion.choices)
 
 
 _Kind = TypeVar("_Kind", bound=RequestFields)
@@ -270,7 +270,8 @@ def read_body(
 ) -> _Kind:
     """Read a body.
 
-    whole: has all its fields, kind those that are looked at. neutral: see `refuse_unless_neutral`.
+    full_body: a type with all fields. kind: a type with the supported ones. neutral: see
+    `refuse_unless_neutral`.
     """
     try:
         fields = present_fields(msgspec.json.decode(without_bom(body), type=full_body))
@@ -284,8 +285,8 @@ def read_body(
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
     refuse_unless_neutral(fields, neutral)
     try:
-        told = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
-        return msgspec.json.decode(msgspec.json.encode(told), type=kind)
+        known = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
+        return msgspec.json.decode(msgspec.json.encode(known), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_value(error, str(error)) from None
 
@@ -303,9 +304,9 @@ def checked_request(
     logprobs: int | None = None,
     params: Mapping[str, str],
 ) -> CompletionRequest:
-    """Check what requests of all routes say.
+    """Check the fields that all routes share.
 
-    most: tokens of the answer. params: as in `CompletionRequest`, of "" where the format says it.
+    most: limit of the answer's tokens. params: as in `CompletionRequest`; "" is the format's field.
     """
     options = _options(request, defaults, format)
     options["logprobs"] = logprobs
@@ -333,8 +334,8 @@ def _options(
     request: RequestFields, defaults: Options, format: Format | FormatOfText | None
 ) -> Options:
     options = defaults.copy()
-    given = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
-    options.update(cast(Options, given))
+    sampling = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
+    options.update(cast(Options, sampling))
     if (grammar := grammar_of(format, request.structured_outputs)) is not None:
         options["grammar"] = grammar
         options.pop("schema", None)

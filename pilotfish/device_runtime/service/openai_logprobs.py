@@ -1,8 +1,8 @@
 """Format log-probabilities as OpenAI's two routes have them, and those of a prompt as vLLM does.
 
-In:  tokens of an answer, and of each its `TokenLogprob` or None. Out: bodies. What is not known is
-     null. A text has an entry for every token, so that those who count from either end find theirs;
-     of a chat, whose entries make up its content, control tokens are left out.
+In:  the tokens of an answer, each with its `TokenLogprob` or None. Out: bodies; unknown values are
+     null. A text has an entry for every token, so that clients can count from either end. A chat's
+     entries make up its content, so they leave out control tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,26 +16,26 @@ TokenLogprobs = Sequence[TokenLogprob | None]
 
 
 def chat_logprobs(tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Body:
-    """Format those of a chat's tokens."""
+    """Format the log-probabilities of a chat's tokens."""
 
-    def one(token: int, logprob: float | None) -> Body:
+    def entry(token: int, logprob: float | None) -> Body:
         data = tokenizer.token_bytes(token)
         return {"token": _text(token, tokenizer), "logprob": logprob, "bytes": [*data]}
 
     content = [
         {
-            **one(token, None if its is None else its.logprob),
-            "top_logprobs": [] if its is None else [one(*pair) for pair in its.top],
+            **entry(token, None if its is None else its.logprob),
+            "top_logprobs": [] if its is None else [entry(*pair) for pair in its.top],
         }
-        for token, its in _said(tokens, logprobs, tokenizer)
+        for token, its in _plain_tokens(tokens, logprobs, tokenizer)
     ]
     return {"content": content, "refusal": None}
 
 
 class TextOffsets:
-    """Tells where the tokens of a text begin, in characters.
+    """Computes the offsets of a text's tokens, in characters.
 
-    begin: of the first. special: control tokens are in the text, as in that of a prompt of ids.
+    begin: the first token's offset. special: the text includes control tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, begin: int = 0, *, special: bool = False) -> None:
@@ -43,7 +43,7 @@ class TextOffsets:
         self._end = begin
 
     def next_offset(self, token: int) -> int:
-        """Return that of the next token; one that is no text takes no room."""
+        """Return the next token's offset; a token without text has no width."""
         begin = self._end
         self._end += len(self._stream.push([token]))
         return begin
@@ -52,7 +52,7 @@ class TextOffsets:
 def text_logprobs(
     tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets
 ) -> Body:
-    """Format those of a text's next tokens."""
+    """Format the log-probabilities of a text's next tokens."""
     body: Body = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for at, token in enumerate(tokens):
         its = logprobs[at] if at < len(logprobs) else None
@@ -67,36 +67,36 @@ def text_logprobs(
 def prompt_logprobs(
     ids: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
 ) -> list[Body | None]:
-    """Format those of a prompt's tokens; of the rank, only that among the likeliest is known."""
-    found: list[Body | None] = []
+    """Format the log-probabilities of a prompt's tokens; ranks are known among the likeliest."""
+    bodies: list[Body | None] = []
     for at, token in enumerate(ids):
         its = logprobs[at] if at < len(logprobs) else None
         if its is None:
-            found.append(None)
+            bodies.append(None)
             continue
         ranked: dict[int, tuple[float, int | None]] = {
             id: (value, rank) for rank, (id, value) in enumerate(its.top, start=1)
         }
         ranked.setdefault(token, (its.logprob, None))
-        found.append(
+        bodies.append(
             {
                 str(id): {"logprob": value, "rank": rank, "decoded_token": _text(id, tokenizer)}
                 for id, (value, rank) in ranked.items()
             }
         )
-    return found
+    return bodies
 
 
-def _said(
-    tokens: Sequence[int], told: TokenLogprobs, tokenizer: Tokenizer
+def _plain_tokens(
+    tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
 ) -> Iterator[tuple[int, TokenLogprob | None]]:
     for at, token in enumerate(tokens):
         if not tokenizer.is_special(token):
-            yield token, told[at] if at < len(told) else None
+            yield token, logprobs[at] if at < len(logprobs) else None
 
 
 def _text(token: int, tokenizer: Tokenizer) -> str:
-    """Return a token's text; of a control token its name."""
+    """Return a token's text; for a control token its name."""
     if tokenizer.is_special(token):
         return tokenizer.piece(token)
     return tokenizer.token_bytes(token).decode("utf-8", "replace")

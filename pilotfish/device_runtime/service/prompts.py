@@ -1,9 +1,9 @@
 """Read the prompt of a request.
 
-In: messages, a raw text, or token ids, in JSON. Out: a `Prompt` of the device's pair. Anything else
-is refused with the name of its field.
+In: messages, a raw text, or token ids, in JSON. Out: a `Prompt` of the device's pair, or a refusal
+that names the field at fault.
 
-JSON is decoded straight to the expected types, and decoding ends at the first other one: otherwise
+JSON is decoded straight to the expected types, and decoding ends at the first other type: otherwise
 megabytes of empty lists would become millions of objects while all clients wait.
 """
 
@@ -30,7 +30,7 @@ _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "refusal": (None,),
 }
 # Errors that depend on the edge's vocabulary.
-_OF_THE_PAIR = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
+_VOCABULARY_ERRORS = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -39,21 +39,21 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",  # OpenAI's old form
 }
-# A call has no words, and a result may have none.
-_MAY_SAY_NOTHING = frozenset(("assistant", "tool", "function"))
+# A call has no content, and a result may have none.
+_ROLES_WITHOUT_CONTENT = frozenset(("assistant", "tool", "function"))
 
 
-def prompt_for(device: Device, asked: PromptInput, *, chat: bool) -> Prompt:
-    """Make the prompt of a request; chat: it consists of messages.
+def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prompt:
+    """Return the prompt of a request. chat: it consists of messages.
 
-    While the edge's vocabulary is unknown, a prompt that fails in the drafter's is returned unread:
-    the lane tokenises it after greeting the edge.
+    While the edge's vocabulary is unknown, a prompt that fails in the drafter's is returned
+    unencoded: the lane tokenises it after greeting the edge.
     """
     try:
-        prompt = device.prompt(asked, chat=chat)
-    except _OF_THE_PAIR as error:
+        prompt = device.prompt(prompt_input, chat=chat)
+    except _VOCABULARY_ERRORS as error:
         if not device.knows_target:
-            return Prompt.unencoded(asked, chat)
+            return Prompt.unencoded(prompt_input, chat)
         if not isinstance(error, UnsupportedError):
             raise
         raise RefusalError(
@@ -78,7 +78,7 @@ def fields_of(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
 def present_fields(
     fields: msgspec.Struct, names: Iterable[str] | None = None
 ) -> dict[str, msgspec.Raw]:
-    """Return the fields that are present, out of ``names`` if given."""
+    """Return the fields that are present; with ``names``, only those."""
     chosen = fields.__struct_fields__ if names is None else names
     values = ((name, getattr(fields, name)) for name in chosen)
     return {name: value for name, value in values if memoryview(value).nbytes}
@@ -106,18 +106,18 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     role = message.role
     if role not in _ROLES:
         raise bad_request(f"{where}role", f"{where}role must be one of {', '.join(_ROLES)}.")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "role": _ROLES[role], "content": content_of(message.content, role, f"{where}content")
     }  # fmt: skip
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            found[name] = value
+            fields[name] = value
     if calls := calls_of(message.tool_calls, message.function_call, where):
         _expect_role("assistant", role, f"{where}tool_calls")
-        found["tool_calls"] = calls
+        fields["tool_calls"] = calls
     if message.tool_call_id is not None:
-        _expect_role("tool", found["role"], f"{where}tool_call_id")
-    return found
+        _expect_role("tool", fields["role"], f"{where}tool_call_id")
+    return fields
 
 
 def _expect_role(wanted: str, role: str, field: str) -> None:
@@ -126,7 +126,7 @@ def _expect_role(wanted: str, role: str, field: str) -> None:
 
 
 class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
-    """What vLLM calls ``chat_template_kwargs``: whether a model that can think does so first."""
+    """VLLM's ``chat_template_kwargs``: whether a reasoning model thinks first."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -138,7 +138,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 def thinking_of(
     template_fields: TemplateFields | None, effort: Effort | None = None
 ) -> bool | None:
-    """Return whether to think first; None: as the model likes."""
+    """Return whether to think first; None: the model's default."""
     if template_fields is not None and (
         template_fields.enable_thinking,
         template_fields.thinking,
@@ -159,7 +159,7 @@ class TextPart(msgspec.Struct):
 
 
 def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = TextPart) -> str:
-    """Read a content: a text, or parts of this type, whose names are told where others came."""
+    """Read a content: a text, or parts of this type; refusals name the expected types."""
     try:
         # `part` is a value, which a type checker takes for no type
         kind: Any = str | list[part] | None  # type: ignore[valid-type]
@@ -178,8 +178,8 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
         if isinstance(content, str):
             return content
         if isinstance(content, list):
-            return "".join(one.text for one in content)
-        if role in _MAY_SAY_NOTHING:
+            return "".join(text_part.text for text_part in content)
+        if role in _ROLES_WITHOUT_CONTENT:
             return ""
     raise bad_request(where, f"{where} must be a text or a list of text parts.")
 
@@ -188,10 +188,10 @@ def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
     """Read a raw prompt: one text or one list of token ids, or a list with one of these."""
     for kind in (_Prompt, tuple[_Prompt]):
         try:
-            found = msgspec.json.decode(prompt, type=kind)
+            decoded = msgspec.json.decode(prompt, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        return found[0] if isinstance(found, tuple) else found
+        return decoded[0] if isinstance(decoded, tuple) else decoded
     raise bad_request("prompt", "prompt must be one text or one list of token ids.")
 
 
@@ -214,7 +214,7 @@ def refuse_unless_neutral(
 
 
 def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
-    """Whether a value is one of these small ones; does not decode a long value."""
+    """Return whether a value is one of these small ones; do not decode a long value."""
     try:
         return len(memoryview(value)) <= _NEUTRAL_BYTES and msgspec.json.decode(value) in values
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -222,7 +222,7 @@ def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
 
 
 def bad_value(error: Exception, message: str) -> RefusalError:
-    """Return the refusal of a bad value or an unknown field; said: msgspec's message."""
+    """Return the refusal of a bad value or an unknown field. said: msgspec's message."""
     param = _param(message)
     if param is not None and (name := unknown_name(error)) is not None:
         return unknown_field(f"{param}.{name}")
@@ -249,5 +249,5 @@ def unknown_field(name: str) -> RefusalError:
 
 def unknown_name(error: Exception) -> str | None:
     """Return the unknown field that an error is about; None for another error."""
-    found = _UNKNOWN.fullmatch(str(error))
-    return found and found[1]
+    match = _UNKNOWN.fullmatch(str(error))
+    return match and match[1]

@@ -1,7 +1,7 @@
 """Refuse requests in OpenAI's form.
 
-`RefusalError` carries the HTTP status and the error body; `refusal_of` makes one of any error. A
-client never gets more than the message of a typed error: the rest is logged.
+`RefusalError` carries the HTTP status and the error body; `refusal_of` converts any error to one. A
+client gets at most the message of a typed error; everything else is only logged.
 """
 
 import logging
@@ -62,9 +62,9 @@ _ABSENT = (
 class RefusalError(Exception):
     """A response with an error.
 
-    status: of HTTP. code: for programs. param: the request's field at fault. reason: its name in
-    the metrics. retry_s: when another try may succeed. close: end the connection, since the request
-    was not read to its end.
+    status: HTTP status. code: the error's name for programs. param: the request's field at fault.
+    reason: the error's name in the metrics. retry_s: seconds until another try may succeed. close:
+    close the connection, since the request was not read to its end.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RefusalError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        # it may quote the client's request, or the edge's chat template
+        # the message may quote the client's request, or the edge's chat template
         self.message = one_line(message, _MESSAGE_CHARACTERS)
         self.code = code
         self.param = param and param[:_PARAM_CHARACTERS]
@@ -103,14 +103,14 @@ class RefusalError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """The response's headers."""
-        found = {}
+        headers = {}
         if self.retry_s is not None:
-            found["retry-after"] = str(max(1, math.ceil(self.retry_s)))
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_s)))
         if self.status == 401:
-            found["www-authenticate"] = "Bearer"
+            headers["www-authenticate"] = "Bearer"
         if self.close:
-            found["connection"] = "close"
-        return found
+            headers["connection"] = "close"
+        return headers
 
 
 _TYPES = {

@@ -38,7 +38,7 @@ Body = dict[str, Any]
 # Fields that cannot change a text.
 _INERT = frozenset(
     (
-        "max_tool_calls",  # of tools that the service calls by itself, and it has none
+        "max_tool_calls",  # limits built-in tools, and there are none
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -46,7 +46,7 @@ _INERT = frozenset(
         "user",
     )
 )
-# Unsupported fields that would change it, with the values that have no effect.
+# Unsupported fields that would change a text, with their values without effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "background": (None, False),
     "context_management": (None, []),
@@ -77,7 +77,7 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """A thought is told as it is: "auto" finds no summary of it."""
+    """OpenAI's ``reasoning``. Thoughts are sent in full; "auto" adds no summary."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
@@ -85,7 +85,9 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
 
 class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
-    include: list[Literal["reasoning.encrypted_content"]] | None = None  # a thought is not hidden
+    include: list[Literal["reasoning.encrypted_content"]] | None = (
+        None  # thoughts are not encrypted
+    )
     instructions: str | None = None
     max_output_tokens: Count | None = None
     metadata: Annotated[dict[_Key, _Note], msgspec.Meta(max_length=16)] | None = None
@@ -98,7 +100,7 @@ class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[list[_Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
 
 
-# The fields of a body, with values unread: reading ends at the first unknown field.
+# The fields of a body with unread values: decoding ends at the first unknown field.
 _Whole = fields_of("_Whole", (*_ResponsesBody.__struct_fields__, *_NEUTRAL, *_INERT))
 
 
@@ -106,8 +108,8 @@ _Whole = fields_of("_Whole", (*_ResponsesBody.__struct_fields__, *_NEUTRAL, *_IN
 class ResponseRequest:
     """A checked request.
 
-    wanted: the answer that it takes. messages: the conversation, without instructions. echo: what
-    the response says of its request.
+    completion: the answer to generate. messages: the conversation without instructions. echo: the
+    request's fields that the response repeats.
     """
 
     completion: CompletionRequest
@@ -131,14 +133,14 @@ def response_request(
     tools = read_tools(request.tools, named, request.parallel_tool_calls)
     previous = request.previous_response_id
     messages = conversation_of(request.input, [] if previous is None else before(previous))
-    asked = messages
+    prompt_messages = messages
     if request.instructions is not None:
-        asked = [{"role": "system", "content": request.instructions}, *messages]
+        prompt_messages = [{"role": "system", "content": request.instructions}, *messages]
     effort = None if request.reasoning is None else request.reasoning.effort
     wanted = checked_request(
         request,
         chat=True,
-        prompt=Talk(asked, tools, thinking_of(None, effort)),
+        prompt=Talk(prompt_messages, tools, thinking_of(None, effort)),
         most=request.max_output_tokens,
         defaults=defaults,
         format=None if request.text is None else request.text.format,
@@ -156,7 +158,7 @@ def response_request(
 
 
 def _echo(request: _ResponsesBody, options: Options) -> Body:
-    told = request.text and request.text.format
+    text_format = request.text and request.text.format
     return {
         "background": False,
         "instructions": request.instructions,
@@ -167,7 +169,7 @@ def _echo(request: _ResponsesBody, options: Options) -> Body:
         "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
         "store": request.store is not False,
         "temperature": options.get("temperature"),
-        "text": {"format": told or TextFormat()},
+        "text": {"format": text_format or TextFormat()},
         "tool_choice": request.tool_choice or "auto",
         "tools": request.tools or [],
         "top_logprobs": 0,

@@ -1,8 +1,7 @@
 """Format an answer as a response, whole or in the events of its stream.
 
-In:  the parts of a turn, as they come, and its generation. Out: bodies. The whole response has the
-     items that its stream would have had. Beside OpenAI's fields it has ``pilotfish``, a summary of
-     the generation.
+In:  the parts of a turn, as they come, and its generation. Out: bodies. A whole response has the
+     same items as a stream. It adds ``pilotfish`` to OpenAI's fields, a summary of the generation.
 """
 
 import secrets
@@ -23,7 +22,7 @@ Body = dict[str, Any]
 
 
 class _Item:
-    """An item of the output while it grows: words, a thought or a call."""
+    """A growing item of the output: a message, a thought or a call."""
 
     def __init__(self, first: TurnPart, index: int) -> None:
         self.kind = "call" if first.kind == "arguments" else first.kind
@@ -34,16 +33,16 @@ class _Item:
 
     def body(self, status: str) -> Body:
         """Return the item."""
-        told: Body = {"id": self._at["item_id"], "status": status}
+        fields: Body = {"id": self._at["item_id"], "status": status}
         parts = [self._part()] if self._texts else []
         match self.kind:
             case "content":
-                return {**told, "type": "message", "role": "assistant", "content": parts}
+                return {**fields, "type": "message", "role": "assistant", "content": parts}
             case "reasoning":
-                return {**told, "type": "reasoning", "summary": [], "content": parts}
+                return {**fields, "type": "reasoning", "summary": [], "content": parts}
         arguments = "".join(self._texts)
         return {
-            **told, "type": "function_call", "call_id": self._call_id,
+            **fields, "type": "function_call", "call_id": self._call_id,
             "name": self._name, "arguments": arguments,
         }  # fmt: skip
 
@@ -80,7 +79,7 @@ class _Item:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _event(self, what: str, **told: str) -> Body:
+    def _event(self, what: str, **fields: str) -> Body:
         match self.kind:
             case "content":
                 kind, also = "output_text", {"content_index": 0, "logprobs": []}
@@ -88,7 +87,7 @@ class _Item:
                 kind, also = "reasoning_text", {"content_index": 0}
             case _:
                 kind, also = "function_call_arguments", {}
-        return {"type": f"response.{kind}.{what}", **self._at, **also, **told}
+        return {"type": f"response.{kind}.{what}", **self._at, **also, **fields}
 
 
 class _Output:
@@ -126,12 +125,12 @@ class _Output:
 class ResponseFormat:
     """Formats one response.
 
-    keep: takes in a response and its turn when it has ended. tokens: counts those of a text.
+    keep: stores a finished response and its turn. tokens: counts the tokens of a text.
     """
 
     def __init__(
         self,
-        asked: ResponseRequest,
+        request: ResponseRequest,
         *,
         model: str,
         keep: Callable[[Body, Turn], None] | None,
@@ -142,7 +141,7 @@ class ResponseFormat:
             "object": "response",
             "created_at": int(time.time()),
             "model": model,
-            **asked.echo,
+            **request.echo,
         }
         self._keep = keep
         self._tokens = tokens
@@ -151,7 +150,7 @@ class ResponseFormat:
         self._numbers = count()
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
-        """Return a response that is not streamed."""
+        """Return an unstreamed response."""
         (generation,) = generations
         for _ in self._output.push(generation.parts):
             pass

@@ -2,7 +2,7 @@
 
 In:  a text, or items; and the messages of the conversation that they continue. Out: messages for a
      chat template, as the chat route makes them, or a `RefusalError` with the name of the field.
-     What the assistant thought, said and called in one go is one message.
+     Successive thoughts, texts and calls of the assistant are one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _NEEDED = {
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """An item with unread contents; fields that say nothing to a model are not looked at."""
+    """An item with unread contents; fields without a meaning for the model are ignored."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -78,21 +78,21 @@ def assistant_message(turn: Turn) -> Message:
 
 
 def _message_of(turn: Turn) -> Message:
-    told = message_body(turn)
-    del told["refusal"]
-    return {**told, "content": turn.content}
+    body = message_body(turn)
+    del body["refusal"]
+    return {**body, "content": turn.content}
 
 
 class _Conversation:
-    """Messages, and the turn of the assistant's that the next items may belong to."""
+    """Messages, and the assistant's turn that the next items may extend."""
 
     def __init__(self, before: Sequence[Message]) -> None:
         self._messages = [*before]
-        self._called = {call["id"] for one in before for call in one.get("tool_calls", ())}
+        self._called = {call["id"] for message in before for call in message.get("tool_calls", ())}
         self._turn: Turn | None = None
 
     def full_body(self) -> list[Message]:
-        """Return the messages; the turn is over."""
+        """End the turn and return the messages."""
         if self._turn is not None:
             self._messages.append(_message_of(self._turn))
             self._turn = None
@@ -132,5 +132,5 @@ class _Conversation:
                 f"{where}call_id", f"{where}call_id is of no function_call before it."
             )
         output = content_of(item.output, "tool", f"{where}output", _TextPart)
-        told = {"role": "tool", "content": output, "tool_call_id": item.call_id}
-        self.full_body().append(told)
+        result = {"role": "tool", "content": output, "tool_call_id": item.call_id}
+        self.full_body().append(result)

@@ -1,7 +1,7 @@
-"""Keep responses for a while: to be read again, and to be continued.
+"""Store responses for a while: for reading them again and for continuing them.
 
-In:  responses, their turns, and what these answered. Out: the same, to the client that they were
-     made for, as long as they are kept: in memory, for an hour, up to a number and a size.
+In:  responses, their turns, and the messages that they answered. Out: the same, for the same client
+     only. They stay in memory for an hour, up to a number and a size.
 """
 
 import time
@@ -15,12 +15,12 @@ from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_input import Message, assistant_message
 from pilotfish.engines.chat_formats.reader import Turn
 
-_KEPT_S = 3600.0
-_MOST, _MOST_BYTES = 256, 1 << 24  # of all clients together
+_LIFETIME_S = 3600.0
+_MOST, _MOST_BYTES = 256, 1 << 24  # bytes of all clients together
 
 
 class _StoredResponse(NamedTuple):
-    """A response. body: as it was answered; conversation: messages, the answer's the last."""
+    """A response. body: as sent. conversation: its messages, the answer last."""
 
     client: str
     until_s: float
@@ -36,7 +36,7 @@ class _StoredResponse(NamedTuple):
 class ResponseStore:
     """Responses by their id, the oldest first. Used on the serving loop only.
 
-    Where they are too many or too large, the oldest one of the client with most of them goes.
+    If they are too many or too large, the client with the largest share loses its oldest one.
     """
 
     def __init__(
@@ -48,26 +48,26 @@ class ResponseStore:
     ) -> None:
         self._most, self._most_bytes = most, most_bytes
         self._clock = clock
-        self._kept: dict[str, _StoredResponse] = {}
+        self._responses: dict[str, _StoredResponse] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._responses)
 
     def store(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
-        """Keep a response to these messages, unless it alone is too large."""
+        """Store a response to these messages, unless it alone is too large."""
         self.expire()
-        told = _StoredResponse(
+        stored = _StoredResponse(
             client,
-            self._clock() + _KEPT_S,
+            self._clock() + _LIFETIME_S,
             msgspec.json.encode(response),
             msgspec.json.encode([*messages, assistant_message(turn)]),
         )
-        if told.size > self._most_bytes:
+        if stored.size > self._most_bytes:
             return
-        self._kept[response["id"]] = told
-        self._bytes += told.size
-        while len(self._kept) > self._most or self._bytes > self._most_bytes:
+        self._responses[response["id"]] = stored
+        self._bytes += stored.size
+        while len(self._responses) > self._most or self._bytes > self._most_bytes:
             self._drop(self._surplus())
 
     def body(self, client: str, name: str) -> bytes:
@@ -75,9 +75,9 @@ class ResponseStore:
         return self._find(client, name, "response_id").body
 
     def conversation(self, client: str, name: str) -> list[Message]:
-        """Return the messages that a response answered, and its own; raises as `body` does."""
-        found = self._find(client, name, "previous_response_id")
-        messages: list[Message] = msgspec.json.decode(found.conversation)
+        """Return a response's messages, its answer last; raise as `body` does."""
+        stored = self._find(client, name, "previous_response_id")
+        messages: list[Message] = msgspec.json.decode(stored.conversation)
         return messages
 
     def forget(self, client: str, name: str) -> None:
@@ -86,33 +86,33 @@ class ResponseStore:
         self._drop(name)
 
     def expire(self) -> None:
-        """Delete what has been kept long enough."""
+        """Delete expired responses."""
         now_s = self._clock()
-        while self._kept and now_s >= next(iter(self._kept.values())).until_s:
-            self._drop(next(iter(self._kept)))
+        while self._responses and now_s >= next(iter(self._responses.values())).until_s:
+            self._drop(next(iter(self._responses)))
 
     def _find(self, client: str, name: str, param: str) -> _StoredResponse:
         self.expire()
-        found = self._kept.get(name)
-        if found is None or found.client != client:
+        stored = self._responses.get(name)
+        if stored is None or stored.client != client:
             raise RefusalError(
                 404,
                 f"There is no response {name[:80]!r} here: the latest are kept for "
-                f"{_KEPT_S / 60:g} minutes, and not beyond a restart. Send the whole conversation "
-                "as input.",
+                f"{_LIFETIME_S / 60:g} minutes, and not beyond a restart. Send the whole "
+                "conversation as input.",
                 code="response_not_found",
                 param=param,
                 reason="response",
             )
-        return found
+        return stored
 
     def _surplus(self) -> str:
         """Return the oldest response of the client that takes the largest share."""
         shares: Counter[str] = Counter()
-        for one in self._kept.values():
-            shares[one.client] += one.size * self._most + self._most_bytes
+        for stored in self._responses.values():
+            shares[stored.client] += stored.size * self._most + self._most_bytes
         ((client, _),) = shares.most_common(1)
-        return next(name for name, one in self._kept.items() if one.client == client)
+        return next(name for name, stored in self._responses.items() if stored.client == client)
 
     def _drop(self, name: str) -> None:
-        self._bytes -= self._kept.pop(name).size
+        self._bytes -= self._responses.pop(name).size

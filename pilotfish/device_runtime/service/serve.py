@@ -27,7 +27,7 @@ from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.service")
 
-_SEND_BUFFER_BYTES = 64 * 1024  # of the kernel, for a client that does not read
+_SEND_BUFFER_BYTES = 64 * 1024  # the kernel's limit, for a client that does not read
 
 
 def serve(
@@ -36,10 +36,10 @@ def serve(
     reread: Callable[[], ServiceConfig] | None = None,
     announce: Callable[[str], None] = lambda address: None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code.
+    """Serve until SIGTERM or SIGINT; return the exit code.
 
-    reread: reads the configuration again, at SIGHUP. announce: is called with
-    ``http(s)://HOST:PORT`` once requests are taken.
+    reread: reads the configuration again, at SIGHUP. announce: called with ``http(s)://HOST:PORT``
+    once requests are accepted.
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
@@ -58,7 +58,7 @@ def serve(
     tls = tls_context(config.tls_cert, config.tls_key)
     if tls is None and not is_loopback(f"tcp://{config.listen}"):
         _log.warning(
-            "API keys and all that is said go over the network in clear text: name a certificate "
+            "API keys and conversations go over the network in clear text: name a certificate "
             "(--tls-cert, --tls-key), or listen on loopback behind a proxy that has one"
         )
     rounds: list[Callable[[Round], None]] = []
@@ -81,7 +81,7 @@ def serve(
         )
         rounds += [daemon.metrics.add_round, daemon.status.add_round]
         gc.collect()
-        gc.freeze()  # loaded objects stay: exempt them from collections between rounds
+        gc.freeze()  # loaded objects stay: exempt them from garbage collections between rounds
         return asyncio.run(daemon.run(listener, announce))
 
 
@@ -96,8 +96,8 @@ def _host_and_port(address: str) -> tuple[str, int]:
 def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]:
     """Bind a socket to this address. locked: there are API keys."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, where = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = addresses[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ListenError(f"The service cannot listen on {host}: {error.strerror}.") from error
@@ -117,7 +117,7 @@ def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]
 
 
 def _devices(config: ServiceConfig, on_round: Callable[[Round], None]) -> list[Device]:
-    """Make one device a lane, all with the same weights."""
+    """Open one device per lane, all with the same weights."""
     first = Device(
         config.draft,
         config.edge,

@@ -53,8 +53,8 @@ _HEADERS = [
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
 _SOFTWARE = 70  # sysexits.h
-_END_S = 10.0  # for interrupted answers to end
-_TROUBLE = (PilotfishError, OSError)  # raised by reading keys or configuration again
+_END_S = 10.0  # time for interrupted answers to end
+_TROUBLE = (PilotfishError, OSError)  # errors of reading keys or configuration again
 
 Reread = Callable[[], ServiceConfig]
 
@@ -76,7 +76,7 @@ class ServiceDaemon:
         self._config = config
         self._devices = devices
         self._access = access
-        self._started = f"serving {drafter}"  # and how, for the log
+        self._started = f"serving {drafter}"  # logged at the start
         execution = devices[0].execution
         if execution is not None:
             self._started += f": {execution}"
@@ -88,17 +88,17 @@ class ServiceDaemon:
         self._tls = tls
         self._edge = _edge_of(config)
         self._protocol = "none yet"
-        self._trouble = ""  # of the last reload
+        self._trouble = ""  # fault of the last reload
         self._code = 0
         self._stopping = False
 
     async def run(self, listener: socket.socket, announce: Callable[[str], None]) -> int:
-        """Serve on this socket until a signal; returns the exit code."""
+        """Serve on this socket until a signal; return the exit code."""
         self._lanes = Lanes(
             self._devices,
             places=self._config.queue,
-            told=self._note_generation,
-            counted=self._note_queue,
+            on_generation=self._note_generation,
+            on_counts=self._note_queue,
         )
         self._service = DeviceService(
             self._config, self._lanes, self._access, self.metrics, self.status, self._inspection
@@ -127,7 +127,7 @@ class ServiceDaemon:
             self._lanes.interrupt()
             ended = await asyncio.to_thread(self._lanes.close, _END_S)
             if not ended:
-                _log.error("a lane hangs and is left behind")
+                _log.error("a lane hangs and is abandoned")
             self.metrics.close()
         return self._code
 
@@ -178,16 +178,16 @@ class ServiceDaemon:
         self._supervisor.reloaded(self._line(), self._trouble)
 
     def _reload_keys(self, config: ServiceConfig, troubles: list[str]) -> bool:
-        """Read the API keys again; returns whether there is a key file and it was read."""
+        """Read the API keys again; return whether there is a key file and it was read."""
         try:
             # the address stays the present one
             keys = api_keys(config.api_keys, self._config.listen, ApiKeys.load_valid_lines)
-        except _TROUBLE as error:  # not known whether keys were removed: keep them
+        except _TROUBLE as error:  # unknown whether keys were removed: keep all
             troubles.append(str(error))
-            held = self._config
-            return config.api_keys != held.api_keys and self._reload_keys(held, troubles)
+            current = self._config
+            return config.api_keys != current.api_keys and self._reload_keys(current, troubles)
         self._access.keys = keys
-        # even if the rest is not adopted: the next reload must not go back to the earlier file
+        # adopted in any case: the next reload must not go back to the earlier file
         self._config = replace(self._config, api_keys=config.api_keys)
         troubles += () if keys is None else keys.broken
         return keys is not None
@@ -204,7 +204,7 @@ class ServiceDaemon:
         tls = self._certificate(config)
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
-            self._devices[0].redirect(config.edge, config.keys)  # and all devices beside it
+            self._devices[0].redirect(config.edge, config.keys)  # the other devices follow
         self._devices[0].retry()
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
@@ -247,7 +247,7 @@ class ServiceDaemon:
     def _tick_failed(self, ticking: "asyncio.Future[None]") -> None:
         """Log the error that ended `_tick`, and stop, so that systemd starts the service again."""
         if not ticking.cancelled() and (error := ticking.exception()) is not None:
-            _log.error("the service cannot look after itself", exc_info=error)
+            _log.error("the service's periodic check failed", exc_info=error)
             self._code = _SOFTWARE
             self._server.should_exit = True
 
@@ -269,17 +269,17 @@ class ServiceDaemon:
 
     @property
     def _keys_in_use(self) -> str:
-        """What the log says at the start of the edge and of all keys."""
+        """Return the log's line about the edge and the keys at the start."""
         clients = (
             "no API keys" if self._access.keys is None else f"{len(self._access.keys)} API keys"
         )
-        edge, held = self._edge
+        edge, keys = self._edge
         if edge is None:
             return f"no edge; {clients}"
         link = (
             "without keys"
-            if held is None
-            else (f"device.pub {held.public.decode()}, edge.pub {held.edge.decode()}")
+            if keys is None
+            else (f"device.pub {keys.public.decode()}, edge.pub {keys.edge.decode()}")
         )
         return f"edge {edge}, {link}; {clients}"
 
@@ -294,7 +294,7 @@ class ServiceDaemon:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers and its listening: the daemon has its own."""
+    """uvicorn without its signal handlers and its listening socket: the daemon has its own."""
 
     acceptor: Acceptor
 
@@ -306,15 +306,15 @@ class _Server(uvicorn.Server):
         """Accept connections within the limit of open files, which asyncio does not."""
         await super().startup(sockets=[])
         [listening] = sockets or []
-        self.acceptor = Acceptor(listening, self._made, self._make_room, CONNECTIONS)
+        self.acceptor = Acceptor(listening, self._new_connection, self._make_room, CONNECTIONS)
         self.acceptor.start(self.config.backlog)
 
-    def _made(self) -> asyncio.Protocol:
+    def _new_connection(self) -> asyncio.Protocol:
         assert isinstance(self.config, TlsConfig)
         return TlsHandshake(self.config, self.server_state, self.lifespan.state)
 
     def _make_room(self) -> bool:
-        """Close what is idle, for another connection; False: nothing is."""
+        """Close an idle connection for another one; return False if none is idle."""
         if TlsHandshake.abort_oldest():
             return True
         idle = Connection.idle_longest(Connection.open_among(self.server_state.connections))
@@ -351,5 +351,5 @@ def _uvicorn(app: ASGIApp, drain_s: float) -> TlsConfig:
 
 
 def _edge_of(config: ServiceConfig) -> "tuple[str | None, DeviceKeys | None]":
-    """Return the edge and its keys, to notice a change of either."""
+    """Return the edge and its keys, for detecting a change."""
     return config.edge, DeviceKeys.load(config.keys) if config.keys is not None else None

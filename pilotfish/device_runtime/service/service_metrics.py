@@ -1,11 +1,11 @@
-"""`/metrics`: what Prometheus is told of a device service.
+"""`/metrics`: a device service's metrics for Prometheus.
 
-In:  each round, answer, request, refusal and look at the link, as they happen.
+In:  each round, answer, request, refusal and reading of the link.
 Out: Prometheus' text format.
 
 Speculation is counted under vLLM's names with our prefix, so that its dashboards fit: mean length
-of a round = 1 + accepted / drafts. What was never measured, or cannot be measured here, is absent
-and never zero. The number of series is bounded, whatever clients ask for.
+of a round = 1 + accepted / drafts. Values that are not measured are absent, not zero. The number of
+series is bounded, whatever clients request.
 """
 
 import threading
@@ -40,8 +40,8 @@ from pilotfish.wire.protocols import counters, names
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "pilotfish_"
-_POSITIONS = 32  # of a window; what is deeper is counted together
-_KINDS = 40  # of routes, and of reasons to refuse
+_POSITIONS = 32  # counted positions of a window; deeper ones share a series
+_KINDS = 40  # limit of routes, and of reasons of refusals
 _OTHER = "other"
 
 _STAGE_S = [step * 10.0**power for power in range(-5, 1) for step in (1, 2.5, 5)] + [10.0]
@@ -62,7 +62,7 @@ _READINGS = (  # name, help, attribute of `LinkState`, scale
 
 @dataclass
 class _Counts:
-    """Everything that is counted since the start, as `base.metrics` declares it."""
+    """All counts since the start, declared by `base.metrics`."""
 
     drafts: Counter[str] = counter(
         "spec_decode_num_drafts", "Windows that were verified.", "protocol"
@@ -78,7 +78,7 @@ class _Counts:
     )
     hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
     notes: dict[tuple[str, str], float] = notes(
-        counters, lambda one: f"spec_decode_{'num_' if one.counts_tokens else ''}{one.metric}"
+        counters, lambda note: f"spec_decode_{'num_' if note.counts_tokens else ''}{note.metric}"
     )
     accepted_at: Counter[str] = counter(
         "spec_decode_num_accepted_tokens_per_pos",
@@ -138,8 +138,8 @@ class _Counts:
 class ServiceMetrics:
     """Counts what a service does. Thread-safe.
 
-    power: the rails whose energy is counted from now until `close`; those of this board if None.
-    drafter: its name. execution: how it is run; None: it is no model.
+    power: the rails whose energy is counted from now until `close`; None: this board's. drafter:
+    its name. execution: how the drafter runs; None: it is no model.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ServiceMetrics:
         self._build = (SOFTWARE, drafter, *how)
         self.energy = Watch(rails() if power is None else power).start()
         self._counts = _Counts()
-        # the state, the readings, and when they were
+        # the state, the readings, and their time
         self._link: tuple[Connectivity, LinkState | None, float] | None = None
         self._losses = 0
         self._lock = threading.Lock()
@@ -161,81 +161,81 @@ class ServiceMetrics:
         self._registry.register(self)
 
     def add_round(self, record: Round) -> None:
-        """Count a round that is over."""
+        """Count a finished round."""
         protocol = record.protocol if record.protocol in names() else _OTHER
         with self._lock:
-            own = self._counts
-            own.drafted[protocol] += record.nodes  # under `ahead` between any two messages
+            counts = self._counts
+            counts.drafted[protocol] += record.nodes  # under `ahead` those between two messages
             if record.window:
-                own.drafts[protocol] += 1
-                own.accepted[protocol] += record.accepted
+                counts.drafts[protocol] += 1
+                counts.accepted[protocol] += record.accepted
                 for name, value in record.notes.items():
-                    own.notes[name, protocol] += value
+                    counts.notes[name, protocol] += value
                 for position in range(min(record.accepted, _POSITIONS)):
-                    own.accepted_at[str(position)] += 1
+                    counts.accepted_at[str(position)] += 1
                 if record.accepted > _POSITIONS:
-                    own.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
+                    counts.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
             for stage in STAGES:
                 seconds = getattr(record.timings, stage)
                 if seconds or record.window:  # the baselines lack most stages
-                    own.stages[protocol, stage].add(seconds)
-            own.bytes["up", "rounds"] += record.uplink_bytes
-            own.bytes["down", "rounds"] += record.downlink_bytes
+                    counts.stages[protocol, stage].add(seconds)
+            counts.bytes["up", "rounds"] += record.uplink_bytes
+            counts.bytes["down", "rounds"] += record.downlink_bytes
             for origin, ids in record.origins:
                 if ids:
-                    own.tokens[origin] += len(ids)
+                    counts.tokens[origin] += len(ids)
             if record.source:
-                own.hint_drafts[record.source] += record.window
-                own.hint_accepted[record.source] += record.accepted
+                counts.hint_drafts[record.source] += record.window
+                counts.hint_accepted[record.source] += record.accepted
 
     def add_generation(self, generation: Generation) -> None:
-        """Count an answer that has come to its end."""
+        """Count a finished answer."""
         protocol = generation.protocol if generation.protocol in names() else _OTHER
         policy = generation.choice.policy if generation.choice is not None else "none"
         later = len(generation.tokens)
         if generation.rounds:
             later -= len(generation.rounds[0].tokens)
         with self._lock:
-            own = self._counts
-            own.generations[protocol, policy, generation.finish_reason] += 1
-            own.chosen = {name: name == protocol for name in names()}
-            own.prompt_tokens += generation.prompt_tokens
-            own.first_s.add(generation.first_token_s)
+            counts = self._counts
+            counts.generations[protocol, policy, generation.finish_reason] += 1
+            counts.chosen = {name: name == protocol for name in names()}
+            counts.prompt_tokens += generation.prompt_tokens
+            counts.first_s.add(generation.first_token_s)
             if later > 0:
-                own.each_s.add((generation.total_s - generation.first_token_s) / later)
-            own.bytes["up", "probing"] += generation.probing.uplink_bytes
-            own.bytes["down", "probing"] += generation.probing.downlink_bytes
+                counts.each_s.add((generation.total_s - generation.first_token_s) / later)
+            counts.bytes["up", "probing"] += generation.probing.uplink_bytes
+            counts.bytes["down", "probing"] += generation.probing.downlink_bytes
             for recovery in generation.recoveries:
-                own.recovery_s.add(recovery.lost_s)
-                own.unverified += recovery.local_tokens
+                counts.recovery_s.add(recovery.lost_s)
+                counts.unverified += recovery.local_tokens
 
     def add_request(self, route: str, status: int, seconds: float) -> None:
-        """Count an HTTP request that has been answered. route: the template, not the path."""
+        """Count an answered HTTP request. route: the template, not the path."""
         with self._lock:
             route = _bounded(route, self._counts.latency_s)
             self._counts.requests[route, str(status)] += 1
             self._counts.latency_s[route].add(seconds)
 
     def count_refusal(self, reason: str) -> None:
-        """Count a request that was turned away: "key", "busy", "too-long", "malformed", …."""
+        """Count a refused request. reason: "key", "busy", "too-long", "malformed", …."""
         with self._lock:
             self._counts.refused[_bounded(reason, self._counts.refused)] += 1
 
     def set_queue(self, waiting: int, running: int) -> None:
-        """Take down how many answers wait for a lane, and how many have one."""
+        """Set the numbers of waiting and of running answers."""
         with self._lock:
             self._counts.waiting, self._counts.running = waiting, running
 
     def set_connections(self, number: int, crowded: bool, turned_away: int) -> None:
-        """Take down the connections, whether there is no room for more, and how many had none."""
+        """Set the number of connections, whether there is a shortage, and how many were refused."""
         with self._lock:
-            own = self._counts
-            own.connections, own.crowded, own.turned_away = number, crowded, turned_away
+            counts = self._counts
+            counts.connections, counts.crowded, counts.turned_away = number, crowded, turned_away
 
     def set_link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
-        """Take down how the link is; call it each second or so, and before `exposition`.
+        """Set the link's state and readings; call it each second or so, and before `exposition`.
 
-        status: None without an edge, which is exposed as a link that is not up.
+        status: None without an edge, exposed as a link that is down.
         """
         state = Connectivity.CONNECTING if status is None else status.state
         up = Connectivity.CONNECTED
@@ -244,38 +244,38 @@ class ServiceMetrics:
             self._link = state, readings, time.monotonic()
 
     def set_inspection(self, inspection: Inspection) -> None:
-        """Take down what is known of the drafter's files."""
+        """Set the outcome of the inspection of the drafter's files."""
         with self._lock:
             self._counts.verified = inspection.passed
             self._counts.damaged = bool(inspection.damage)
 
     def exposition(self) -> bytes:
-        """All of it, in Prometheus' text format; its media type is `CONTENT_TYPE`."""
+        """Return all metrics in Prometheus' text format (media type `CONTENT_TYPE`)."""
         return generate_latest(self._registry)
 
     def collect(self) -> list[Metric]:
-        """All families of metrics, as they stand now; the registry asks for them."""
+        """Return all families of metrics now; called by the registry."""
         with self._lock:
             counted = [*metric_families(self._counts, PREFIX)]
-            link = () if self._link is None else _of_link(*self._link, self._losses)
+            link = () if self._link is None else _link_metrics(*self._link, self._losses)
         labels = ("version", "model", "provider", "precision", "threads")
         build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)
-        return [build, *counted, *link, *_of_energy(self.energy)]
+        return [build, *counted, *link, *_energy_metrics(self.energy)]
 
     def close(self) -> None:
-        """Stop to sample the power."""
+        """Stop sampling the power."""
         self.energy.close()
 
 
 def _bounded(name: str, known: Counter[str] | Histograms) -> str:
-    """The name, or "other" if so many names are known that no further one is counted by itself."""
+    """Return the name, or "other" if it is new and the limit of names is reached."""
     return name if name in known or len(known) < _KINDS else _OTHER
 
 
-def _of_link(
-    link: Connectivity, state: LinkState | None, told_s: float, losses: int
+def _link_metrics(
+    link: Connectivity, state: LinkState | None, read_s: float, losses: int
 ) -> Iterator[Metric]:
-    """The link as it was told last, at ``told_s`` (monotonic). Only what is known is exposed."""
+    """Yield the link's metrics, from readings at ``read_s`` (monotonic); only known values."""
     yield _gauge("link_up", "1 while the edge answers.", link is Connectivity.CONNECTED)
     states = {each.value: each is link for each in Connectivity}
     yield _gauge("link_state", "1 for the state that the link to the edge is in.", states, "state")
@@ -285,13 +285,13 @@ def _of_link(
     ages = {}
     for name, text, attribute, scale in _READINGS:
         if (reading := getattr(state, attribute)) is not None:
-            ages[attribute] = reading.age_s + time.monotonic() - told_s
+            ages[attribute] = reading.age_s + time.monotonic() - read_s
             yield _gauge(name, text, reading.value * scale)
     yield _gauge("link_reading_age_seconds", "How old each reading is.", ages, "reading")
 
 
-def _of_energy(watch: Watch) -> Iterator[Metric]:
-    """Power and energy of this board; nothing at all without a sensor."""
+def _energy_metrics(watch: Watch) -> Iterator[Metric]:
+    """Yield power and energy of this board; nothing without a sensor."""
     joules, watts, source = watch.joules, watch.watts, watch.source or ""
     if joules is not None:
         energy = "Energy since the service began."

@@ -1,7 +1,7 @@
 """`GET /status`: the service's state as JSON, for people.
 
-In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only the last rounds and
-recoveries are kept, and running sums. Times are seconds, rates bit/s; unknown values are null.
+In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Keeps running sums,
+and only the last rounds and recoveries. Times are seconds, rates bit/s; unknown values are null.
 """
 
 import threading
@@ -23,7 +23,7 @@ _RECOVERIES = 16
 _READINGS = {
     "rtt": "rtt",
     "jitter": "jitter",
-    "goodput_up": "up",  # "up" says whether there is a link at all
+    "goodput_up": "up",  # the name "up" is taken: whether there is a link
     "goodput_down": "down",
     "retransmitted": "retransmitted",
     "signal": "signal",
@@ -31,13 +31,13 @@ _READINGS = {
 
 
 def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
-    """Combine the states of several connections to one edge: the youngest of each reading."""
+    """Combine the states of several connections to one edge: the latest value of each reading."""
     known = [state for state in states if state is not None]
     if not known:
         return None
     readings: dict[str, Reading] = {}
     for name in _READINGS.values():
-        taken = [found for state in known if (found := getattr(state, name)) is not None]
+        taken = [sample for state in known if (sample := getattr(state, name)) is not None]
         if taken:
             readings[name] = min(taken, key=lambda reading: reading.age_s)
     return LinkState(**readings)
@@ -52,7 +52,7 @@ def link_body(status: LinkStatus) -> dict[str, Any]:
 class ServiceStatus:
     """Collects recent rounds and answers. Thread-safe, and of bounded size.
 
-    drafter: the drafter's name. lanes: number of lanes. energy: that of `ServiceMetrics`.
+    drafter: the drafter's name. lanes: number of lanes. energy: `ServiceMetrics.energy`.
     """
 
     def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
@@ -61,10 +61,10 @@ class ServiceStatus:
         self._connections = 0, False
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        # since the start, by counter: the totals that shares refer to, and the sums noted
+        # since the start, by counter: the totals of shares, and the sums of notes
         self._parts: Counter[str] = Counter()
         self._noted: dict[str, float] = defaultdict(int)
-        # since the start, by source of hints: drafts in passes, and those accepted
+        # since the start, by source of hints: numbers of drafted and accepted tokens
         self._hints: dict[str, tuple[int, int]] = {}
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
@@ -100,15 +100,15 @@ class ServiceStatus:
                 "finish_reason": generation.finish_reason,
                 **generation.notes,
             }
-            self._choice = _chosen(generation)
+            self._choice = _choice_body(generation)
             for recovery in generation.recoveries:
                 self._recovered += 1
-                told = {
+                fields = {
                     "at": recovery.at,
                     "lost_s": recovery.lost_s,
                     "local_tokens": recovery.local_tokens,
                 }
-                self._recoveries.append((now_s, told))
+                self._recoveries.append((now_s, fields))
 
     def set_link(self, status: LinkStatus | None, state: LinkState | None) -> None:
         """Set the link's state and readings; call it every second or so, and before `snapshot`."""
@@ -126,12 +126,12 @@ class ServiceStatus:
             self._queue = waiting, running
 
     def set_connections(self, number: int, crowded: bool) -> None:
-        """Set the number of clients' connections, and whether there is no room for more."""
+        """Set the number of clients' connections, and whether there is a shortage."""
         with self._lock:
             self._connections = number, crowded
 
     def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
-        """Return the status as JSON types. edge: its address; target: the name of its model."""
+        """Return the status as JSON types. edge: its address. target: its model's name."""
         with self._lock:
             now_s = time.monotonic()
             rounds = list(self._rounds)
@@ -142,7 +142,7 @@ class ServiceStatus:
                 "drafter": self._drafter,
                 "target": target,
                 "edge": edge,
-                "link": self._told_link(now_s),
+                "link": self._link_body(now_s),
                 "acceptance": {
                     "recent": acceptance(rounds) if any(r.window for r in rounds) else None,
                     "total": self._parts["accepted"] / self._parts["verified"]
@@ -150,8 +150,8 @@ class ServiceStatus:
                     else None,
                 },
                 **{
-                    name: one.summarize_total(self._noted.get(name, 0), self._parts[one.unit])
-                    for name, one in counters().items()
+                    name: note.summarize_total(self._noted.get(name, 0), self._parts[note.unit])
+                    for name, note in counters().items()
                 },
                 "hints": {
                     source: {"drafted": drafted, "accepted": accepted}
@@ -163,14 +163,16 @@ class ServiceStatus:
                 "last": self._last,
                 "recoveries": {
                     "count": self._recovered,
-                    "recent": [{"ago_s": now_s - at_s, **told} for at_s, told in self._recoveries],
+                    "recent": [
+                        {"ago_s": now_s - at_s, **fields} for at_s, fields in self._recoveries
+                    ],
                 },
                 "lanes": {"total": self._lanes, "running": running, "waiting": waiting},
                 "connections": {"open": self._connections[0], "crowded": self._connections[1]},
-                "energy": self._told_energy(),
+                "energy": self._energy_body(),
             }
 
-    def _told_link(self, now_s: float) -> dict[str, Any]:
+    def _link_body(self, now_s: float) -> dict[str, Any]:
         state, at_s = self._link
         readings: dict[str, Any] = dict.fromkeys(_READINGS)
         for name, attribute in _READINGS.items():
@@ -189,7 +191,7 @@ class ServiceStatus:
             **readings,
         }
 
-    def _told_energy(self) -> dict[str, Any] | None:
+    def _energy_body(self) -> dict[str, Any] | None:
         watch = self._energy
         if watch is None or watch.joules is None:
             return None
@@ -212,7 +214,7 @@ def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
     }
 
 
-def _chosen(generation: Generation) -> dict[str, Any]:
+def _choice_body(generation: Generation) -> dict[str, Any]:
     """Return the protocol of the newest answer, and the reason of the choice."""
     choice = generation.choice
     if choice is None:

@@ -32,7 +32,7 @@ def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
 
-    def password() -> str:  # or OpenSSL would ask at the terminal
+    def password() -> str:  # otherwise OpenSSL asks for a passphrase at the terminal
         raise CertificateError(
             f"{key} is encrypted, and a service has no terminal to ask for its password: "
             f"write it without one (`openssl pkey -in {key} -out NEW`)."
@@ -81,4 +81,4 @@ def _warn_of_dates(context: ssl.SSLContext, certificate: Path) -> None:
                 _log.warning("%s: %s; clients will refuse it", certificate, error.verify_message)
             return
         except ssl.SSLError:
-            return  # other clients may accept it
+            return  # clients may accept it all the same

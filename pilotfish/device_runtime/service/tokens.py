@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: the tokens that a prompt would have.
+"""`/tokenize` and `/detokenize`, as in vLLM: the tokens of a prompt, and their text.
 
 In: bodies. Out: bodies, or a `RefusalError` that names the field at fault.
 """
@@ -45,13 +45,13 @@ class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
-    """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to tell the words."""
+    """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to return texts."""
     request = _read(body, _Tokenize)
     words = bool(request.return_token_strs)
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("prompt", "Give a prompt or messages.")
     if request.messages is not None:
-        messages = [message_of(one, at) for at, one in enumerate(request.messages)]
+        messages = [message_of(message, at) for at, message in enumerate(request.messages)]
         tools = read_tools([tool.function for tool in request.tools or ()], None, None)
         thinking = thinking_of(request.chat_template_kwargs)
         return Talk(messages, tools, thinking), True, words
@@ -61,9 +61,11 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
     return request.prompt, False, words
 
 
-def tokenize_response(device: Device, asked: PromptInput, *, chat: bool, words: bool) -> Body:
-    """Answer it, in the vocabulary of the edge greeted last."""
-    prompt = prompt_for(device, asked, chat=chat)
+def tokenize_response(
+    device: Device, prompt_input: PromptInput, *, chat: bool, words: bool
+) -> Body:
+    """Return the tokens of a prompt, in the vocabulary of the last known edge."""
+    prompt = prompt_for(device, prompt_input, chat=chat)
     if not prompt.vocabulary:
         raise RefusalError(
             503, "The edge's vocabulary is not known yet.", code="no_edge", reason="no-edge"
@@ -77,12 +79,12 @@ def tokenize_response(device: Device, asked: PromptInput, *, chat: bool, words: 
 
 def detokenize_request(body: bytes) -> Sequence[int]:
     """Read a ``POST /detokenize``."""
-    found: list[int] = _read(body, _Detokenize).tokens
-    return found
+    tokens: list[int] = _read(body, _Detokenize).tokens
+    return tokens
 
 
 def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:
-    """Answer it."""
+    """Return the text of tokens."""
     size = device.tokenizer.vocab_size
     if (token := max(tokens, default=0)) >= size:
         raise bad_request("tokens", f"Token {token} is not among {size}.")

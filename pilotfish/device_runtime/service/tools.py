@@ -19,7 +19,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A function. strict: one that cannot be enforced wholly is refused, and not in part."""
+    """A function. strict: refuse parameters that cannot be enforced completely."""
 
     name: str
     description: str | None = None
@@ -52,50 +52,50 @@ Choice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice
 def read_tools(
     functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
 ) -> Tools | None:
-    """Return what may be called; None where nothing may."""
-    told = [
+    """Return the tools that may be called; None if there are none."""
+    tools = [
         {
             "type": "function",
             "function": {
-                "name": one.name,
-                "description": one.description,
+                "name": function.name,
+                "description": function.description,
                 "parameters": parameters,
-                "strict": one.strict,
+                "strict": function.strict,
             },
         }
-        for one, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
+        for function, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
     ]
     try:
-        return Tools.read(told, choice, parallel)
+        return Tools.read(tools, choice, parallel)
     except ValueError as error:
         raise bad_request("tools", f"{error}.") from None
 
 
 def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
-    if sum(len(memoryview(one.parameters)) for one in functions) > MOST_PARAMETERS:
+    if sum(len(memoryview(function.parameters)) for function in functions) > MOST_PARAMETERS:
         raise bad_request(
             "tools", f"The parameters of all tools have more than {MOST_PARAMETERS:,} bytes."
         )
     try:
-        return [msgspec.json.decode(one.parameters) for one in functions]
+        return [msgspec.json.decode(function.parameters) for function in functions]
     except (ValueError, RecursionError) as error:  # msgspec's, too; and of UTF-8
         raise bad_request("tools", f"The parameters of a tool are no JSON: {error}.") from None
 
 
 def read_choice(choice: Choice | None) -> str | None:
-    """Return a choice as `Tools` has it."""
+    """Convert a choice for `Tools`."""
     return choice.function.name if isinstance(choice, NamedChoice) else choice
 
 
 class _Function(msgspec.Struct):
-    """A call. arguments: a text of JSON, or JSON itself, as Ollama has it."""
+    """A call. arguments: a string of JSON, or JSON itself as in Ollama."""
 
     name: _Name
     arguments: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Call(msgspec.Struct):
-    """A call in an assistant's message, as it was answered."""
+    """A call in an assistant's message."""
 
     function: _Function
     id: str | None = None
@@ -107,22 +107,22 @@ _Read = TypeVar("_Read")
 
 
 def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict[str, Any]]:
-    """Read the calls of a message, or its only one in OpenAI's old form; a template takes them so.
+    """Read a message's calls, also in OpenAI's old form, for a chat template.
 
-    A call that names no id has None; see `with_call_ids`.
+    A call without an id has None; see `with_call_ids`.
     """
     listed = _read(calls, _Calls, f"{where}tool_calls") or []
     if (call := _read(old_call, _Function, f"{where}function_call")) is not None:
         listed = [*listed, _Call(call)]
     return [
         {
-            "id": one.id,
+            "id": entry.id,
             "type": "function",
             "function": {
-                "name": one.function.name, "arguments": arguments_text(one.function.arguments)
+                "name": entry.function.name, "arguments": arguments_text(entry.function.arguments)
             },
         }
-        for one in listed
+        for entry in listed
     ]  # fmt: skip
 
 
@@ -146,9 +146,10 @@ def arguments_text(arguments: msgspec.Raw) -> str:
 
 
 def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give ids to the calls and the results that have none, as in older forms.
+    """Give ids to calls and results that have none, as in older forms.
 
-    Such a result is of the first call before it, of its name if it has one, that has no result yet.
+    Such a result belongs to the first earlier call without a result and, if it has a name, of that
+    name.
     """
     waiting: dict[str, str] = {}  # names of calls, by id
     for at, message in enumerate(messages):
@@ -159,10 +160,12 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif message["role"] == "tool":
             if not message.get("tool_call_id"):  # "" names none, as with a call
                 name = message.get("name")
-                of = next((id for id, one in waiting.items() if name in (None, one)), None)
-                if of is None:
+                call_id = next(
+                    (id for id, function in waiting.items() if name in (None, function)), None
+                )
+                if call_id is None:
                     where = f"messages[{at}].tool_call_id"
                     raise bad_request(where, f"{where} says which call this is the result of.")
-                message["tool_call_id"] = of
+                message["tool_call_id"] = call_id
             waiting.pop(message["tool_call_id"], None)
     return messages
