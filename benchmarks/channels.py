@@ -36,7 +36,7 @@ from _common import (
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.judge.tasks import Gsm8k, Question
+from pilotfish.judge.tasks import Gsm8k, Question, read_task_questions
 
 CHANNELS = ("172:20", "498:5")
 BY_RULE = Auto(among=["wisv-full", "wisv-selective"], policy="threshold")
@@ -164,7 +164,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.quick:
         args.count, args.window = 2, args.window[:1]
-    wanted = questions(args.questions, Gsm8k())[: args.count]
+    wanted = read_task_questions(args.questions, Gsm8k())[: args.count]
     steps = Steps(len(args.channel) * len(args.window) * len(wanted))
     result = measured(args, wanted, steps)
     rows = [

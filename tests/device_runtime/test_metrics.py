@@ -265,7 +265,7 @@ def test_the_link_is_told_as_far_as_it_is_known(metrics):
 def test_what_clients_ask_for_does_not_grow_the_metrics(metrics):
     for i in range(1000):
         metrics.add_request(f"/wp-admin/{i}", 404, 0.001)
-        metrics.refused(f"reason {i}")
+        metrics.count_refusal(f"reason {i}")
         metrics.add_round(a_round(f"protocol {i}", window=128, accepted=128, tokens=129))
     lines = metrics.exposition().count(b"\n")
     metrics.add_request("/another", 404, 0.001)

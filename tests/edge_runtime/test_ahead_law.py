@@ -120,7 +120,7 @@ class Edge:
 
 
 class Device:
-    """The device's half, one step at a time. asked: the tokens of its answer."""
+    """The device's half, one step at a time. requests: the tokens of its answer."""
 
     def __init__(
         self, edge: Edge, model: Model, law: SamplingParams, prompt: Sequence[int], requests: int
@@ -319,7 +319,7 @@ def random_games(number: int) -> Iterator[dict]:
             ),
             "law": SamplingParams(sampling=Sampling(temperature=rng.choice([0.0, 1.0])), seed=seed),
             "prompt": [1, 3],
-            "asked": rng.choice([3, 7, 16, 30]),
+            "requests": rng.choice([3, 7, 16, 30]),
             "schedule": schedule,
         }
 

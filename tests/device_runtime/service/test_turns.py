@@ -233,7 +233,7 @@ def test_each_answer_takes_a_place(drafter: Path) -> None:
     messages: list[tuple[int, int]] = []
 
     async def full(device: Device) -> None:
-        lanes = Lanes([device], places=6, on_counts=lambda *counts: told.append(counts))
+        lanes = Lanes([device], places=6, on_counts=lambda *counts: messages.append(counts))
 
         def refusal(client: str, choices: int) -> str:
             try:
