@@ -95,7 +95,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
 
 def measure(args: argparse.Namespace, results: Results) -> None:
     """A line for each prompt that has none yet."""
-    task, wanted = _asked(args)
+    task, wanted = _requests(args)
     done = {line["prompt"] for line in results.of("prompt")}
     left = [(seed, item) for seed, item in enumerate(wanted) if item.key not in done]
     if not left:
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
             )  # both ends read the prompt
             first = seed % len(every)
             answers = {
-                case.name: said(
+                case.name: output_of(
                     device.generate(question.message, **case.options(args, seed)), question, task
                 )
                 for case in (*every[first:], *every[:first])
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, results: Results) -> None:
             results.add(line)
 
 
-def said(answer: Generation, question: Question, task: Task | None) -> dict[str, Any]:
+def output_of(answer: Generation, question: Question, task: Task | None) -> dict[str, Any]:
     """An answer as a line has it. after: tokens behind the first round, in after_s seconds."""
     rounds = answer.rounds
     return {
@@ -229,7 +229,7 @@ def _sign_test(differing: Sequence[tuple[bool, bool]]) -> float:
     return min(1.0, 2 * tail)
 
 
-def _asked(args: argparse.Namespace) -> tuple[Task | None, list[Question]]:
+def _requests(args: argparse.Namespace) -> tuple[Task | None, list[Question]]:
     if args.task is None:
         return None, [
             Question(f"p{n:02}", item, "") for n, item in enumerate(PROMPTS[: args.prompts])

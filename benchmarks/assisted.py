@@ -204,7 +204,7 @@ def row(case: Case, plain: Case) -> dict[str, object]:
     }
 
 
-def asked(args: argparse.Namespace) -> list[Prompt]:
+def requests(args: argparse.Namespace) -> list[Prompt]:
     """The prompts that were asked for."""
     result = questions(args.questions, args.count) if args.questions else []
     return [*result, *chats(args.chats)]
@@ -230,7 +230,7 @@ def main() -> int:
     logging: Any = transformers.logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    prompts, tokens = asked(args), args.tokens
+    prompts, tokens = requests(args), args.tokens
     if args.quick:
         prompts, tokens = prompts[:2], min(tokens, 24)
     steps = Steps(2 * len(prompts) + 1)

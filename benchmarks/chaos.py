@@ -106,7 +106,7 @@ def connected(port: int) -> openai.OpenAI:
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=180)
 
 
-def asked(api: openai.OpenAI, wish: Wish) -> str:
+def requests(api: openai.OpenAI, wish: Wish) -> str:
     """The text of the answer."""
     extension: dict[str, Any] = {"protocol": wish.protocol}
     exchange = PROTOCOL_REGISTRY.get(wish.protocol)
@@ -130,7 +130,7 @@ def client(port: int, day: Day, seed: int) -> None:
         wish = dice.choice(day.wishes)
         began_s = time.monotonic()
         try:
-            text = asked(api, wish)
+            text = requests(api, wish)
         except openai.OpenAIError as error:
             day.errors.append(f"{wish.protocol}: {type(error).__name__}: {error}")
             time.sleep(0.5)
@@ -264,7 +264,7 @@ def live(scene: Scene, ports: list[int], day: Day, minutes: float) -> Seen:
     quiet = connected(ports[0])
     for at, wish in enumerate(day.wishes):
         print(f"\r[{at + 1}/{len(day.wishes)}] on a quiet link", end="", file=sys.stderr)
-        day.texts[wish] = asked(quiet, wish)
+        day.texts[wish] = requests(quiet, wish)
     print(file=sys.stderr)
     began_s = time.monotonic()
     day.until_s = began_s + 60 * minutes
@@ -289,7 +289,7 @@ def live(scene: Scene, ports: list[int], day: Day, minutes: float) -> Seen:
     return seen
 
 
-def told(day: Day, parting: Parting) -> Mapping[str, list[str]]:
+def message_of(day: Day, parting: Parting) -> Mapping[str, list[str]]:
     """The other texts by what they are: `tie` or `differ`, each with where it parted."""
     results: dict[str, list[str]] = {"tie": [], "differ": []}
     for wish, text in day.other:
@@ -324,7 +324,7 @@ def main() -> int:
         with scene_of(drafter, target, folder, logs, dice) as (scene, ports):
             seen = live(scene, ports, day, minutes)
         broken = tracebacks(logs)
-    other = told(day, Parting(drafter, target))
+    other = message_of(day, Parting(drafter, target))
     rows = growth(seen)
     summary = {
         "answers": day.answers.total(), "by_protocol": dict(day.answers),

@@ -124,12 +124,12 @@ def rounds(args: argparse.Namespace) -> Measured:
     return _compared({name: each[2:] for name, each in results.items()})
 
 
-def _compared(found: dict[str, list[Any]]) -> Measured:
+def _compared(figures: dict[str, list[Any]]) -> Measured:
     # [total, draft, pass] of each round, by answer; medians of an answer, of "rest" and "beyond"
     ways = {"rest": [1.0, 0.0, -1.0], "beyond": [1.0, -1.0, -1.0]}
     of = {
         (name, way): [float(np.median(np.array(each["rounds"]) @ signs)) for each in answers]
-        for name, answers in found.items()
+        for name, answers in figures.items()
         for way, signs in ways.items()
     }
     rows: Rows = []
@@ -142,7 +142,7 @@ def _compared(found: dict[str, list[Any]]) -> Measured:
             "answers": len(ours), "here_ms": 1e3 * median(ours), "there_ms": 1e3 * median(theirs),
             "ratio": median(ratios), "ratio_p25": float(low), "ratio_p75": float(high),
         })  # fmt: skip
-    pairs: Sequence[tuple[Any, Any]] = list(zip(found["here"], found["there"], strict=True))
+    pairs: Sequence[tuple[Any, Any]] = list(zip(figures["here"], figures["there"], strict=True))
     return rows, [
         at_most("a round less the pass, over the older commit's", rows[0]["ratio"], RATIO),
         at_most("answers that differ", sum(a["tokens"] != b["tokens"] for a, b in pairs), 0),

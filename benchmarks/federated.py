@@ -76,9 +76,9 @@ COLUMNS = (
 class Tally:
     """What was measured of one federation at one temperature and K."""
 
-    def __init__(self, federation: Federation, temperature: float, kept: int, vocab: int) -> None:
+    def __init__(self, federation: Federation, temperature: float, top_k: int, vocab: int) -> None:
         self._federation, self._temperature = federation, temperature
-        self._kept, self._vocab = kept, vocab
+        self._kept, self._vocab = top_k, vocab
         self._weights = np.array(federation.weights) / sum(federation.weights)
         # by name, f64 [n] of each window
         self._found: dict[str, list[Values]] = defaultdict(list)
@@ -183,10 +183,10 @@ def beyond(figures: dict[str, Values], form: str) -> int:
     return count
 
 
-def uncompressed(weights: Values, told: Sequence[TopRows]) -> Floats:
+def uncompressed(weights: Values, message: Sequence[TopRows]) -> Floats:
     """Σ w_m p_m of answers that keep all tokens, in float32, one worker after the other; [n, V]."""
-    total = np.zeros_like(told[0].values)
-    for weight, rows in zip(weights, told, strict=True):
+    total = np.zeros_like(message[0].values)
+    for weight, rows in zip(weights, message, strict=True):
         total += np.float32(weight) * rows.values
     return total
 

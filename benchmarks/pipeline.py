@@ -251,20 +251,20 @@ def killed(pipeline: Pipeline, device: Device, prompt: list[int]) -> tuple[float
     return None if ended else (ready_s, first_s)
 
 
-def judge(found: dict[str, Rows]) -> list[Goal]:
+def judge(options_value: dict[str, Rows]) -> list[Goal]:
     """The goals of the parts that were run."""
     goals: list[Goal] = []
-    if rows := found.get("exact"):
+    if rows := options_value.get("exact"):
         goals.append(at_most("logits off", max(row["logits_off"] for row in rows), 1e-4))
         parted = sum(row["answers"] - row["identical"] for row in rows)
         goals.append(at_most("answers that are not the whole model's", parted, 0))
-    for row in found.get("rounds", []):
+    for row in options_value.get("rounds", []):
         if row["t1_over_c"]:
             what = f"N = {row['nodes']}, γ = {row['window']}, t₁ = {row['t1_over_c']} c"
             goals.append(at_most(f"{what}: error of the model", abs(row["off"]), 0.10))
     goals += [
         at_least("4 sessions over one, links dominate", row["over_one"], 2.5)
-        for row in found.get("filling", [])
+        for row in options_value.get("filling", [])
         if (row["sessions"], row["t1_over_c"]) == (4, 10)
     ]
     return goals

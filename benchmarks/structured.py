@@ -203,7 +203,7 @@ def speed(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:
     ]
 
 
-def _rows(ms: float, found: dict[tuple[str, str], Sequence[Generation]]) -> Rows:
+def _rows(ms: float, options_value: dict[tuple[str, str], Sequence[Generation]]) -> Rows:
     def over(these: Sequence[Generation], those: Sequence[Generation]) -> float:
         pairs = zip(these, those, strict=True)
         return median(a.tokens_per_s / b.tokens_per_s for a, b in pairs)
@@ -215,10 +215,10 @@ def _rows(ms: float, found: dict[tuple[str, str], Sequence[Generation]]) -> Rows
             "drafts": way,
             "alpha": float(np.mean([each.acceptance for each in answers])),
             "tokens_per_s": median(each.tokens_per_s for each in answers),
-            "over_stream": over(answers, found["stream", ""]),
-            "over_free": over(answers, found[name, "free"]) if way else 1.0,
+            "over_stream": over(answers, options_value["stream", ""]),
+            "over_free": over(answers, options_value[name, "free"]) if way else 1.0,
         }
-        for (name, way), answers in found.items()
+        for (name, way), answers in options_value.items()
     ]
 
 

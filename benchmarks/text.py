@@ -66,7 +66,10 @@ class Way(NamedTuple):
 
 
 DRAFTERS = ("text", "model", "both")
-WAYS = [Way("text", "stream")] + [Way(one, how) for one in DRAFTERS for how in ("greedy", "ahead")]
+WAYS = [
+    Way("text", "stream"),
+    *(Way(drafter, how) for drafter in DRAFTERS for how in ("greedy", "ahead")),
+]
 
 
 def figures(answer: Generation) -> dict[str, float]:
@@ -84,10 +87,10 @@ def figures(answer: Generation) -> dict[str, float]:
     }
 
 
-def measured(devices: dict[str, Device], asked: Sequence[Any], tokens: int, steps: Steps) -> Rows:
+def measured(devices: dict[str, Device], items: Sequence[Any], tokens: int, steps: Steps) -> Rows:
     """The rows of one kind at one RTT."""
     results: dict[Way, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for turn, prompt in enumerate(asked):
+    for turn, prompt in enumerate(items):
         steps.next(f"prompt {turn + 1}, all ways")
         at = turn % len(WAYS)
         answers = {

@@ -51,13 +51,13 @@ FIGURE5 = ["head", "window", "link", "threshold", "forgiven", "right", "aal", "l
 class Swept:
     """A sweep's figures, by what they are of."""
 
-    def __init__(self, kept: SweepFile, args: argparse.Namespace) -> None:
-        if kept.plan is None or not kept.tallies:
-            raise SystemExit(f"{kept.path} holds no questions yet.")
-        self.plan: SweepHeader = kept.plan
-        tallies = list(kept.tallies.values())
+    def __init__(self, remaining: SweepFile, args: argparse.Namespace) -> None:
+        if remaining.plan is None or not remaining.tallies:
+            raise SystemExit(f"{remaining.path} holds no questions yet.")
+        self.plan: SweepHeader = remaining.plan
+        tallies = list(remaining.tallies.values())
         self._figures = figures(self.plan, tallies)
-        self._costs = costs(self.plan, tallies, pace_of(kept, args.draft_ms, args.verify_ms))
+        self._costs = costs(self.plan, tallies, pace_of(remaining, args.draft_ms, args.verify_ms))
 
     def of(
         self,
@@ -102,38 +102,38 @@ def table1(swept: Swept, head: str, threshold: float) -> Rows:
     return rows
 
 
-def _row(profile: LinkProfile, method: str, one: Figure, cost: Cost) -> dict[str, Any]:
+def _row(profile: LinkProfile, method: str, figure: Figure, cost: Cost) -> dict[str, Any]:
     return {
         "link": f"{profile.mbps:g}:{profile.rtt_ms:g}",
         "mbps": profile.mbps,
         "rtt_ms": profile.rtt_ms,
-        "window": one.setting.window,
+        "window": figure.setting.window,
         "method": method,
-        "n": one.n,
-        "right": 100.0 * one.accuracy,
-        "aal": one.aal,
-        "rounds": one.rounds,
+        "n": figure.n,
+        "right": 100.0 * figure.accuracy,
+        "aal": figure.aal,
+        "rounds": figure.rounds,
         "latency_s": cost.seconds,
-        "tokens_per_s": one.tokens / cost.seconds,
+        "tokens_per_s": figure.tokens / cost.seconds,
         "up_bytes": cost.up,
         "down_bytes": cost.down,
         "exchanges": cost.exchanges,
     }
 
 
-def _held(one: Figure) -> dict[str, Any]:
+def _held(figure: Figure) -> dict[str, Any]:
     """Against `greedy`, in points and per cent."""
     info: dict[str, Any] = {
-        "threshold": one.setting.threshold,
-        "forgiven": 100.0 * one.forgiven,
-        "gained": 100.0 * one.gained,
-        "aal_gained": 100.0 * one.aal_gained,
-        "rounds_saved": 100.0 * one.rounds_saved,
+        "threshold": figure.setting.threshold,
+        "forgiven": 100.0 * figure.forgiven,
+        "gained": 100.0 * figure.gained,
+        "aal_gained": 100.0 * figure.aal_gained,
+        "rounds_saved": 100.0 * figure.rounds_saved,
     }
     for name, (low, high) in (
-        ("gained", one.gained_within),
-        ("aal", one.aal_within),
-        ("saved", one.saved_within),
+        ("gained", figure.gained_within),
+        ("aal", figure.aal_within),
+        ("saved", figure.saved_within),
     ):
         info |= {f"{name}_low": 100.0 * low, f"{name}_high": 100.0 * high}
     return info

@@ -171,7 +171,7 @@ class Bench:
 
 
 def passes(
-    target: FederatedTarget, tally: EdgeMetrics, text: Text
+    target: FederatedTarget, metrics: EdgeMetrics, text: Text
 ) -> Iterator[tuple[float, float, float, float]]:
     """Of each window: seconds, those of the slowest worker, bytes from a worker and to one."""
     number = text.begin
@@ -179,18 +179,18 @@ def passes(
     for begin in range(text.begin, len(text.tokens) - WINDOW, WINDOW + 1):
         end, number = begin + WINDOW + 1, number + 1
         span = Span(0, text.tokens[:end], begin, WINDOW + 1, temperature=1.0)
-        before = counted(tally)
+        before = counted(metrics)
         begun_s = time.perf_counter()
         target.run(number, [span])
         took_s = time.perf_counter() - begun_s
-        compute_s, up, down = counted(tally) - before
+        compute_s, up, down = counted(metrics) - before
         yield took_s, max(compute_s), float(np.mean(up)), float(np.mean(down))
 
 
-def counted(tally: EdgeMetrics) -> NDArray[np.float64]:
+def counted(metrics: EdgeMetrics) -> NDArray[np.float64]:
     """Seconds computed, bytes received and bytes sent, of each worker; f64 [3, workers]."""
-    names = sorted(tally.node_bytes_out)
-    counts = (tally.node_compute_s, tally.node_bytes_in, tally.node_bytes_out)
+    names = sorted(metrics.node_bytes_out)
+    counts = (metrics.node_compute_s, metrics.node_bytes_in, metrics.node_bytes_out)
     return np.array([[float(count[name]) for name in names] for count in counts])
 
 
