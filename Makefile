@@ -16,7 +16,7 @@ help:
 	@echo "                     processes; the rest goes to pytest. ARGS=--record: how long files take)"
 	@echo "make test-all        those that take long too, and test-reference"
 	@echo "make test-reference  parity with transformers; installs torch"
-	@echo "make lint            ruff, mypy --strict, import-linter"
+	@echo "make lint            ruff, mypy --strict, import-linter, words"
 	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
 
@@ -61,6 +61,7 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words
 
 format: venv
 	$(BIN)/ruff format .

@@ -120,18 +120,18 @@ class Answers:
     """What one way said, prompt by prompt; a prompt that it did not get has none."""
 
     way: Way
-    said: dict[int, Generation] = field(default_factory=dict)
+    answers: dict[int, Generation] = field(default_factory=dict)
 
     def rate(self, turn: int) -> float:
         """Tokens a second after the first round."""
-        answer = self.said[turn]
+        answer = self.answers[turn]
         tokens = sum(len(item.tokens) for item in answer.rounds[1:])
         return tokens / max(1e-9, answer.total_s - answer.first_token_s)
 
     @property
     def rounds(self) -> list[Round]:
         """All but each answer's first."""
-        return [item for answer in self.said.values() for item in answer.rounds[1:]]
+        return [item for answer in self.answers.values() for item in answer.rounds[1:]]
 
     def a_token(self) -> dict[str, float]:
         """Passes, positions, drafts, edge time (ms) and bytes up, each over the tokens."""
@@ -158,9 +158,9 @@ class Answers:
         return result
 
 
-def _flown(one: Round) -> int:
+def _flown(round_record: Round) -> int:
     """Drafts in the target's pass; `nodes` of `ahead` were made meanwhile."""
-    return one.window if one.protocol == "ahead" else one.nodes
+    return round_record.window if round_record.protocol == "ahead" else round_record.nodes
 
 
 class Spread(NamedTuple):
@@ -188,18 +188,20 @@ class Cell:
     def times(self, name: str, over: str = STREAM) -> Spread:
         """A way's rate over another's, paired by prompt."""
         ours, theirs = self.all[name], self.all[over]
-        return Spread.of([ours.rate(at) / theirs.rate(at) for at in ours.said if at in theirs.said])
+        return Spread.of(
+            [ours.rate(at) / theirs.rate(at) for at in ours.answers if at in theirs.answers]
+        )
 
     def waiting(self) -> list[str]:
         """The ways of stop-and-wait that had the most prompts, the quickest first."""
         tried = [name for name, item in self.all.items() if item.way.window]
-        most = max((len(self.all[name].said) for name in tried), default=0)
-        tried = [name for name in tried if len(self.all[name].said) == most]
+        most = max((len(self.all[name].answers) for name in tried), default=0)
+        tried = [name for name in tried if len(self.all[name].answers) == most]
         return sorted(tried, key=lambda name: -self.times(name).mid)
 
     def chosen(self) -> str:
         """What "auto" chose, the most frequent first."""
-        picked = [item.choice for item in self.all["auto"].said.values() if item.choice]
+        picked = [item.choice for item in self.all["auto"].answers.values() if item.choice]
         names = [
             f"{item.protocol} {item.window}" if item.window else item.protocol for item in picked
         ]
@@ -207,7 +209,7 @@ class Cell:
 
     def forecast(self) -> dict[str, float]:
         """Of the last answer of "auto": each protocol's best predicted speed over `stream`."""
-        choices = [item.choice for item in self.all["auto"].said.values() if item.choice]
+        choices = [item.choice for item in self.all["auto"].answers.values() if item.choice]
         best: dict[str, float] = {}
         for item in choices[-1].forecasts if choices else ():
             best.setdefault(item.protocol, item.token_s)
@@ -217,7 +219,7 @@ class Cell:
 
 def measured(
     every: Sequence[Way],
-    asked: Sequence[Any],
+    questions: Sequence[Any],
     *,
     temperature: float,
     tokens: int,
@@ -231,8 +233,8 @@ def measured(
     for way in every:
         if way.name == "auto":  # it may try before it is measured
             for at in range(2):
-                _answer(way, asked[at % len(asked)], temperature, 900 + at, tokens)
-    for turn, prompt in enumerate(asked):
+                _answer(way, questions[at % len(questions)], temperature, 900 + at, tokens)
+    for turn, prompt in enumerate(questions):
         steps.next(f"{label}, prompt {turn + 1}")
         for device in devices.values():
             for protocol in (STREAM, "greedy"):
@@ -243,7 +245,7 @@ def measured(
         for way in (*now[first:], *now[:first]):
             before()
             answer = _answer(way, prompt, temperature, turn, tokens)
-            cell.all[way.name].said[turn] = answer
+            cell.all[way.name].answers[turn] = answer
     return cell
 
 
@@ -262,18 +264,18 @@ class Texts:
     def _reference(self) -> Decoder:
         return Decoder(self._target)
 
-    def compared(self, cell: Cell, asked: Sequence[Any], temperature: float) -> dict[str, int]:
+    def compared(self, cell: Cell, questions: Sequence[Any], temperature: float) -> dict[str, int]:
         """How many answers are equal, how many parted at a tie, and how many differ."""
         results = {"equal": 0, "ties": 0, "differ": 0}
         alone = cell.all[STREAM]
         for item in cell.all.values():
-            for turn, answer in item.said.items():
-                wanted = alone.said[turn].tokens
+            for turn, answer in item.answers.items():
+                wanted = alone.answers[turn].tokens
                 at = parted(answer.tokens, wanted)
                 if at is None:
                     results["equal"] += item is not alone
                     continue
-                prompt = alone.way.device.prompt(asked[turn]).ids
+                prompt = alone.way.device.prompt(questions[turn]).ids
                 seed = turn if temperature else None
                 results[self._verdict(prompt, answer.tokens, wanted, at, seed)] += 1
         return results
@@ -287,7 +289,7 @@ class Texts:
         return "ties" if abs(scores[wanted[at]] - scores[got[at]]) < TIE else "differ"
 
 
-def told(texts: Mapping[str, int]) -> str:
+def options_of(texts: Mapping[str, int]) -> str:
     """As tables say it."""
     parts = [f"{texts['equal']} equal"]
     parts += [f"{texts[name]} {name}" for name in ("ties", "differ") if texts[name]]

@@ -32,9 +32,9 @@ FLEET_PACES = {"GPU": Pace(0.025, 0.0003), "at its limit": Pace(0.004, 0.004)}
 
 
 @contextmanager
-def _recording(bench: Bench, asked: Sequence[Any], tokens: int) -> Iterator[Path]:
+def _recording(bench: Bench, questions: Sequence[Any], tokens: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="pilotfish-bench-") as name:
-        recorded = record(bench.drafter, bench.args.target, asked, tokens)
+        recorded = record(bench.drafter, bench.args.target, questions, tokens)
         yield save(Path(name) / "texts.npz", recorded)
 
 
@@ -168,14 +168,14 @@ def _attacked(
             quiet, neighbour, memory, sent = [], [], [], 0
             for _ in range(turns):
                 steps.next(f"hostile: without, and with a {mode}")
-                _told(process, instead)
+                options_of(process, instead)
                 quiet.append(devices.run(ways, seconds))
-                before = _told(process, "rest")
+                before = options_of(process, "rest")
                 begun_s = time.monotonic()
-                _told(process, mode)
+                options_of(process, mode)
                 neighbour.append(devices.run(ways, seconds))
                 memory.append(memory_mib(devices.edge.pid)[0])
-                sent += _told(process, "rest")["sent"] - before["sent"]
+                sent += options_of(process, "rest")["sent"] - before["sent"]
                 hinted_s = time.monotonic() - begun_s
             half = len(memory) // 2
             rows.append(
@@ -203,7 +203,7 @@ def _a_pass(served: Sequence[Served]) -> tuple[float, float]:
     return rows, 1e3 * sum(item.counts.busy_s for item in served) / passes
 
 
-def _told(process: "subprocess.Popen[str]", mode: str) -> dict[str, Any]:
+def options_of(process: "subprocess.Popen[str]", mode: str) -> dict[str, Any]:
     """Tell the device what to do; at "rest" it says what it has done."""
     assert process.stdin is not None
     assert process.stdout is not None

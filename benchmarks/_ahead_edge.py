@@ -61,7 +61,7 @@ class ReplayedTarget(Target):
         self._recording, self._pace = recording, pace
         self._vocab, self._hidden = manifest.vocab_size, manifest.dimensions.hidden
         self._end = manifest.eos_ids[0]
-        self._which: dict[int, int] = {}
+        self.recording_of: dict[int, int] = {}
         self._done: list[Scores] = []
         self.context = min(limits.context, manifest.dimensions.context)
         self.digest = manifest.digest
@@ -89,12 +89,12 @@ class ReplayedTarget(Target):
 
     def _text(self, slot: int, tokens: Any) -> Any:
         """The text that goes on behind these tokens; None: no text does."""
-        held = self._recording[self._which.get(slot, 0)]
+        held = self._recording[self.recording_of.get(slot, 0)]
         if not held.holds(tokens):
             fits = [at for at, item in enumerate(self._recording) if item.holds(tokens)]
             if not fits:
                 return None
-            self._which[slot] = fits[0]
+            self.recording_of[slot] = fits[0]
             held = self._recording[fits[0]]
         return held.text
 

@@ -33,8 +33,8 @@ Told = dict[str, Any]
 class _Worker:
     """Some devices of this process, each with a thread that answers."""
 
-    def __init__(self, devices: Sequence[Device], asked: Sequence[Any], first: int) -> None:
-        self._devices, self._asked = devices, asked
+    def __init__(self, devices: Sequence[Device], questions: Sequence[Any], first: int) -> None:
+        self._devices, self._questions = devices, questions
         self._ways: list[Told | None] = [None] * len(devices)
         self.tokens = [0] * len(devices)
         self.errors: list[str] = []
@@ -55,7 +55,7 @@ class _Worker:
                 continue
             turn += 1
             try:
-                pieces = device.stream(self._asked[turn % len(self._asked)], **way)
+                pieces = device.stream(self._questions[turn % len(self._questions)], **way)
                 for piece in pieces:
                     self.tokens[at] += len(piece.tokens)
                     if self._ways[at] is not way or self.over:
@@ -68,7 +68,7 @@ class _Worker:
 
 def _serve(
     pipe: Connection, draft: str, endpoint: str, folders: Sequence[str], recording: str,
-    pace: Pace, asked: Sequence[Any], first: int,
+    pace: Pace, questions: Sequence[Any], first: int,
 ) -> None:  # fmt: skip
     sys.setswitchinterval(5e-4)  # threads that have slept are to go on at once
     with ExitStack() as stack:
@@ -76,7 +76,7 @@ def _serve(
         devices = [
             stack.enter_context(Device(draft, endpoint, folder, threads=1)) for folder in folders
         ]
-        worker = _Worker(devices, asked, first)
+        worker = _Worker(devices, questions, first)
         pipe.send("ready")
         while (data := pipe.recv()) is not None:
             if data == "count":
@@ -154,7 +154,7 @@ def device_keys(folder: Path, count: int) -> list[Path]:
 
 @contextmanager
 def fleet(
-    draft: Path, target: Path, recording: Path, asked: Sequence[Any], *, devices: int,
+    draft: Path, target: Path, recording: Path, questions: Sequence[Any], *, devices: int,
     drafter_pace: Pace, target_pace: Pace | None, rtt_s: float, spare_keys: int = 0,
 ) -> Iterator[tuple[Fleet, list[Path]]]:  # fmt: skip
     """A fleet, and the folders of keys that none of its devices uses.
@@ -188,7 +188,7 @@ def fleet(
             our_value = [str(each) for each in folders[first : first + share]]
             info = (theirs, str(draft), link.endpoint, our_value, str(recording))
             process = spawn.Process(
-                target=_serve, args=(*info, drafter_pace, list(asked), first), daemon=True
+                target=_serve, args=(*info, drafter_pace, list(questions), first), daemon=True
             )
             process.start()
             if apart:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from _ahead_cells import Cell, Ends, Spread, Texts, measured, told, ways
+from _ahead_cells import Cell, Ends, Spread, Texts, measured, options_of, ways
 from _common import Goal, Rows, Steps, at_least, at_most
 
 from pilotfish.emulation.emulator import Conditions
@@ -53,7 +53,7 @@ class Grid:
     """
 
     table: str
-    asked: Sequence[Any]
+    questions: Sequence[Any]
     tokens: int
     temperatures: Sequence[float]
     windows: Sequence[int]
@@ -73,7 +73,7 @@ class Grid:
                 for name, device in both.devices.items():
                     cell = measured(
                         ways(device, temperature, self.protocol, self.windows),
-                        self.asked,
+                        self.questions,
                         temperature=temperature,
                         tokens=self.tokens,
                         steps=self.steps,
@@ -95,8 +95,8 @@ class Grid:
             "rtt_ms": place.rtt_ms,
             "drafter": drafter,
             "temperature": temperature,
-            "prompts": len(alone.said),
-            "stream_ms": 1e3 / Spread.of([alone.rate(at) for at in alone.said]).mid,
+            "prompts": len(alone.answers),
+            "stream_ms": 1e3 / Spread.of([alone.rate(at) for at in alone.answers]).mid,
             "ahead": cell.times("ahead")._asdict(),
             "wait": cell.times(wait)._asdict() | {"window": cell.all[wait].way.window},
             "auto": cell.times("auto")._asdict() | {"chose": cell.chosen()},
@@ -104,7 +104,7 @@ class Grid:
             "forecast": cell.forecast(),
             "a_token": {name: cell.all[name].a_token() for name in (STREAM, "ahead", wait, "auto")},
             "sources": cell.all["ahead"].sources(),
-            "texts": self.texts.compared(cell, self.asked, temperature),
+            "texts": self.texts.compared(cell, self.questions, temperature),
         }
 
 
@@ -112,7 +112,7 @@ def _nothing() -> None:
     """Before an answer over a link that stays as it is."""
 
 
-def shown(rows: Rows, extra: Sequence[str] = ()) -> Rows:
+def table_rows(rows: Rows, extra: Sequence[str] = ()) -> Rows:
     """The cells as a table for people."""
     results: Rows = []
     for row in rows:
@@ -131,7 +131,7 @@ def shown(rows: Rows, extra: Sequence[str] = ()) -> Rows:
                 "passes, positions, drafts a token": " / ".join(
                     f"{each[name]:.2f}" for name in ("passes", "positions", "drafts")
                 ),
-                "texts": told(row["texts"]),
+                "texts": options_of(row["texts"]),
             }
         )
     return results

@@ -70,12 +70,12 @@ class Pace:
 
 
 def record(
-    drafter: Path, target: Path, asked: Sequence[Any], tokens: int, temperature: float = 0.0
+    drafter: Path, target: Path, questions: Sequence[Any], tokens: int, temperature: float = 0.0
 ) -> list[Recorded]:
     """Let the real pair say it; the seed of each prompt is its number."""
     results = []
     with EdgeServer(target) as edge, Device(drafter, edge.endpoint) as device:
-        for seed, result in enumerate(asked):
+        for seed, result in enumerate(questions):
             prompt = device.prompt(result).ids.astype(np.int64)
             answer = device.generate(
                 result, protocol="stream", temperature=temperature, seed=seed, max_tokens=tokens
@@ -88,12 +88,14 @@ def record(
     return [_with_drafts(reader, result) for result in results]
 
 
-def _with_drafts(reader: Decoder, one: Recorded) -> Recorded:
+def _with_drafts(reader: Decoder, recorded: Recorded) -> Recorded:
     reader.rollback(0, 0)
-    logits = reader.prefill(0, one.text[:-1], rows=len(one.text) - len(one.prompt)).logits
+    logits = reader.prefill(
+        0, recorded.text[:-1], rows=len(recorded.text) - len(recorded.prompt)
+    ).logits
     best = np.argsort(logits, axis=1)[:, : -BEST - 1 : -1]
     scores = np.take_along_axis(logits, best, axis=1)
-    return Recorded(one.prompt, one.text, best.astype(np.int64), scores.copy())
+    return Recorded(recorded.prompt, recorded.text, best.astype(np.int64), scores.copy())
 
 
 def save(path: Path, recording: Sequence[Recorded]) -> Path:
@@ -127,7 +129,7 @@ class ReplayedDecoder:
         self.vocab_size = artifact.manifest.vocab_size
         self._held = [np.empty(self.context, np.int64) for _ in range(slots)]
         self._lengths = [0] * slots
-        self._which = [0] * slots
+        self._recording_of = [0] * slots
 
     def length(self, slot: int) -> int:
         return self._lengths[slot]
@@ -153,18 +155,18 @@ class ReplayedDecoder:
         held[begin:end] = tokens
         rows = len(tokens) if passed.rows is None else passed.rows
         logits = np.full((rows, self.vocab_size), _LOW, np.float32)
-        reply = self._said(slot, held[:end])
+        reply = self._recorded_answer(slot, held[:end])
         for row, place in enumerate(range(end - rows + 1, end + 1)):
             at = place - len(reply.prompt)
             if 0 <= at < len(reply.ids):
                 logits[row, reply.ids[at]] = reply.scores[at]
         return Output(logits, np.zeros((rows, self.hidden_size), np.float32))
 
-    def _said(self, slot: int, tokens: Ids) -> Recorded:
-        if not self._recording[self._which[slot]].begins(tokens):
+    def _recorded_answer(self, slot: int, tokens: Ids) -> Recorded:
+        if not self._recording[self._recording_of[slot]].begins(tokens):
             fits = (at for at, item in enumerate(self._recording) if item.begins(tokens))
-            self._which[slot] = next(fits, self._which[slot])
-        return self._recording[self._which[slot]]
+            self._recording_of[slot] = next(fits, self._recording_of[slot])
+        return self._recording[self._recording_of[slot]]
 
 
 @contextmanager

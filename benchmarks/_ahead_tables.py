@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from _ahead_cells import Cell, Ends, Spread, Texts, Way, ends, measured, told
+from _ahead_cells import Cell, Ends, Spread, Texts, Way, ends, measured, options_of
 from _ahead_prompts import REPEATING, long_prompt
 from _common import Goal, Rows, Steps, at_most
 
@@ -37,7 +37,7 @@ class Bench(NamedTuple):
 # Hints of the edge's own
 
 
-def own(bench: Bench) -> Measured:
+def own_figures(bench: Bench) -> Measured:
     """Whose hints, by kind of prompt and RTT; two edges, one of which hosts the drafter."""
     args = bench.args
     rtts = args.rtt or ((50.0,) if args.quick else (20.0, 50.0, 100.0))
@@ -54,7 +54,7 @@ def own(bench: Bench) -> Measured:
             for both in (plain, hosted):
                 both.change(Conditions(rtt_s=ms * 1e-3))
             for kind, wanted in REPEATING.items():
-                every = _whose(bench, plain, hosted)
+                every = _source_name(bench, plain, hosted)
                 cell = measured(
                     every, wanted[:count], temperature=0.0, tokens=args.tokens, steps=steps,
                     label=f"own: RTT {ms:g}, {kind}",
@@ -63,7 +63,7 @@ def own(bench: Bench) -> Measured:
     for_people = [
         {"RTT": f"{row['rtt_ms']:g}", "prompts": row["kind"]}
         | {name: str(Spread(*each.values())) for name, each in row["times"].items()}
-        | {"sources (all)": row["sources"], "texts": told(row["texts"])}
+        | {"sources (all)": row["sources"], "texts": options_of(row["texts"])}
         for row in rows
     ]
     differ = sum(row["texts"]["differ"] for row in rows)
@@ -73,7 +73,7 @@ def own(bench: Bench) -> Measured:
     )  # fmt: skip
 
 
-def _whose(bench: Bench, plain: Ends, hosted: Ends) -> list[Way]:
+def _source_name(bench: Bench, plain: Ends, hosted: Ends) -> list[Way]:
     device, there = plain.devices["device"], hosted.devices["device"]
     return [
         Way(STREAM, device, {"protocol": STREAM}),

@@ -114,14 +114,14 @@ def conclude(
     columns: Sequence[str],
     rows: Rows,
     goals: list[Goal],
-    shown: Rows | None = None,
+    table: Rows | None = None,
 ) -> int:
     """Show the columns of the rows, and the goals; write JSON if asked. Returns the exit code.
 
     Beside other work all of it is marked; what is missed there is missed, but proves less.
     shown: of the rows, where others were shown before.
     """
-    show(args, title, columns, rows if shown is None else shown)
+    show(args, title, columns, rows if table is None else table)
     console = _console(args)
     machine = args.company.told()
     neighbour = " [yellow](beside other work)[/]" if machine["beside_other_work"] else ""

@@ -43,7 +43,7 @@ class Company:
         self._began = self._reading()
         self.before = self._share(first, self._began)
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """For the JSON: shares are of the cores."""
         during = self._share(self._began, self._reading())
         return {
@@ -68,11 +68,11 @@ class Company:
         return round(min(1.0, max(0.0, other_s / cores_s)), 4)
 
 
-def in_words(told: dict[str, Any]) -> str:
+def in_words(report: dict[str, Any]) -> str:
     """A line for below a table; "" for a machine that did nothing else."""
-    if not told["beside_other_work"]:
+    if not report["beside_other_work"]:
         return ""
-    busy = max(told["other_work_during"] or 0.0, told["other_work_before"] or 0.0)
+    busy = max(report["other_work_during"] or 0.0, report["other_work_before"] or 0.0)
     return f"taken beside other work: {100 * busy:.0f} % of the cores were busy with something else"
 
 

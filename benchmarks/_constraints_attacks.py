@@ -144,11 +144,11 @@ ATTACKS = {
 class Hostile:
     """One connection."""
 
-    def __init__(self, endpoint: str, folder: Path, told: dict[str, Any]) -> None:
+    def __init__(self, endpoint: str, folder: Path, settings: dict[str, Any]) -> None:
         self._channel = EdgeChannel(endpoint, DeviceKeys.load(folder), 1 << 20)
-        self._prompt = np.array(told["prompt"], np.uint32)
-        self._vocab, self._drafts = told["vocab"], sorted(told["drafts"])
-        self._ends = told["ends"]
+        self._prompt = np.array(settings["prompt"], np.uint32)
+        self._vocab, self._drafts = settings["vocab"], sorted(settings["drafts"])
+        self._ends = settings["ends"]
         self._generation = 0
         self._session = b""
         self._sessions: list[bytes] = []

@@ -38,9 +38,9 @@ class Lines:
         )
         self.first = self.answer()
 
-    def tell(self, told: object) -> None:
+    def tell(self, line: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(told).encode() + b"\n")
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
         self._process.stdin.flush()
 
     def answered(self) -> bool:

@@ -12,12 +12,12 @@ class Prompt(NamedTuple):
 
     name: str
     kind: str
-    asked: "str | list[Message]"
+    content: "str | list[Message]"
 
     @property
     def messages(self) -> list[Message]:
         """As chat templates want it."""
-        return [_user(self.asked)] if isinstance(self.asked, str) else self.asked
+        return [_user(self.content)] if isinstance(self.content, str) else self.content
 
 
 def _user(text: str) -> Message:

@@ -26,9 +26,9 @@ PARTS = (
 Said = Mapping[str, Any]
 
 
-def rows(lines: Sequence[Line], found: Sequence[Line], every: Sequence[Run]) -> Rows:
-    """A row for each group of prompts and run. found: what was found out about partings."""
-    verdicts = {(item["parting"], item["run"]): item["verdict"] for item in found}
+def rows(lines: Sequence[Line], partings: Sequence[Line], every: Sequence[Run]) -> Rows:
+    """A row for each group of prompts and run. partings: the verdicts on differing answers."""
+    verdicts = {(item["parting"], item["run"]): item["verdict"] for item in partings}
     made: Rows = []
     for group, kinds in GROUPS.items():
         members = [line for line in lines if line["kind"] in kinds]
@@ -100,10 +100,10 @@ def _acceptance(answers: Iterable[Said]) -> float:
     return sum(accepted for _, accepted in rounds) / verified if verified else 0.0
 
 
-def _after_first(said: Said) -> float:
+def _after_first(answers: Said) -> float:
     """Tokens a second after the first round; 0 for an answer of one round."""
-    tokens = sum(said["committed"][1:])
-    return tokens / (said["total_s"] - said["first_token_s"]) if tokens else 0.0
+    tokens = sum(answers["committed"][1:])
+    return tokens / (answers["total_s"] - answers["first_token_s"]) if tokens else 0.0
 
 
 def _whole(line: Line, run: Run) -> float:
@@ -124,11 +124,11 @@ def _ratios(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
 
 
-def shape_rows(found: Sequence[Line]) -> Rows:
+def shape_rows(lines: Sequence[Line]) -> Rows:
     """How much reading several tokens at once changes the lead of the best one."""
     made: Rows = []
-    for width in sorted({item["width"] for item in found}):
-        same = [item for item in found if item["width"] == width]
+    for width in sorted({item["width"] for item in lines}):
+        same = [item for item in lines if item["width"] == width]
         leads = np.concatenate([item["leads"] for item in same])
         changes = np.abs(np.concatenate([item["changes"] for item in same]))
         changed = leads + np.concatenate([item["changes"] for item in same]) < 0

@@ -87,7 +87,7 @@ class Meter:
         self._spent_ns.clear()
 
 
-def said(generation: Generation, meter: Meter) -> dict[str, Any]:
+def answers_of(generation: Generation, meter: Meter) -> dict[str, Any]:
     """An answer as a line has it; milliseconds of each stage and of the bridge round by round.
 
     A token of `stream` counts as a round.
@@ -130,7 +130,7 @@ def answered(
     first = seed % len(every)
     for run in (*every[first:], *every[:first]):
         meter.begin()
-        results[run.name] = said(device.generate(prompt, **run.options(seed, tokens)), meter)
+        results[run.name] = answers_of(device.generate(prompt, **run.options(seed, tokens)), meter)
     return {
         "prompt_tokens": read.prompt_tokens,
         "target_read_s": read.total_s,

@@ -32,7 +32,7 @@ def _row(what: str, policy: str, outcome: Outcome) -> Row:
         "seconds": outcome.seconds,
         "code": outcome.code,
         **crossed(outcome.connections),
-        "said": outcome.said[:160],
+        "said": outcome.message[:160],
     }
 
 

@@ -45,7 +45,7 @@ class Outcome:
 
     seconds: float
     code: int | None  # None: it had to be killed
-    said: str  # its last line
+    message: str  # its last line
     connections: list[Connection]
 
 

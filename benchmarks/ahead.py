@@ -30,10 +30,10 @@ from typing import Any
 from _ahead_cells import AND_TEXT, WINDOWS, Texts, ends
 from _ahead_crowd import fleets, hostile
 from _ahead_edge import BenchEdge
-from _ahead_grid import Grid, Place, Report, forecasts, goals, shown
+from _ahead_grid import Grid, Place, Report, forecasts, goals, table_rows
 from _ahead_prompts import questions
 from _ahead_replayed import Pace, record, save
-from _ahead_tables import Bench, Measured, first, own
+from _ahead_tables import Bench, Measured, first, own_figures
 from _common import Rows, Steps, options, pair_options
 from _company import in_words
 from msgspec import structs
@@ -120,7 +120,7 @@ TABLES: dict[str, Callable[[argparse.Namespace, Report], None]] = {
     "rtt": rtt, "paced": paced, "links": links, "big": big,
 }  # fmt: skip
 OTHERS: dict[str, Callable[[Bench], Measured]] = {
-    "own": own, "first": first, "fleet": fleets, "hostile": hostile,
+    "own": own_figures, "first": first, "fleet": fleets, "hostile": hostile,
 }  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _grid(args: argparse.Namespace, table: str, cells: int) -> Grid:
 
 def _recorded(args: argparse.Namespace, grid: Grid, temperature: float) -> Any:
     drafter = next(iter(args.drafters.values()))
-    return record(drafter, args.target, grid.asked, args.tokens, temperature)
+    return record(drafter, args.target, grid.questions, args.tokens, temperature)
 
 
 def _drafter(name: str) -> Path:
@@ -152,7 +152,7 @@ def _tell(
     report: Report, title: str, rows: Rows, extra: tuple[str, ...] = (), **wanted: bool
 ) -> None:
     report.add(rows, goals(rows, **wanted))
-    markdown(title, shown(rows, extra))
+    markdown(title, table_rows(rows, extra))
 
 
 def markdown(title: str, rows: Rows) -> None:

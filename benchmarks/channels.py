@@ -53,7 +53,7 @@ def channel(text: str) -> tuple[str, Conditions]:
 
 
 def measured(
-    args: argparse.Namespace, asked: Sequence[Question], steps: Steps
+    args: argparse.Namespace, questions: Sequence[Question], steps: Steps
 ) -> dict[tuple[str, int, str], list[Generation]]:
     """The answers of every channel, window and method, question by question."""
     drafter, target = pair(args)
@@ -67,7 +67,7 @@ def measured(
             ):
                 for window in args.window:  # the first passes of fresh engines are slow ones
                     device.generate("Hello!", protocol=BY_RULE, window=window, max_tokens=window)
-                for number, question in enumerate(asked):
+                for number, question in enumerate(questions):
                     device.generate(
                         question.message, protocol="greedy", max_tokens=1
                     )  # both ends read the prompt
@@ -93,14 +93,14 @@ def row(
     key: tuple[str, int, str],
     answers: Sequence[Generation],
     greedy: Sequence[Generation],
-    asked: Sequence[Question],
+    questions: Sequence[Question],
 ) -> dict[str, Any]:
     """Of one channel, window and method."""
     name, window, method = key
     task = Gsm8k()
     right = [
         task.right(question, task.outcome(question, answer.text))
-        for question, answer in zip(asked, answers, strict=True)
+        for question, answer in zip(questions, answers, strict=True)
     ]
     rounds = sum(len(item.rounds) for item in answers)
     tokens = sum(len(item.tokens) for item in answers)

@@ -78,10 +78,10 @@ class Tally:
 
     def __init__(self, federation: Federation, temperature: float, top_k: int, vocab: int) -> None:
         self._federation, self._temperature = federation, temperature
-        self._kept, self._vocab = top_k, vocab
+        self._top_k, self._vocab = top_k, vocab
         self._weights = np.array(federation.weights) / sum(federation.weights)
         # by name, f64 [n] of each window
-        self._found: dict[str, list[Values]] = defaultdict(list)
+        self._results: dict[str, list[Values]] = defaultdict(list)
         self._bytes: dict[str, list[int]] = defaultdict(list)
         self._seconds: list[float] = []
 
@@ -92,7 +92,7 @@ class Tally:
         exact = [probabilities(z.astype(np.float64), law) for z in window.workers]
         average = np.tensordot(self._weights, np.stack(exact), 1)
         q = probabilities(window.drafter.astype(np.float64), law)
-        info = [top_rows(z, self._temperature, self._kept) for z in window.workers]
+        info = [top_rows(z, self._temperature, self._top_k) for z in window.workers]
         # [M, n]; rounding may have it above 1
         self._bound(np.minimum([rows.retained_mass for rows in info], 1.0))
         self._note("beta", beta(average, q))
@@ -108,7 +108,7 @@ class Tally:
                 for index, (rows, p) in enumerate(zip(answers, exact, strict=True), start=1):
                     error = reconstruction_error(rebuild(rows, self._vocab, scheme), p)
                     self._note(name_of(f"error_{index}", scheme, form), error)
-                if form == "fp32" and self._kept == self._vocab:
+                if form == "fp32" and self._top_k == self._vocab:
                     unlike = (merged != uncompressed(self._weights, info)).any(axis=1)
                     self._note("inexact", unlike.astype(np.float64))
 
@@ -119,17 +119,17 @@ class Tally:
         for index, rho in enumerate(retained, start=1):
             self._note(f"rho_{index}", rho)
             self._note(f"error_{index}_11", renormalised_error(rho))
-            self._note(f"error_{index}_12", spread_error_bound(rho, self._vocab - self._kept))
+            self._note(f"error_{index}_12", spread_error_bound(rho, self._vocab - self._top_k))
 
     def _note(self, name: str, values: Values) -> None:
-        self._found[name].append(values)
+        self._results[name].append(values)
 
     def _serve(
         self, frames: Sequence[bytes], rows: int, scheme: Scheme
     ) -> tuple[list[TopRows], Floats]:
         """What an edge makes of the workers' frames: their answers, and the average, [n, V]."""
         begun = time.perf_counter()
-        answers = [decode_topk(frame, rows, self._kept, self._vocab) for frame in frames]
+        answers = [decode_topk(frame, rows, self._top_k, self._vocab) for frame in frames]
         merged = aggregate(self._weights, answers, self._vocab, scheme)
         as_logits(merged, self._temperature)
         if rows == POSITIONS:
@@ -138,15 +138,15 @@ class Tally:
 
     def row(self) -> dict[str, Any]:
         """The means over all positions, and how many of the figures are beyond their bounds."""
-        figures = {name: np.concatenate(parts) for name, parts in self._found.items()}
+        figures = {name: np.concatenate(parts) for name, parts in self._results.items()}
         sizes = {form: round(float(np.mean(result))) for form, result in self._bytes.items()}
         window = partial(upload_bits, POSITIONS, vocabulary=self._vocab, probability_bits=16)
-        paper, full = window(top_k=self._kept) / 8.0, window(top_k=self._vocab) / 8.0
+        paper, full = window(top_k=self._top_k) / 8.0, window(top_k=self._vocab) / 8.0
         return {
             "who": self._federation.name,
             "workers": len(self._weights),
             "T": self._temperature,
-            "K": self._kept,
+            "K": self._top_k,
             "positions": len(figures["beta"]),
             **{name: float(values.mean()) for name, values in figures.items()},
             **sizes,

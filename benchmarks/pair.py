@@ -43,11 +43,11 @@ def window(text: str) -> "int | str":
 
 
 def measure(
-    args: argparse.Namespace, asked: Sequence[Prompt], every: Sequence[Run], results: Results
+    args: argparse.Namespace, prompts: Sequence[Prompt], every: Sequence[Run], results: Results
 ) -> None:
     """A line for each prompt that has none yet."""
     done = {line["prompt"] for line in results.of("prompt")}
-    left = [(seed, item) for seed, item in enumerate(asked) if item.name not in done]
+    left = [(seed, item) for seed, item in enumerate(prompts) if item.name not in done]
     if not left:
         return
     drafter, target = pair(args)
@@ -62,7 +62,7 @@ def measure(
             device.generate("Hello!", **run.options(0, 6))
         for seed, item in left:
             steps.next(f"{item.name}: {len(every)} answers")
-            prompt = device.prompt(item.asked)
+            prompt = device.prompt(item.content)
             line = {"prompt": item.name, "kind": item.kind, "seed": seed, "settings": settings}
             result = answered(device, meter, prompt, every, seed=seed, tokens=args.tokens)
             results.add({**line, "prompt_ids": prompt.ids.tolist(), **result})

@@ -295,7 +295,7 @@ def main() -> int:
     *others, last = args.only
     for part in others:
         show(args, part, COLUMNS[part], results[part])
-    return conclude(args, last, COLUMNS[last], rows, judge(results), shown=results[last])
+    return conclude(args, last, COLUMNS[last], rows, judge(results), table=results[last])
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Case(NamedTuple):
     """So many of the workers, with this K and format; none: the edge's own model."""
 
     workers: int
-    kept: int = 0
+    top_k: int = 0
     values: str = ""
 
 
@@ -92,7 +92,7 @@ class Bench:
 
     def row(self, case: Case) -> dict[str, Any]:
         """The figures of one case."""
-        results = {"workers": case.workers, "K": case.kept, "values": case.values}
+        results = {"workers": case.workers, "K": case.top_k, "values": case.values}
         if not case.workers:
             return results | self._rounds({})
         listed = self._list(case)
@@ -161,7 +161,7 @@ class Bench:
 
     def _list(self, case: Case) -> Path:
         path = self._folder / "workers.toml"
-        lines = [f"kept = {case.kept}", f'values = "{case.values}"']
+        lines = [f"kept = {case.top_k}", f'values = "{case.values}"']
         for index, worker in enumerate(self._served[: case.workers]):
             lines += ["[[worker]]", f'name = "{index}"', f'address = "{worker.endpoint}"']
             lines += ['key = "edge.pub"']
@@ -231,7 +231,7 @@ def main() -> int:
         steps, rows = Steps(len(cases)), []
         with bench.workers():
             for case in cases:
-                steps.next(f"{case.workers} workers, K = {case.kept} {case.values}")
+                steps.next(f"{case.workers} workers, K = {case.top_k} {case.values}")
                 rows.append(bench.row(case))
     (full,) = (row for row in rows if (row["K"], row["values"]) == (bench.vocab, "fp16"))
     for row in rows[1:]:

@@ -50,14 +50,14 @@ def text(name: str) -> str:
     return (FOLDER / name).read_text()
 
 
-def section(name: str, which: str) -> dict[str, list[str]]:
+def section(name: str, heading: str) -> dict[str, list[str]]:
     """Key → values of one section of a unit; keys may repeat."""
     results: dict[str, list[str]] = {}
     now = ""
     for line in text(name).splitlines():
         if line.startswith("["):
             now = line.strip("[]")
-        elif now == which and line and not line.startswith("#"):
+        elif now == heading and line and not line.startswith("#"):
             key, _, value = line.partition("=")
             results.setdefault(key, []).append(value)
     return results

@@ -285,13 +285,13 @@ class SlowStatus:
 
     def __init__(self) -> None:
         self.state = Connectivity.WRONG_EDGE_KEY
-        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.requests, self.go_on = threading.Event(), threading.Event()
 
     @property
     def status(self) -> LinkStatus:
         status = LinkStatus.from_state(self.state, NOWHERE, keys=True)
-        if not self.asked.is_set():
-            self.asked.set()
+        if not self.requests.is_set():
+            self.requests.set()
             self.go_on.wait(10.0)
         return status
 
@@ -309,7 +309,7 @@ def test_states_are_logged_in_their_order(caplog: pytest.LogCaptureFixture) -> N
         threading.Thread(target=family._log_change, args=(patience,), daemon=True) for _ in range(2)
     )
     late.start()
-    link.asked.wait(10.0)
+    link.requests.wait(10.0)
     link.state = Connectivity.CONNECTED
     soon.start()
     soon.join(0.1)

@@ -89,12 +89,12 @@ class Edge:
     def __init__(self, artifact: Artifact, model: Model, a_s: float, b_s: float) -> None:
         price = DraftCost({width: a_s + b_s * width for width in (1, 2, 4, 8, 16)})
         ticks = count(0, 1_000_000)
-        self._target, self.tally = TableTarget(model), EdgeMetrics()
-        self._scheduler = Scheduler(self._target, lambda: next(ticks), self.tally, price)
+        self._target, self.metrics = TableTarget(model), EdgeMetrics()
+        self._scheduler = Scheduler(self._target, lambda: next(ticks), self.metrics, price)
         self.sent: dict[bytes, list[tuple[m.Reply, list[int]]]] = {ME: [], OTHER: []}
         self._service = MessageHandler(
             artifact, self._target, EdgeLimits(messages_per_s=1e9), self._scheduler.submit,
-            self._keep, draft_cost=price, metrics=self.tally,
+            self._keep, draft_cost=price, metrics=self.metrics,
         )  # fmt: skip
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
@@ -130,8 +130,8 @@ class Device:
         self.committed = CommittedTokens()
         self.committed.extend(prompt)
         self.answer: list[int] = []
-        self.lead = DraftAhead()
-        self.lead.start(self.committed.ids)
+        self.drafts_ahead = DraftAhead()
+        self.drafts_ahead.start(self.committed.ids)
         self.hints: list[tuple[m.Hint, list[bytes]]] = []  # under way
         self._read = 0
         begin(edge, ME, "ahead", law, prompt)
@@ -147,14 +147,14 @@ class Device:
         return bool(self.answer) and (self.answer[-1] == END or len(self.committed) > self._last)
 
     def draft(self) -> None:
-        if len(self.lead) < self._last - self.lead.committed:
-            row = logits(self._model, tuple(self.lead.text.ids.tolist()))
-            token, margin = draft_with_margin(row, self._law, len(self.lead.text))
-            self.lead.append(token, 1.0, margin)
+        if len(self.drafts_ahead) < self._last - self.drafts_ahead.committed:
+            row = logits(self._model, tuple(self.drafts_ahead.text.ids.tolist()))
+            token, margin = draft_with_margin(row, self._law, len(self.drafts_ahead.text))
+            self.drafts_ahead.append(token, 1.0, margin)
 
     def tell(self) -> None:
-        if self.lead.unsent > 0:
-            start, digest, frames = self.lead.encode_hint(VOCAB)
+        if self.drafts_ahead.unsent > 0:
+            start, digest, frames = self.drafts_ahead.encode_hint(VOCAB)
             hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
             self.hints.append((hint, [bytes(frame) for frame in frames]))
 
@@ -170,7 +170,7 @@ class Device:
 
     def forge(self, back: int, ids: Sequence[int], *, rightly: bool) -> None:
         """Send a hint of made-up ids; with the right hash, if so wished."""
-        text = self.lead.text if back % 2 else self.committed
+        text = self.drafts_ahead.text if back % 2 else self.committed
         start = max(0, min(len(text), len(text) - back))
         digest = text.hash_at(start) if rightly else b"\0" * 8
         hint = m.Hint(session=ME, generation=0, start=start, hash=digest)
@@ -188,7 +188,7 @@ class Device:
         if reply.start != len(self.committed):
             assert reply.start < len(self.committed)  # sent again
             return True
-        self.lead.compare(ids)
+        self.drafts_ahead.compare(ids)
         self.committed.extend(ids)
         self.answer += ids
         return True

@@ -361,7 +361,7 @@ def test_the_drafter_does_not_keep_the_interpreter(pair: Pair) -> None:
 
 def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: Path) -> None:
     values = np.array([*range(0, VOCAB - 1, 3), VOCAB - 1])
-    reply = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, kept=values.tolist())
+    reply = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, head_tokens=values.tolist())
     whole = Decoder(tiny_artifact(tmp_path / "whole", vocab=VOCAB, seed=2), threads=1)
     wanted = PROMPT
     for _ in range(4):

@@ -87,7 +87,7 @@ def test_hints_wait_too(edge: SocketlessEdge) -> None:
     edge.deliver(begin(session, REGEX, protocol="ahead", temperature=0.0))
     edge.deliver(session.hint([5, 6]))
     compiled(edge)
-    assert edge.tally.hints["kept"] == 1
+    assert edge.metrics.hints["kept"] == 1
 
 
 def test_the_last_generation_goes_on_until_then(edge: SocketlessEdge) -> None:
@@ -163,7 +163,7 @@ def test_few_hints_wait(edge: SocketlessEdge) -> None:
     for _ in range(100):
         edge.deliver(session.hint([5, 6]))
     compiled(edge)
-    assert 0 < sum(edge.tally.hints.values()) < 20
+    assert 0 < sum(edge.metrics.hints.values()) < 20
 
 
 def parked(edge: SocketlessEdge, monkeypatch: pytest.MonkeyPatch) -> GrammarCompiler:

@@ -29,15 +29,15 @@ class Said:
 
     def __init__(self, odds, ids=None):
         self.odds, self.ids = odds, [1] * len(odds) if ids is None else ids
-        self.met = []
-        self.asked = 0
+        self.comparisons = []
+        self.requests = 0
 
     def propose(self, limit):
-        self.asked += 1
+        self.requests += 1
         return Proposal(self.ids[:limit], self.odds[:limit])
 
     def record_tokens(self, ids):
-        self.met.append(list(ids))
+        self.comparisons.append(list(ids))
 
 
 def hints(**sources):
@@ -146,7 +146,7 @@ def test_promises_are_measured_by_what_they_brought():
         seen.append(source)
         accepted = len(drafts) if source == TEXT else 0
         under.record_pass([2] * (accepted + 1), accepted)
-        assert device.met == text.met  # all follow the text
+        assert device.comparisons == text.comparisons  # all follow the text
     assert seen[0] == DEVICE
     assert seen[-100:].count(TEXT) > 60  # the device's purse lets it try now and then
 

@@ -82,7 +82,7 @@ def test_repeats_are_bounded(edge: SocketlessEdge, kind: str) -> None:
         size = sent_back(edge)
         largest, total = max(largest, size), total + size
     assert total <= AT_ONCE + largest
-    assert edge.tally.refusals["rate-limited"] > 500
+    assert edge.metrics.refusals["rate-limited"] > 500
     other = RawSession()  # of another client, who is served as ever
     edge.deliver(other.begin(PROMPT, "stream"), client=b"other")
     edge.deliver(other.pull(3), client=b"other")
@@ -98,7 +98,7 @@ def test_refusals_of_what_was_not_read_are_bounded(edge: SocketlessEdge) -> None
     for _ in range(3000):
         edge.deliver([b"\0"])
     assert 1000 <= len(edge.replies) < 1000 + AT_ONCE / 200
-    assert edge.tally.dropped_replies > 2000
+    assert edge.metrics.dropped_replies > 2000
 
 
 def test_a_pass_is_paid_by_itself(edge: SocketlessEdge) -> None:
@@ -107,7 +107,7 @@ def test_a_pass_is_paid_by_itself(edge: SocketlessEdge) -> None:
     sent_back(edge)
     for _ in range(500):
         edge.deliver(ask())
-    assert edge.tally.refusals["rate-limited"] > 0
+    assert edge.metrics.refusals["rate-limited"] > 0
     sent_back(edge)
     session = RawSession()
     edge.deliver(session.begin(PROMPT, "stream", logprobs=20, prompt_logprobs=20))

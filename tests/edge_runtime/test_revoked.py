@@ -59,8 +59,8 @@ def test_the_places_of_a_revoked_key_are_free_at_once(edge: SocketlessEdge) -> N
         begun(edge, ALICE)
     assert [type(reply) for reply in requests(edge, ALICE)] == [m.Pong]
     assert edge.service.sessions_by_device() == {"alice": 2}
-    assert edge.tally.sessions_ended["revoked"] == 2
-    assert edge.tally.sessions_ended["displaced"] == 0
+    assert edge.metrics.sessions_ended["revoked"] == 2
+    assert edge.metrics.sessions_ended["displaced"] == 0
 
 
 def test_a_session_of_a_revoked_key_is_unknown_even_to_the_key_that_comes_back(
@@ -91,7 +91,7 @@ def test_work_under_way_for_a_revoked_key_is_dropped_and_others_go_on(
     edge.service.apply_config(LIMITS, {ALICE: "alice"})
     assert m.Verdict in [type(reply) for reply in requests(edge, ALICE)]
     assert m.Verdict not in [type(reply) for to, reply, _ in edge.replies if to == BOB]
-    assert edge.tally.windows["greedy"] == 1
+    assert edge.metrics.windows["greedy"] == 1
     assert edge.service.sessions_by_device() == {"alice": 1}
 
 

@@ -26,14 +26,14 @@ class Steered(Target):
         self.context, self.digest = 512, "0"
         self.lanes, self.depth, self.concurrent_passes = lanes, depth, abreast
         self.started: dict[int, list[Span]] = {}
-        self.kept: list[tuple[int, list[int]]] = []
+        self.kept_paths: list[tuple[int, list[int]]] = []
         self._finished: list[Scores] = []
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
         self.started[number] = list(spans)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        self.kept.append((slot, list(path)))
+        self.kept_paths.append((slot, list(path)))
 
     def collect_scores(self) -> Sequence[Scores]:
         down, self._finished = self._finished, []
@@ -275,10 +275,10 @@ def test_of_a_tree_the_path_is_kept_when_its_pass_is_over(clock: Clock) -> None:
     tree.verify = lambda logits, hidden: Decision(3, 1)
     scheduler.submit(tree)
     leave(scheduler)
-    assert target.kept == []
+    assert target.kept_paths == []
     target.finish(min(target.started))
     collect(scheduler)
-    assert target.kept == [(0, [0, 2])]
+    assert target.kept_paths == [(0, [0, 2])]
     scheduler.submit(job(0, [1, 2, 3, 5, 6, 7], clock))
     leave(scheduler)
     (spans,) = target.started.values()

@@ -43,7 +43,7 @@ def test_a_flood_of_hints_keeps_no_request_of_the_same_client_out(pair: Pair) ->
         for _ in range(3 * int(RATE)):
             edge.deliver(session.hint([1, 2]))
         assert edge.replies == []  # no hint is answered
-        assert edge.tally.hints["refused"] > RATE
+        assert edge.metrics.hints["refused"] > RATE
         edge.deliver([m.encode(m.Ping(nonce=7))])
         assert isinstance(edge.reply(), m.Pong)
 

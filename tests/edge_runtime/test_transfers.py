@@ -308,7 +308,7 @@ def test_a_window_in_chunks_is_answered_once_and_again_elsewhere(edge: Socketles
     assert isinstance(edge.reply(b"three"), m.Ack)
     assert edge.reply(b"three") == verdict
     assert not edge.replies
-    assert edge.tally.refusals.total() == 0
+    assert edge.metrics.refusals.total() == 0
 
 
 @pytest.mark.parametrize(

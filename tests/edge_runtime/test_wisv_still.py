@@ -46,13 +46,13 @@ def test_refusals_and_forgiven_tokens_are_counted(still: SocketlessEdge, pair: P
     for bad in BAD.values():
         still.deliver([states[0], *bad(len(wanted[0]))])
     still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted, generation=9))
-    assert still.tally.refusals == {"malformed": len(BAD), "diverged": 1}
+    assert still.metrics.refusals == {"malformed": len(BAD), "diverged": 1}
     still.replies.clear()
     still.deliver(states)
     verdict = still.reply()
     assert isinstance(verdict, m.Verdict)
     assert verdict.notes == [len(wanted[0])]
-    assert still.tally.notes == {("forgiven", SELECTIVE): len(wanted[0])}
+    assert still.metrics.notes == {("forgiven", SELECTIVE): len(wanted[0])}
 
 
 def test_a_device_that_never_sends_its_states_holds_no_place(

@@ -74,7 +74,7 @@ def naive_mass(drafter: Artifact, text: str, window: int, shared: Sequence[int])
 
 def test_of_a_cut_head_only_what_it_can_say_is_covered(target: Artifact, tmp_path: Path) -> None:
     selection = [OWN.index(letter) for letter in "aeh"]
-    cut = tiny_artifact(tmp_path / "cut", tokens=OWN, eos="[end]", kept=sorted(selection))
+    cut = tiny_artifact(tmp_path / "cut", tokens=OWN, eos="[end]", head_tokens=sorted(selection))
     vocabularies = compare_vocabularies(cut, target, TEXT)
     pieces = [Tokenizer(target).piece(id) for id in Tokenizer(target).encode(TEXT)]
     assert vocabularies.coverage == pytest.approx(
@@ -191,7 +191,7 @@ def test_the_same_vocabulary_needs_no_model(
 def test_of_a_cut_head_it_says_what_can_be_drafted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cut = tiny_artifact(tmp_path / "cut", vocab=100, kept=[1, 2, 99])
+    cut = tiny_artifact(tmp_path / "cut", vocab=100, head_tokens=[1, 2, 99])
     whole = tiny_artifact(tmp_path / "whole", vocab=100)
     assert run(cut.path, whole.path) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -54,7 +54,7 @@ def test_the_logits_are_the_whole_heads(
 ) -> None:
     made = {"precision": precision, "dialect": dialect, "seed": 3, **changes}
     whole = tiny_artifact(tmp_path / "whole", **made)
-    cut = tiny_artifact(tmp_path / "cut", kept=KEPT.tolist(), **made)
+    cut = tiny_artifact(tmp_path / "cut", head_tokens=KEPT.tolist(), **made)
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=9) for each in (whole, cut))
     assert got.logits.shape == (9, len(KEPT))
     assert np.array_equal(got.hidden, wanted.hidden)
@@ -69,7 +69,7 @@ def test_the_logits_are_the_whole_heads(
 def test_caps_scales_and_narrow_embeddings_stay(tmp_path: Path, family: str) -> None:
     made = {"architecture": family, "dialect": "opset24", "seed": 1}
     whole = tiny_artifact(tmp_path / "whole", **made)
-    cut = tiny_artifact(tmp_path / "cut", kept=KEPT.tolist(), **made)
+    cut = tiny_artifact(tmp_path / "cut", head_tokens=KEPT.tolist(), **made)
     wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, KEPT], rtol=1e-5, atol=1e-5)
 
@@ -156,7 +156,7 @@ def _with_head_tokens(path: Path, content: bytes | None, tokens: int = 3) -> Pat
 def test_a_graph_with_another_head_than_the_manifests_is_refused(
     tmp_path: Path, kept: list[int] | None
 ) -> None:
-    path = tiny_artifact(tmp_path / "a", vocab=10, kept=[1, 2, 3]).path
+    path = tiny_artifact(tmp_path / "a", vocab=10, head_tokens=[1, 2, 3]).path
     manifest = json.loads((path / "manifest.json").read_text())
     if kept is None:
         del manifest["head_tokens"], manifest["files"]["head_tokens.bin"]
@@ -177,7 +177,7 @@ def test_a_whole_head_is_written_as_before(tmp_path: Path) -> None:
 
 
 def test_it_drafts_and_does_nothing_else(tmp_path: Path) -> None:
-    cut = tiny_artifact(tmp_path / "cut", kept=KEPT.tolist(), dialect="opset24")
+    cut = tiny_artifact(tmp_path / "cut", head_tokens=KEPT.tolist(), dialect="opset24")
     assert open_model(cut, drafts=True).vocab_size == 128
     with pytest.raises(ArtifactError, match="computes logits for only 19 of its tokens"):
         open_model(cut)
@@ -188,7 +188,7 @@ def test_it_drafts_and_does_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [[], range(128), [3, 2], [2, 2], [-1, 4], [4, 128]])
 def test_tokens_that_make_no_head_are_refused(tmp_path: Path, kept: Any) -> None:
     with pytest.raises(ExportError, match="head"):
-        tiny_artifact(tmp_path / "cut", kept=[*kept])
+        tiny_artifact(tmp_path / "cut", head_tokens=[*kept])
     assert not (tmp_path / "cut").exists()
 
 

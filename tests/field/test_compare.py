@@ -463,7 +463,7 @@ def test_no_such_artifact(pair, tmp_path, capfd, kind):
 
 
 def test_a_target_whose_head_was_cut(pair, tmp_path, capsys):
-    cut = tiny_artifact(tmp_path / "cut", kept=[1, 2, 127])
+    cut = tiny_artifact(tmp_path / "cut", head_tokens=[1, 2, 127])
     assert run(pair.draft, "--target", cut.path) == 66
     err = capsys.readouterr().err
     assert "computes logits for only 3 of its tokens" in err

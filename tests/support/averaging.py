@@ -27,7 +27,7 @@ class Averaged:
 
     models: Sequence[Path]
     weights: Sequence[float]
-    kept: int | None = None
+    top_k: int | None = None
     values: str = "fp16"
     scheme: Scheme = "spread"
     targets: list[LocalTarget] = field(init=False)
@@ -48,15 +48,15 @@ class Averaged:
     def merged(self, outputs: Sequence[Output], span: Span) -> NDArray[np.float32]:
         if not span.rows:
             return np.empty((0, 0), np.float32)
-        info = [top_rows(each.logits, span.temperature, self.kept or VOCAB) for each in outputs]
-        if self.kept is None:
+        info = [top_rows(each.logits, span.temperature, self.top_k or VOCAB) for each in outputs]
+        if self.top_k is None:
             shares = np.array(self.weights) / sum(self.weights)
             total = sum(
                 rows.values * np.float32(share) for rows, share in zip(info, shares, strict=True)
             )
             return as_logits(np.asarray(total), span.temperature)
         frames = [encode_topk(rows, VOCAB, self.values) for rows in info]
-        received = [decode_topk(frame, span.rows, self.kept, VOCAB) for frame in frames]
+        received = [decode_topk(frame, span.rows, self.top_k, VOCAB) for frame in frames]
         return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), span.temperature)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:

@@ -137,7 +137,7 @@ def finished(page: Page) -> None:
     expect(page.locator(".coming")).to_have_count(0)
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(color: str, other: str) -> float:
     """Compute WCAG's contrast ratio of two opaque colours, as ``rgb(1, 2, 3)``."""
 
     def luminance(colour: str) -> float:
@@ -145,5 +145,5 @@ def contrast(one: str, other: str) -> float:
         linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    light, dark = sorted((luminance(color), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)

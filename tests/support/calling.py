@@ -63,11 +63,11 @@ def grammars() -> Grammars:
     return Grammars(tokenizer, tokenizer.vocab_size, [end])
 
 
-def allowed(told: Outline, text: str, *, special: bool = True) -> bool:
+def allowed(outline: Outline, text: str, *, special: bool = True) -> bool:
     """Whether an answer may be exactly this text; special: control tokens in it are those."""
-    assert told.grammar is not None
+    assert outline.grammar is not None
     tokenizer = vocabulary()
-    constraint = grammars().constraint(told.grammar)
+    constraint = grammars().constraint(outline.grammar)
     ids = np.array(tokenizer.encode(text, special=special), np.uint32)
     (end,) = tokenizer.encode("<|end|>", special=True)
     for at, token in enumerate([*ids.tolist(), end]):

@@ -39,9 +39,9 @@ def random_rows(seed: int, vocab: int, sizes: list[int], skew: float = 0.0) -> S
     )
 
 
-def same_rows(one: SparseRows, other: SparseRows) -> bool:
+def same_rows(rows: SparseRows, other: SparseRows) -> bool:
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
+        np.array_equal(getattr(rows, name), getattr(other, name))
         for name in ("ids", "levels", "ends")
     )
 

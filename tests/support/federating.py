@@ -159,13 +159,13 @@ class Ensemble:
         models: Sequence[Path],
         weights: Sequence[float] = (),
         *,
-        kept: int = 64,
+        top_k: int = 64,
         values: str = "fp16",
         reconstruction: Scheme = "spread",
     ) -> None:
         self._decoders = [Decoder(model, threads=1) for model in models]
         self._weights = list(weights) or [1.0] * len(models)
-        self._kept, self._values, self._scheme = kept, values, reconstruction
+        self._top_k, self._values, self._scheme = top_k, values, reconstruction
         self._held: list[int] = []  # tokens read by the decoders
         manifest = self._decoders[0].artifact.manifest
         self.vocab = manifest.vocab_size
@@ -189,9 +189,9 @@ class Ensemble:
         """Combine the models' logits f32 [1, V] as an edge does; returns logits f32 [1, V]."""
         answers = []
         for logits in each:
-            rows = top_rows(logits, temperature, self._kept)
+            rows = top_rows(logits, temperature, self._top_k)
             frame = encode_topk(rows, self.vocab, self._values)
-            answers.append(decode_topk(frame, 1, self._kept, self.vocab))
+            answers.append(decode_topk(frame, 1, self._top_k, self.vocab))
         return as_logits(aggregate(self._weights, answers, self.vocab, self._scheme), temperature)
 
     def logits(self, tokens: Sequence[int], temperature: float) -> NDArray[Any]:
@@ -242,11 +242,11 @@ class Opened(NamedTuple):
     """A federated target in this process, and its tally."""
 
     target: FederatedTarget
-    tally: EdgeMetrics
+    metrics: EdgeMetrics
 
     def events(self, node: str) -> dict[str, int]:
         """Count a worker's events by name."""
-        return {event: n for (name, event), n in self.tally.node_events.items() if name == node}
+        return {event: n for (name, event), n in self.metrics.node_events.items() if name == node}
 
 
 @contextmanager

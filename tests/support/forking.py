@@ -124,12 +124,12 @@ class ForkServer:
         """Return whether a daemon with this environment would import what the server did."""
         return _imported_by(environment) == self._imported_by and self._process.poll() is None
 
-    def fork(self, asked: dict[str, Any], files: Sequence[int]) -> int:
+    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
         """Fork a daemon with these files: 0, 1, 2 and, by its number, another one."""
         with self._lock:
             _reap_orphans(True)
             try:
-                socket.send_fds(self._end, [json.dumps(asked).encode()], files)
+                socket.send_fds(self._end, [json.dumps(request).encode()], files)
                 return int(self._end.recv(64))
             finally:
                 _reap_orphans(False)
@@ -172,7 +172,7 @@ def _daemon(command: Sequence[str]) -> str | None:
     return first if first in _DAEMONS and command[2] in ("pilotfish", EMULATOR) else None
 
 
-def _asked(
+def fork_request(
     command: Sequence[str], environment: Mapping[str, str], *, session: bool
 ) -> dict[str, Any]:
     return {
@@ -203,7 +203,7 @@ def popen(
     ours, theirs = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
-        wanted = _asked(command, environment, session=False)
+        wanted = fork_request(command, environment, session=False)
         return Forked(
             server.fork(wanted, [nothing, 1, theirs]), command, os.fdopen(ours, encoding="utf-8")
         )
@@ -223,7 +223,7 @@ class ForkedChild(ChildProcess):
         with theirs, ExitStack() as stack:
             nothing = os.open(os.devnull, os.O_RDONLY)
             stack.callback(os.close, nothing)
-            wanted = _asked(command, os.environ, session=True)
+            wanted = fork_request(command, os.environ, session=True)
             pid = server.fork(wanted, [nothing, 1, 2, theirs.fileno()])
         self.process = Forked(pid, command)
         ours.settimeout(timeout_s)
@@ -277,16 +277,16 @@ def _fork() -> int:
         return os.fork()
 
 
-def _run(asked: dict[str, Any], files: Sequence[int]) -> None:
+def _run(request: dict[str, Any], files: Sequence[int]) -> None:
     """Be a daemon."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if asked["session"]:
+        if request["session"]:
             os.setsid()
-        os.chdir(asked["folder"])
+        os.chdir(request["folder"])
         os.environ.clear()
-        os.environ.update(asked["environment"])
+        os.environ.update(request["environment"])
         for number, each in enumerate(files[:3]):
             os.dup2(each, number)
             os.close(each)
@@ -294,7 +294,7 @@ def _run(asked: dict[str, Any], files: Sequence[int]) -> None:
         sys.stdin = os.fdopen(0, closefd=False)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-        code = _main(asked["daemon"], asked["arguments"], files[3:])
+        code = _main(request["daemon"], request["arguments"], files[3:])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:

@@ -204,11 +204,11 @@ class RawSession:
         return [self._window(**changes), *map(bytes, frames)]
 
     def supply(
-        self, protocol: str, draft: Draft, asked: Sequence[bytes], **changes: Any
+        self, protocol: str, draft: Draft, frames: Sequence[bytes], **changes: Any
     ) -> list[bytes]:
         """Make the frames that answer an inquiry."""
         states = m.States(session=self.id, generation=self.generation, start=len(self.committed))
-        frames = PROTOCOL_REGISTRY[protocol].encode_states(draft, asked)
+        frames = PROTOCOL_REGISTRY[protocol].encode_states(draft, frames)
         return [m.encode(msgspec.structs.replace(states, **changes)), *map(bytes, frames)]
 
     def _window(self, **changes: Any) -> bytes:
@@ -233,14 +233,14 @@ class RawSession:
         return [m.encode(msgspec.structs.replace(pull, **changes))]
 
     def hint(
-        self, ids: Sequence[int], odds: int = 255, behind: Sequence[int] = (), **changes: Any
+        self, ids: Sequence[int], odds: int = 255, drafts_before: Sequence[int] = (), **changes: Any
     ) -> list[bytes]:
         """Make the frames of a hint behind the committed tokens and these, hinted before."""
         hint = m.Hint(
             session=self.id,
             generation=self.generation,
-            start=len(self.committed) + len(behind),
-            hash=self.committed.hash_after(behind),
+            start=len(self.committed) + len(drafts_before),
+            hash=self.committed.hash_after(drafts_before),
         )
         header = m.encode(msgspec.structs.replace(hint, **changes))
         return [header, ids_bytes(ids), bytes([odds]) * len(ids)]

@@ -56,9 +56,9 @@ class Connection:
     down: Stream = field(default_factory=Stream)
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> Connection:
+    def read(cls, message: dict[str, Any]) -> Connection:
         """Make one of what `dataclasses.asdict` makes of it."""
-        return cls(**{**said, "up": Stream(**said["up"]), "down": Stream(**said["down"])})
+        return cls(**{**message, "up": Stream(**message["up"]), "down": Stream(**message["down"])})
 
 
 class Connections:

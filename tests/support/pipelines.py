@@ -194,36 +194,36 @@ def row(
 
 @contextmanager
 def served(
-    found: Row, path: Path, *, server: dict[str, Any], **settings: Any
+    row: Row, path: Path, *, server: dict[str, Any], **settings: Any
 ) -> Iterator[EdgeServer]:
     """Run an edge on these nodes. server: options of its command; settings: of the list."""
-    listed = found.listed(path, **settings)
-    with EdgeServer(found.first, pipeline=listed, **{"threads": 1, **server}) as edge:
+    listed = row.listed(path, **settings)
+    with EdgeServer(row.first, pipeline=listed, **{"threads": 1, **server}) as edge:
         yield edge
 
 
 @contextmanager
 def opened(
-    found: Row,
+    row: Row,
     path: Path,
     *,
     slots: int,
     context: int,
-    tally: EdgeMetrics | None = None,
+    metrics: EdgeMetrics | None = None,
     owned: EdgeKeys | None = None,
     first: Path | None = None,
-    meanwhile: Callable[[str], None] = lambda trouble: None,
+    on_wait: Callable[[str], None] = lambda trouble: None,
     **settings: Any,
 ) -> Iterator[PipelineTarget]:
     """Open the target on these nodes in this process. owned: the edge's keys."""
     config = EdgeConfig(
-        target=first or found.first,
+        target=first or row.first,
         threads=1,
-        pipeline=found.listed(path, **settings),
+        pipeline=row.listed(path, **settings),
         limits=EdgeLimits(sessions=slots, context=context),
     )
     artifact = Artifact.open(config.target, stage=True)
-    target = open_target(TargetOptions(config, artifact, owned, tally or EdgeMetrics(), meanwhile))
+    target = open_target(TargetOptions(config, artifact, owned, metrics or EdgeMetrics(), on_wait))
     try:
         yield target
     finally:
@@ -234,16 +234,16 @@ class EnoughError(Exception):
     """Ends a wait for nodes; holds the edge's message."""
 
 
-def waited_for(found: Row, path: Path, *words: str, **how: Any) -> str:
+def waited_for(row: Row, path: Path, *words: str, **how: Any) -> str:
     """Return the edge's message while it waits for nodes, once it has all these words."""
     end_s = time.monotonic() + 20.0
 
-    def meanwhile(trouble: str) -> None:
+    def on_wait(trouble: str) -> None:
         assert time.monotonic() < end_s, trouble
         if all(each in trouble for each in words):
             raise EnoughError(trouble)
 
-    with pytest.raises(EnoughError) as caught, opened(found, path, meanwhile=meanwhile, **how):
+    with pytest.raises(EnoughError) as caught, opened(row, path, meanwhile=on_wait, **how):
         pytest.fail("it waits for nothing")
     return str(caught.value)
 

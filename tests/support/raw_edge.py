@@ -39,10 +39,10 @@ CODES = {"malformed", "too-large", "token-out-of-range", "unsupported", "conflic
 class RawEdge(RawClient):
     """A bare socket to a node. own: the folder of the edge's keys; node: the node's public one."""
 
-    def __init__(self, endpoint: str, own: Path | None = None, node: bytes = b"") -> None:
+    def __init__(self, endpoint: str, keys: Path | None = None, node: bytes = b"") -> None:
         keys = None
-        if own is not None:
-            secret = EdgeKeys.load(own).secret
+        if keys is not None:
+            secret = EdgeKeys.load(keys).secret
             keys = DeviceKeys(secret, zmq.curve_public(secret), node)
         super().__init__(endpoint, keys)
 

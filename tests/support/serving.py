@@ -108,7 +108,7 @@ def chat(client: openai.OpenAI, content: str = "hello", **options: Any) -> Any:
     return client.chat.completions.create(messages=messages, **options)
 
 
-def said(chunks: Any) -> str:
+def content_of(chunks: Any) -> str:
     """Join the text of a stream."""
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 

@@ -12,26 +12,26 @@ from pilotfish.speculation.logits_options import LogitsOptions
 
 
 def shaped(
-    row: Floats, prompt: Sequence[int], answer: Sequence[int], told: LogitsOptions
+    row: Floats, prompt: Sequence[int], answer: Sequence[int], options: LogitsOptions
 ) -> Floats:
     """Return one row of logits [V], changed."""
     reply, row = Counter(answer), row.copy()
     for token in range(len(row)):
-        row[token] += np.float32(told.logit_bias.get(token, 0.0))
+        row[token] += np.float32(options.logit_bias.get(token, 0.0))
         if token in reply or token in prompt:
-            factor = np.float32(told.repetition_penalty)
+            factor = np.float32(options.repetition_penalty)
             row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
-        row[token] -= np.float32(told.frequency_penalty) * reply[token]
-        row[token] -= np.float32(told.presence_penalty) * (token in reply)
+        row[token] -= np.float32(options.frequency_penalty) * reply[token]
+        row[token] -= np.float32(options.presence_penalty) * (token in reply)
     return row
 
 
-def shaped_law(model, sampling: Sampling, told: LogitsOptions, prompt: Sequence[int]):
+def shaped_law(model, sampling: Sampling, options: LogitsOptions, prompt: Sequence[int]):
     """Return a function for p after a prefix of an answer, f32 [V], by a table model."""
 
     def p(prefix):
         text = (*prompt, *prefix)
-        row = shaped(model.logits(text[-2:]), prompt, prefix, told)
+        row = shaped(model.logits(text[-2:]), prompt, prefix, options)
         return probabilities(row[None], sampling)[0]
 
     return cache(p)

@@ -40,7 +40,7 @@ class SocketlessEdge:
         held = LocalTarget(decoder)
         self.scheduler = Scheduler(held)
         self._working = False
-        self.tally = EdgeMetrics()
+        self.metrics = EdgeMetrics()
         self.service = MessageHandler(
             artifact,
             held,
@@ -49,7 +49,7 @@ class SocketlessEdge:
             self._keep,
             draft_cost=self.scheduler.draft_cost,
             resources=EdgeResources.load(artifact.manifest, heads, None),
-            metrics=self.tally,
+            metrics=self.metrics,
         )
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:

@@ -333,7 +333,7 @@ def tiny_artifact(
     sharpness: float = 2.0,
     template: str = TEMPLATE,
     templates: Mapping[str, str] | None = None,
-    kept: Sequence[int] | None = None,
+    head_tokens: Sequence[int] | None = None,
     **changes: Any,
 ) -> Artifact:
     """Export a random model to `path`; `changes` are fields of its ModelConfig.
@@ -354,7 +354,7 @@ def tiny_artifact(
         template=template,
         templates=templates,
     )
-    reply = None if kept is None else np.array(kept, np.int64)
+    reply = None if head_tokens is None else np.array(head_tokens, np.int64)
     return export_model(source, Path(path), precision=precision, dialect=dialect, head_tokens=reply)
 
 

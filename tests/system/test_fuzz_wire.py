@@ -241,7 +241,7 @@ def test_many_thousands_of_messages(
     assert seen["Verdict"] > messages / 100, seen
     decided = sum((talk.decided for talk in talks.values()), Counter())
     assert min(decided[name] for name in (*DRAFTS, "without a token")) > messages / 1000, decided
-    assert service.tally.hints.keys() == {"kept", "stale", "unknown", "malformed", "refused"}
+    assert service.metrics.hints.keys() == {"kept", "stale", "unknown", "malformed", "refused"}
     time.sleep(0.1)  # so that an idle session yields
     assert texts_of(service, conditions) == wanted
     assert wanted[-1] == wanted[-2]

@@ -44,12 +44,12 @@ class Journal:
     """The messages of a device as they are sent, and what is to happen at them."""
 
     def __init__(self) -> None:
-        self.told: list[m.Request] = []
+        self.messages: list[m.Request] = []
         self.before: Callable[[m.Request], None] = lambda message: None
         self.lose: Callable[[m.Reply], bool] = lambda reply: False
 
     def of(self, kind: type[m.Request]) -> list[Any]:
-        return [message for message in self.told if isinstance(message, kind)]
+        return [message for message in self.messages if isinstance(message, kind)]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
 
     def sent(line: Line, message: m.Request, *rest: Any) -> Any:
         selection.before(message)
-        selection.told.append(message)
+        selection.messages.append(message)
         return send(line, message, *rest)
 
     def received(line: Line, *rest: Any) -> Any:
@@ -122,7 +122,7 @@ def test_an_edge_killed_and_restarted_before_a_message(
     device, replace = mortal
     wanted = device.generate(PROMPT, protocol=protocol, **WISH)
     assert len(wanted.rounds) > 5
-    journal.told.clear()
+    journal.messages.clear()
     journal.before = nth(2, kind, replace)
     got = device.generate(PROMPT, protocol=protocol, **WISH)
     assert got.tokens == wanted.tokens
@@ -170,7 +170,7 @@ def test_a_reply_that_is_lost_with_its_connection(
     """With keys the edge knows the device again and says it once more; else all begins anew."""
     device, relay = relayed
     wanted = device.generate(PROMPT, protocol=protocol, **WISH)
-    journal.told.clear()
+    journal.messages.clear()
     journal.lose = nth(2, kind, relay.cut)
     got = device.generate(PROMPT, protocol=protocol, **WISH)
     assert got.tokens == wanted.tokens
@@ -193,7 +193,7 @@ def test_a_reply_that_is_overdue(
     monkeypatch.setattr(pending, "RESEND_S", 0.3)
     device, _ = relayed
     wanted = device.generate(PROMPT, protocol="wisv-selective", **WISH)
-    journal.told.clear()
+    journal.messages.clear()
     journal.lose = nth(2, kind, lambda: None)
     got = device.generate(PROMPT, protocol="wisv-selective", **WISH)
     assert got.tokens == wanted.tokens

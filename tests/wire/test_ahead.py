@@ -40,14 +40,17 @@ class NaiveLead:
 
     def __init__(self, committed):
         self.committed, self.drafts = list(committed), []
-        self.told = len(committed)  # tokens that the other end has, if nothing got lost
+        self.sent_length = len(committed)  # tokens that the other end has, if nothing got lost
         self.depth = 0
 
     def grow(self, token):
         self.drafts.append(token)
 
     def tell(self):
-        self.told, start = len(self.committed + self.drafts), max(self.told, len(self.committed))
+        self.sent_length, start = (
+            len(self.committed + self.drafts),
+            max(self.sent_length, len(self.committed)),
+        )
         text = self.committed + self.drafts
         return start, digest(text[:start]), text[start:]
 
@@ -58,7 +61,7 @@ class NaiveLead:
         match = self.depth, agreed + (False in both), agreed
         self.committed += ids
         if False in both or len(both) < len(ids):
-            self.drafts, self.told = [], len(self.committed)
+            self.drafts, self.sent_length = [], len(self.committed)
         else:
             self.drafts = self.drafts[len(ids) :]
         self.depth = 0 if False in both else self.depth + len(ids)
@@ -91,7 +94,7 @@ def test_the_lead_is_that_of_plain_lists(prompt, moves):
             assert len(info[1]) == len(info[0]) // 2
         elif move == "again":
             prefix.resend_all()
-            naive.told = len(naive.committed)
+            naive.sent_length = len(naive.committed)
         else:
             ids = what if move == "meet" else naive.drafts[:what] or [0]
             match, wanted = prefix.compare(ids), naive.meet(ids)
@@ -104,7 +107,7 @@ def test_the_lead_is_that_of_plain_lists(prompt, moves):
         assert len(prefix) == len(naive.drafts)
         assert prefix.committed == len(naive.committed)
         assert max(0, prefix.unsent) == len(naive.drafts) - max(
-            0, min(naive.told - len(naive.committed), len(naive.drafts))
+            0, min(naive.sent_length - len(naive.committed), len(naive.drafts))
         )
 
 

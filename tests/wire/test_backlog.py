@@ -71,6 +71,7 @@ def flooding(endpoint: str, keys: DeviceKeys | None) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keys"])
 def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Path]) -> None:
     """However often it comes again: what it left is bounded, and another is served meanwhile."""

@@ -32,11 +32,11 @@ class Coin:
     """A uniform variate that is decided when it is compared, and that once."""
 
     def __init__(self, chance):
-        self._chance, self._asked = chance, False
+        self._chance, self._calls = chance, False
 
     def __lt__(self, probability):
-        assert not self._asked
-        self._asked = True
+        assert not self._calls
+        self._calls = True
         return self._chance.coin(min(1.0, probability))
 
 
@@ -44,10 +44,10 @@ class Dither:
     """One that is decided when it is read: an interval in which all of these p round the same."""
 
     def __init__(self, chance, laws, bits):
-        self._told = chance, laws, bits
+        self._draws = chance, laws, bits
 
     def __float__(self):
-        chance, laws, bits = self._told
+        chance, laws, bits = self._draws
         return sum(pick_interval(laws, bits, chance)) / 2
 
 

@@ -156,12 +156,12 @@ class Scripted:
 
     def __init__(self, rejected: list[bool]) -> None:
         self.rejected = rejected
-        self.shown: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
+        self.states_seen: list[tuple[Floats, Floats, NDArray[np.int64]]] = []
 
     def __call__(
         self, drafter: Floats, target: Floats, tokens: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        self.shown.append((drafter, target, tokens))
+        self.states_seen.append((drafter, target, tokens))
         return np.array(self.rejected[: len(tokens)])
 
 
@@ -174,9 +174,9 @@ def test_the_judge_sees_both_states_at_the_mismatched_token(
     judge = Scripted(script)
     ruling, _ = played(protocol, case, judge, "fp16")
     if not case.wrong:
-        assert not judge.shown
+        assert not judge.states_seen
         return
-    ((drafter, target, tokens),) = judge.shown
+    ((drafter, target, tokens),) = judge.states_seen
     np.testing.assert_array_equal(drafter, case.drafter[case.wrong].astype(np.float16))
     np.testing.assert_array_equal(target, case.target[np.array(case.wrong) + 1])
     assert tokens.tolist() == [[case.ids[at], case.logits[at].argmax()] for at in case.wrong]

@@ -67,7 +67,7 @@ class Drafter(NamedTuple):
     `keeps_bytes`: whether what it encodes decodes to the same, in some normal form.
     """
 
-    own: Tokenizer
+    vocabulary: Tokenizer
     twin: Tokenizer
     keeps_bytes: bool = True
 
@@ -210,7 +210,7 @@ def fresh(
             if not 0x80 <= byte <= 0xFF:
                 ours += drafter.twin.encode(part)
                 continue
-            piece = drafter.own.byte_token(byte)
+            piece = drafter.vocabulary.byte_token(byte)
             ours += drafter.twin.encode("\ufffd") if piece is None else [piece]
     return ours
 
@@ -258,7 +258,7 @@ texts = st.one_of(
 def answers(draw: st.DrawFn) -> tuple[str, list[int]]:
     """A target, and ids: encoded text, its bytes one by one, any tokens, special tokens."""
     name = draw(st.sampled_from(TARGETS))
-    target = drafter(name).own
+    target = drafter(name).vocabulary
     ids: list[int] = []
     for _ in range(draw(st.integers(1, 4))):
         match draw(st.integers(0, 9)):
@@ -296,7 +296,7 @@ SOME = [
 def test_own_tokens_are_a_fresh_encoding_at_every_border(
     name: str, answer: tuple[str, list[int]], random: Any
 ) -> None:
-    (ours, _, keeps_bytes), target, ids = drafter(name), drafter(answer[0]).own, answer[1]
+    (ours, _, keeps_bytes), target, ids = drafter(name), drafter(answer[0]).vocabulary, answer[1]
     # Every second special token has a counterpart.
     specials = dict.fromkeys(specials_of(target)[::2], specials_of(ours)[0])
     one_by_one, in_chunks = (
@@ -339,7 +339,7 @@ HARD = (
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_hard_texts_byte_by_byte(name: str) -> None:
-    target, ours = drafter("tiny with bytes").own, drafter(name).own
+    target, ours = drafter("tiny with bytes").vocabulary, drafter(name).vocabulary
     for text in HARD:
         ids = [target.byte_token(byte) or 0 for byte in text.encode()]
         context = ContextTranslator(target, ours, {})
@@ -378,7 +378,7 @@ class Recorded:
 @pytest.mark.parametrize("text", [ENGLISH, CHINESE, HINDI, NUMBERS, LINES, CODE])
 @pytest.mark.parametrize("name", [*(name for name in BYTE_LEVEL if name != "tiny"), *SENTENCEPIECE])
 def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
-    target, ours = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
+    target, ours = drafter("smollm2 qwen2").vocabulary, Recorded(drafter(name).vocabulary)
     ids = target.encode(text * 5)
     context = ContextTranslator(target, ours, {})
     for answer in chunks(ids, iter([1] * len(ids))):
@@ -389,7 +389,7 @@ def test_only_the_tail_is_encoded_again(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", ODD)
 def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
-    target, ours = drafter("smollm2 qwen2").own, Recorded(drafter(name).own)
+    target, ours = drafter("smollm2 qwen2").vocabulary, Recorded(drafter(name).vocabulary)
     ids = np.array(target.encode(ENGLISH), np.uint32)
     context = ContextTranslator(target, ours, {})
     for n in (3, 50, len(ids)):
@@ -398,7 +398,7 @@ def test_where_a_tokenizer_is_odd_all_the_text_is(name: str) -> None:
 
 
 def test_an_answer_that_has_not_grown_costs_nothing() -> None:
-    target, ours = drafter("smollm2 qwen2").own, Recorded(drafter("gpt2").own)
+    target, ours = drafter("smollm2 qwen2").vocabulary, Recorded(drafter("gpt2").vocabulary)
     context = ContextTranslator(target, ours, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
     first = context.translate(answer)
@@ -408,7 +408,7 @@ def test_an_answer_that_has_not_grown_costs_nothing() -> None:
 
 
 def test_another_answer_is_begun_anew() -> None:
-    target, ours = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    target, ours = drafter("smollm2 qwen2").vocabulary, drafter("gpt2").vocabulary
     context = ContextTranslator(target, ours, {})
     answers = [target.encode(text) for text in ("One, two. Three", "One, two", "Six, seven", "")]
     cut_short = [target.byte_token(byte) for byte in "a é".encode()[:-1]]
@@ -422,7 +422,7 @@ def test_another_answer_is_begun_anew() -> None:
 
 
 def test_an_array_that_is_written_over_is_another_answer() -> None:
-    target, ours = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    target, ours = drafter("smollm2 qwen2").vocabulary, drafter("gpt2").vocabulary
     context = ContextTranslator(target, ours, {})
     answer = np.array(target.encode("one"), np.uint32)
     context.translate(answer)
@@ -431,8 +431,8 @@ def test_an_array_that_is_written_over_is_another_answer() -> None:
 
 
 def test_what_is_returned_is_the_callers() -> None:
-    target = drafter("smollm2 qwen2").own
-    context = ContextTranslator(target, drafter("gpt2").own, {})
+    target = drafter("smollm2 qwen2").vocabulary
+    context = ContextTranslator(target, drafter("gpt2").vocabulary, {})
     answer = np.array(target.encode(ENGLISH), np.uint32)
     first = context.translate(answer)
     copy = first.copy()
@@ -441,7 +441,7 @@ def test_what_is_returned_is_the_callers() -> None:
 
 
 def test_bytes_wait_as_single_tokens_until_they_are_text() -> None:
-    target, ours = drafter("smollm2 qwen2").own, drafter("gpt2").own
+    target, ours = drafter("smollm2 qwen2").vocabulary, drafter("gpt2").vocabulary
     ids = np.array([target.byte_token(byte) for byte in "é".encode()], np.uint32)
     context = ContextTranslator(target, ours, {})
     assert context.translate(ids[:1]).tolist() == [ours.byte_token(0xC3)]
@@ -450,14 +450,14 @@ def test_bytes_wait_as_single_tokens_until_they_are_text() -> None:
 
 
 def test_a_byte_that_the_drafter_lacks_is_a_replacement_character() -> None:
-    target, ours = drafter("tiny with bytes").own, drafter("smollm2 smollm").own
+    target, ours = drafter("tiny with bytes").vocabulary, drafter("smollm2 smollm").vocabulary
     assert ours.byte_token(0xF8) is None
     ids = np.array([target.byte_token(0xF8)], np.uint32)
     assert ContextTranslator(target, ours, {}).translate(ids).tolist() == ours.encode("\ufffd")
 
 
 def test_special_tokens_are_mapped_or_dropped() -> None:
-    target, ours = drafter("smollm2 qwen2").own, drafter("qwen").own
+    target, ours = drafter("smollm2 qwen2").vocabulary, drafter("qwen").vocabulary
     ids = np.array(target.encode("a<|im_start|>b<|im_end|>c", special=True), np.uint32)
     end = ours.encode("<|end|>", special=True)
     assert ContextTranslator(target, ours, {2: end[0]}).translate(ids).tolist() == (
@@ -476,26 +476,28 @@ def test_an_answer_gets_no_space_before_it(name: str) -> None:
         )
     )
     text = "the quick fox (the lazy dog)"
-    ids = drafter(name).own.encode_rest(text).ids
-    assert [drafter(name).own.piece(id) for id in ids] == merge_by_score(
+    ids = drafter(name).vocabulary.encode_rest(text).ids
+    assert [drafter(name).vocabulary.piece(id) for id in ids] == merge_by_score(
         text.replace(" ", "▁"), scores
     )
-    assert drafter(name).own.encode(text) != ids
+    assert drafter(name).vocabulary.encode(text) != ids
 
 
 def test_a_file_that_asks_for_truncation_and_padding_loses_no_text() -> None:
-    whole = tokenizers.Tokenizer.from_str(drafter("gpt2").own._json)
+    whole = tokenizers.Tokenizer.from_str(drafter("gpt2").vocabulary._json)
     whole.enable_truncation(4)
     whole.enable_padding(length=16)
     ours = Tokenizer.from_json(whole.to_str())
     assert (
-        ours.encode(ENGLISH) == ours.encode_rest(ENGLISH).ids == drafter("gpt2").own.encode(ENGLISH)
+        ours.encode(ENGLISH)
+        == ours.encode_rest(ENGLISH).ids
+        == drafter("gpt2").vocabulary.encode(ENGLISH)
     )
-    assert ours.encode("a", special=True) == drafter("gpt2").own.encode("a")
+    assert ours.encode("a", special=True) == drafter("gpt2").vocabulary.encode("a")
 
 
 def test_a_long_prompt_is_quick() -> None:
-    target, ours = drafter("smollm2 qwen2").own, drafter("smollm2 smollm").own
+    target, ours = drafter("smollm2 qwen2").vocabulary, drafter("smollm2 smollm").vocabulary
     ids = np.array(target.encode(ENGLISH * 140, special=True), np.uint32)
     ids[::50] = 1  # <|im_start|>
     assert len(ids) > 8000

@@ -42,11 +42,13 @@ from tests.wire.test_protocol_outcomes import assert_exact
 KEPT = {"same": [0, 2, 5], "same, without its end": [1, 3], "partial": [1, 2, 5]}
 
 
-def drafts(folder: Path, name: str, kept: list[int] | None) -> Artifact:
+def drafts(folder: Path, name: str, head_tokens: list[int] | None) -> Artifact:
     """The drafter of a pair."""
     if name != "partial":
-        return tiny_artifact(folder, vocab=6, seed=2, kept=kept)
-    return tiny_artifact(folder, tokens=WORDS[name][0], eos=END, seed=2, sharpness=0.8, kept=kept)
+        return tiny_artifact(folder, vocab=6, seed=2, head_tokens=head_tokens)
+    return tiny_artifact(
+        folder, tokens=WORDS[name][0], eos=END, seed=2, sharpness=0.8, head_tokens=head_tokens
+    )
 
 
 def targets(folder: Path, name: str) -> Artifact:
@@ -245,7 +247,7 @@ def test_grammars_force_what_it_cannot_say(tmp_path: Path) -> None:
     """A constrained answer needs tokens that were cut; the edge says them."""
     only = Grammar.from_choices(["hello", "help"])
     tiny_artifact(tmp_path / "target", vocab=128, seed=1)
-    draft = tiny_artifact(tmp_path / "draft", vocab=128, seed=2, kept=[0, 1, 127])
+    draft = tiny_artifact(tmp_path / "draft", vocab=128, seed=2, head_tokens=[0, 1, 127])
     with (
         EdgeServer(tmp_path / "target", rate=1e6, context=96, threads=1) as edge,
         Device(draft.path, edge.endpoint, threads=1) as device,
@@ -260,7 +262,7 @@ def test_grammars_force_what_it_cannot_say(tmp_path: Path) -> None:
 
 def test_an_edge_that_is_killed_leaves_an_answer_of_what_it_can_say(tmp_path: Path) -> None:
     target = tiny_artifact(tmp_path / "target", vocab=6, seed=1)
-    draft = tiny_artifact(tmp_path / "draft", vocab=6, seed=2, kept=[0, 2, 5])
+    draft = tiny_artifact(tmp_path / "draft", vocab=6, seed=2, head_tokens=[0, 2, 5])
     with (
         EdgeServer(target.path, rate=1e6, context=96, threads=1) as edge,
         Device(draft.path, edge.endpoint, threads=1, on_link_loss="local") as device,
@@ -273,7 +275,7 @@ def test_an_edge_that_is_killed_leaves_an_answer_of_what_it_can_say(tmp_path: Pa
 
 
 def test_it_is_no_target(tmp_path: Path) -> None:
-    cut = tiny_artifact(tmp_path / "cut", vocab=6, seed=2, kept=[0, 2, 5])
+    cut = tiny_artifact(tmp_path / "cut", vocab=6, seed=2, head_tokens=[0, 2, 5])
     whole = tiny_artifact(tmp_path / "whole", vocab=6, seed=2)
     with pytest.raises(Exception, match="computes logits for only 3 of its tokens") as caught:
         EdgeServer(cut.path, context=96, threads=1).__enter__()
@@ -289,7 +291,7 @@ def test_it_is_no_target(tmp_path: Path) -> None:
 
 
 def test_a_trial_compares_it_with_others(tmp_path: Path) -> None:
-    cut = tiny_artifact(tmp_path / "cut", seed=1, kept=[*range(0, 127, 2), 127])
+    cut = tiny_artifact(tmp_path / "cut", seed=1, head_tokens=[*range(0, 127, 2), 127])
     whole = tiny_artifact(tmp_path / "whole", seed=1)
     drafters = try_drafters(
         {"cut": cut, "whole": whole}, whole, ["a"], rtt_s=0, target_s=1e-3, progress=lambda *_: None

@@ -16,7 +16,7 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.service.device_service import DeviceService
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS, Passes, common
-from tests.support.serving import Serving, chat, eventually, said, serving
+from tests.support.serving import Serving, chat, content_of, eventually, serving
 from tests.support.tiny import tiny_artifact
 
 LETTERS = [*"suo"]  # the first ones of roles; the drafter has none of them
@@ -95,7 +95,7 @@ def test_a_chat_is_the_targets(
     assert whole.usage.prompt_tokens == len(prompt.ids)
     assert whole.usage.completion_tokens == 40
     chunks = [*client.chat.completions.create(stream=True, **options)]
-    assert said(chunks) == wanted.text
+    assert content_of(chunks) == wanted.text
     assert chunks[-1].choices[0].finish_reason == "length"
 
 

@@ -22,7 +22,7 @@ from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.lanes import BUFFERED, Lanes
 from pilotfish.device_runtime.service.refusal import RefusalError
 from tests.conftest import Pair
-from tests.support.serving import Serving, chat, eventually, said, serving
+from tests.support.serving import Serving, chat, content_of, eventually, serving
 
 ENDLESS = 30_000  # tokens: minutes
 KEYS = {name: f"{name}-{'0123456789abcdef'}" for name in ("alice", "bob")}
@@ -237,7 +237,7 @@ def test_what_does_not_end_in_time_is_told_so(long_pair: Pair, endless_edge: Edg
         chunks = stream(service.client())
         service.tell(signal.SIGTERM)
         with pytest.raises(openai.APIError) as info:
-            said(chunks)
+            content_of(chunks)
         assert info.value.code == "draining"
         assert service.process.wait(30) == 0
 

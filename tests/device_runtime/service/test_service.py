@@ -13,7 +13,7 @@ import pytest
 from pilotfish import Device
 from pilotfish.speculation.randomness import derive_seed
 from tests.conftest import Pair
-from tests.support.serving import Serving, chat, said, serving
+from tests.support.serving import Serving, chat, content_of, serving
 
 SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 24}
 
@@ -36,7 +36,7 @@ def test_streamed_or_not_the_text_is_the_devices_own(
     assert whole.usage.prompt_tokens == wanted.prompt_tokens
     assert whole.usage.completion_tokens == len(wanted.tokens)
     chunks = list(chat(client, stream=True, **options))
-    assert said(chunks) == wanted.text
+    assert content_of(chunks) == wanted.text
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices[0].finish_reason == wanted.finish_reason
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
@@ -74,7 +74,7 @@ def test_a_stop_string_ends_the_answer(client: openai.OpenAI, stream: bool) -> N
     text = chat(client, max_tokens=40).choices[0].message.content
     stop = text[10:12]
     answer = chat(client, max_tokens=40, stop=[stop], stream=stream)
-    got = said(answer) if stream else answer.choices[0].message.content
+    got = content_of(answer) if stream else answer.choices[0].message.content
     assert got == text[: text.index(stop)]
     if not stream:
         assert answer.choices[0].finish_reason == "stop"

@@ -14,7 +14,7 @@ import pytest
 
 from pilotfish import EdgeServer
 from tests.conftest import Pair
-from tests.support.serving import Serving, chat, said, serving
+from tests.support.serving import Serving, chat, content_of, serving
 from tests.support.writing import OBJECT, PIECES, writers
 
 assert writers  # a fixture
@@ -62,7 +62,7 @@ def test_a_schema(client: openai.OpenAI, stream: bool, temperature: float) -> No
     for seed in range(3):
         options = {"temperature": temperature, "seed": seed, "max_tokens": 120, "stream": stream}
         answer = chat(client, response_format=named(OBJECT), **options)
-        text = said(answer) if stream else answer.choices[0].message.content
+        text = content_of(answer) if stream else answer.choices[0].message.content
         assert set(json.loads(text)) == {"ab", "bad", "x", "dd"}
 
 

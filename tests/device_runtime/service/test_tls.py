@@ -21,7 +21,7 @@ from pilotfish.cli import main
 from pilotfish.device_runtime.service.connection import CONNECTIONS, TlsHandshake
 from pilotfish.device_runtime.service.tls import tls_context
 from tests.conftest import Pair
-from tests.support.serving import Serving, chat, said, serving
+from tests.support.serving import Serving, chat, content_of, serving
 
 DATA = Path(__file__).parents[2] / "data" / "tls"
 KEY = "alice-0123456789abcdef"
@@ -88,7 +88,7 @@ def test_clients_are_answered_over_https(secured: Serving) -> None:
     assert secured.url.startswith("https://")
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
     whole = chat(client(secured), **options).choices[0].message.content
-    assert said(chat(client(secured), stream=True, **options)) == whole
+    assert content_of(chat(client(secured), stream=True, **options)) == whole
     assert secured.get("/", verify=trusting("first")).status_code == 200
     header = {"Authorization": f"Bearer {KEY}"}
     assert secured.metric("pilotfish_", verify=trusting("first"), headers=header) > 0
@@ -157,7 +157,7 @@ def test_a_certificate_is_renewed_while_an_answer_runs(secured: Serving, folder:
     secured.tell(signal.SIGHUP)
     secured.until("reloaded")
     assert display(secured) == der("second")
-    assert said([*got, *chunks]) == wanted
+    assert content_of([*got, *chunks]) == wanted
 
     install(folder, "first", key="second")  # what does not go together changes nothing
     secured.tell(signal.SIGHUP)

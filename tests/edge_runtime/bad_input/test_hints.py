@@ -73,7 +73,7 @@ def wrong_hints(session: RawSession) -> dict[str, tuple[str, list[bytes]]]:
         "cut off": ("refused", [header[:-3], *frames]),
         "a forged hash": ("stale", session.hint(ids, hash=b"\0" * 8)),
         "far ahead": ("stale", session.hint(ids, start=2**31 - 1)),
-        "behind what never came": ("stale", session.hint(ids, behind=[7, 7])),
+        "behind what never came": ("stale", session.hint(ids, drafts_before=[7, 7])),
         "long ago": ("stale", session.hint(ids, start=0, hash=RawSession().committed.hash)),
         "other committed tokens": ("stale", session.hint([9, 9, 9], start=length - 1)),
         "nothing": ("stale", session.hint([])),
@@ -93,13 +93,13 @@ def test_every_wrong_hint_is_counted_and_never_answered(inside: SocketlessEdge) 
     inside.deliver(session.pull(24))
     for kind in KINDS:
         outcome, frames = wrong_hints(session)[kind]
-        before = inside.tally.hints.copy()
+        before = inside.metrics.hints.copy()
         inside.replies.clear()
         inside.deliver(frames)
         assert not inside.replies, kind
-        assert inside.tally.hints - before == {outcome: 1}, kind
+        assert inside.metrics.hints - before == {outcome: 1}, kind
     assert follow(inside, session, 24, b"me") == wanted
-    assert not inside.tally.refusals
+    assert not inside.metrics.refusals
 
 
 @pytest.mark.parametrize("protocol", ["stream", "greedy", "coupled"])
@@ -109,7 +109,7 @@ def test_generations_that_take_no_hints(inside: SocketlessEdge, protocol: str) -
     for _ in range(5):
         inside.deliver(session.hint([1, 2, 3]))
     inside.deliver(RawSession().hint([1], generation=0))  # without begin
-    assert inside.tally.hints == {"unknown": 6}
+    assert inside.metrics.hints == {"unknown": 6}
     assert not inside.replies
     if protocol == "stream":
         inside.deliver(session.pull(24))
@@ -123,7 +123,7 @@ def test_a_session_of_another_takes_no_hints_from_me(inside: SocketlessEdge) -> 
     session = RawSession()
     inside.deliver(session.begin(PROMPT, "ahead"), b"honest")
     inside.deliver(session.hint([1, 2, 3]), b"thief")
-    assert inside.tally.hints == {"unknown": 1}
+    assert inside.metrics.hints == {"unknown": 1}
     assert not inside.replies
 
 
@@ -164,7 +164,7 @@ def test_sure_and_always_wrong_hints_cost_a_purse(
 ) -> None:
     """128 ids of odds 255 a pass, none of them right: they ride a few times, then hardly ever."""
     wanted = text_of(inside, "ahead", 200)
-    before = sum(inside.tally.hint_drafts.values())
+    before = sum(inside.metrics.hint_drafts.values())
     price = inside.scheduler.draft_cost
     for width in (1, 16) * 200:  # a target whose positions cost something
         price.record_pass(width, 0.001 + 0.01 * width)
@@ -181,9 +181,9 @@ def test_sure_and_always_wrong_hints_cost_a_purse(
         follow(inside, session, len(session.committed) - len(PROMPT) + 1, b"me")
         passes += 1
     assert session.committed.ids.tolist() == wanted
-    assert inside.tally.hints["kept"] == passes
-    assert inside.tally.hint_accepted["device"] == 0
-    drafts = sum(inside.tally.hint_drafts.values()) - before
+    assert inside.metrics.hints["kept"] == passes
+    assert inside.metrics.hint_accepted["device"] == 0
+    drafts = sum(inside.metrics.hint_drafts.values()) - before
     assert 0 < drafts * price.tokens_per_draft <= 4.0 + 0.01 * passes
 
 

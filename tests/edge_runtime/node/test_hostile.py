@@ -100,7 +100,7 @@ def neighbour(request: pytest.FixtureRequest) -> Iterator[None]:
     before = resident_mib(fort.worker.pid)
     yield
     np.testing.assert_array_equal(fort.run(), fort.wanted)
-    assert fort.honest.tally.node_events.total() == 0
+    assert fort.honest.metrics.node_events.total() == 0
     assert resident_mib(fort.worker.pid) - before < GROWTH_MIB
 
 

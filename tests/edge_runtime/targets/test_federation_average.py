@@ -104,7 +104,7 @@ def test_the_output_is_the_average_bit_by_bit(
         assert sum(len(got) for got, _ in legs) > 40
         for got, expected in legs:
             np.testing.assert_array_equal(got, expected)
-        assert held.tally.node_events.total() == 0
+        assert held.metrics.node_events.total() == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -264,9 +264,9 @@ def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None
         )
         with opened(path, cast.a) as held:
             held.target.run(1, [Span(0, tokens_of(1, 20), 0, 5)])
-            assert held.tally.node_bytes["a", "from"] > 4 + 5 * (4 + 2 * 8)
-            assert held.tally.node_bytes["a", "to"] > 4 * 20
-            assert held.tally.node_compute_s["a"] > 0.0
-            assert held.tally.node_events.total() == 0
+            assert held.metrics.node_bytes["a", "from"] > 4 + 5 * (4 + 2 * 8)
+            assert held.metrics.node_bytes["a", "to"] > 4 * 20
+            assert held.metrics.node_compute_s["a"] > 0.0
+            assert held.metrics.node_events.total() == 0
             assert held.target.nodes == {"a": True, "b": True}
             assert held.target.problem == ""

@@ -34,7 +34,7 @@ class Told(NamedTuple):
 
     target: PipelineTarget
     liar: WorkerThread
-    tally: EdgeMetrics
+    metrics: EdgeMetrics
     whole: Decoder
 
     def flies(self, number: int, slot: int, length: int, base: int = 0) -> None:
@@ -99,10 +99,10 @@ def once(lie: Callable[[Scored, Frames], Said], liar: WorkerThread) -> None:
 @pytest.mark.parametrize("lie", LIES)
 def test_an_answer_that_makes_no_sense_is_asked_for_again(message_of: Told, lie: str) -> None:
     message_of.flies(1, 0, 40)
-    before = message_of.tally.node_events["stage 3", "lied"]
+    before = message_of.metrics.node_events["stage 3", "lied"]
     once(LIES[lie], message_of.liar)
     message_of.flies(2, 0, 45, base=40)
-    assert message_of.tally.node_events["stage 3", "lied"] == before + 1
+    assert message_of.metrics.node_events["stage 3", "lied"] == before + 1
     message_of.flies(3, 0, 50, base=45)
     message_of.flies(4, 1, 180)
 
@@ -114,11 +114,11 @@ def test_an_answer_that_is_said_twice_is_a_lie(message_of: Told) -> None:
             return [(message, frames), (message, frames)]
         return [(message, frames)]
 
-    before = message_of.tally.node_events["stage 3", "lied"]
+    before = message_of.metrics.node_events["stage 3", "lied"]
     message_of.liar.lies(spoil)
     message_of.flies(1, 0, 40)
     message_of.flies(2, 0, 45, base=40)
-    assert message_of.tally.node_events["stage 3", "lied"] == before + 1
+    assert message_of.metrics.node_events["stage 3", "lied"] == before + 1
 
 
 @pytest.mark.parametrize("times", [[], [0] * 256, [2**62] * 256], ids=["none", "many", "ages"])
@@ -131,7 +131,7 @@ def test_nonsensical_times_do_no_harm(message_of: Told, times: list[int]) -> Non
 
 
 def test_an_answer_that_never_comes_is_late(message_of: Told) -> None:
-    before = message_of.tally.node_events["stage 3", "late"]
+    before = message_of.metrics.node_events["stage 3", "late"]
 
     def silent(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         if isinstance(message, Scored):
@@ -141,7 +141,7 @@ def test_an_answer_that_never_comes_is_late(message_of: Told) -> None:
 
     message_of.liar.lies(silent)
     message_of.flies(1, 0, 40)
-    assert message_of.tally.node_events["stage 3", "late"] == before + 1
+    assert message_of.metrics.node_events["stage 3", "late"] == before + 1
 
 
 @pytest.mark.parametrize("what", ["scored", "attached", "refused"])
@@ -156,11 +156,11 @@ def test_what_concerns_another_attachment_is_not_heeded(message_of: Told, what: 
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(reply, [b""] if what == "scored" else []), (message, frames)]
 
-    before = dict(message_of.tally.node_events)
+    before = dict(message_of.metrics.node_events)
     message_of.liar.lies(spoil)
     message_of.flies(1, 0, 40)
     message_of.liar.is_honest()
-    assert dict(message_of.tally.node_events) == before
+    assert dict(message_of.metrics.node_events) == before
 
 
 @pytest.mark.waits
@@ -169,13 +169,13 @@ def test_a_constant_liar_is_given_up(message_of: Told) -> None:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]
 
     message_of.flies(1, 0, 40)
-    before = message_of.tally.node_events["stage 3", "lied"]
+    before = message_of.metrics.node_events["stage 3", "lied"]
     message_of.liar.lies(spoil)
     begun_s = time.monotonic()
     with pytest.raises(TargetLostError, match="its answer makes no sense"):
         message_of.target.run(2, [Span(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
     assert time.monotonic() - begun_s < 12.0
-    assert message_of.tally.node_events["stage 3", "lied"] - before <= 6, (
+    assert message_of.metrics.node_events["stage 3", "lied"] - before <= 6, (
         "it was asked again and again"
     )
     message_of.liar.is_honest()
