@@ -31,7 +31,7 @@ from tests.conftest import HIDDEN, VOCAB
 
 PROMPT = [3, 1, 4, 1, 5]
 # Protocols that decode at temperature 0 only.
-COLD = ["greedy", *(name for name, one in PROTOCOL_REGISTRY.items() if one.requires)]
+COLD = ["greedy", *(name for name, protocol in PROTOCOL_REGISTRY.items() if protocol.requires)]
 WAIT_S = 10.0  # for a reply
 
 

@@ -147,36 +147,36 @@ def as_it_is(message: Scored, frames: Frames) -> Said:
 
 OTHER = b"\x17" * 16
 MISPLACED: dict[str, Spoil] = {
-    "of the next step": altered(number=lambda said: said.number + 1),
-    "of a step that never was": altered(number=lambda said: 2**62 - 1),
-    "of a step long ago": altered(number=lambda said: 0),
-    "nothing like a header": replaced(lambda said, frames: (b"\xc1" * 40, frames)),
-    "no header": replaced(lambda said, frames: (b"", frames)),
-    "half a header": replaced(lambda said, frames: (encode(said)[:10], frames)),
-    "a header without end": replaced(lambda said, frames: (bytes(HEADER_BYTES + 1), frames)),
-    "a header in a header": replaced(lambda said, frames: (b"\x91" * 60_000, frames)),
-    "an order": replaced(lambda said, frames: (Greet(version=1), frames)),
-    "a device's message": replaced(lambda said, frames: (m.Ping(nonce=1), frames)),
+    "of the next step": altered(number=lambda report: report.number + 1),
+    "of a step that never was": altered(number=lambda report: 2**62 - 1),
+    "of a step long ago": altered(number=lambda report: 0),
+    "nothing like a header": replaced(lambda report, frames: (b"\xc1" * 40, frames)),
+    "no header": replaced(lambda report, frames: (b"", frames)),
+    "half a header": replaced(lambda report, frames: (encode(report)[:10], frames)),
+    "a header without end": replaced(lambda report, frames: (bytes(HEADER_BYTES + 1), frames)),
+    "a header in a header": replaced(lambda report, frames: (b"\x91" * 60_000, frames)),
+    "an order": replaced(lambda report, frames: (Greet(version=1), frames)),
+    "a device's message": replaced(lambda report, frames: (m.Ping(nonce=1), frames)),
     "a number that is none": replaced(
-        lambda said, _: (msgspec.msgpack.encode(["scored", said.incarnation, -1, []]), [])
+        lambda report, _: (msgspec.msgpack.encode(["scored", report.incarnation, -1, []]), [])
     ),
 }
 REFUSALS: dict[str, Spoil] = {
     "a refusal": replaced(
-        lambda said, _: (Refused(incarnation=said.incarnation, code="x", message="no"), [])
+        lambda report, _: (Refused(incarnation=report.incarnation, code="x", message="no"), [])
     ),
     "a refusal of all": replaced(
-        lambda said, _: (Refused(incarnation=None, code="internal", message="no\nWATCHDOG=1"), [])
+        lambda report, _: (Refused(incarnation=None, code="internal", message="no\nWATCHDOG=1"), [])
     ),
 }
 # Answers that are ignored, so that the worker counts as late.
 SILENCE: dict[str, Spoil] = {
     "nothing": replaced(),
-    "another incarnation": altered(incarnation=lambda said: OTHER),
+    "another incarnation": altered(incarnation=lambda report: OTHER),
     "a refusal of somebody else": replaced(
-        lambda said, _: (Refused(incarnation=OTHER, code="x", message="no"), [])
+        lambda report, _: (Refused(incarnation=OTHER, code="x", message="no"), [])
     ),
-    "attached instead": replaced(lambda said, _: (AttachReply(incarnation=OTHER), [])),
+    "attached instead": replaced(lambda report, _: (AttachReply(incarnation=OTHER), [])),
 }
 BROKEN: dict[str, Spoil] = {
     "more than an answer may have": scored(lambda frame: [bytes(20 * 2**20)]),

@@ -24,7 +24,11 @@ VOCAB = 5
 ONE = Sampling(temperature=1.0)
 PROMPT = (1, 3)
 # by rounds: under the others the target streams
-LOSSLESS = [name for name, one in PROTOCOL_REGISTRY.items() if one.lossless and not one.streams]
+LOSSLESS = [
+    name
+    for name, protocol in PROTOCOL_REGISTRY.items()
+    if protocol.lossless and not protocol.streams
+]
 STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token is key, yet
 EXACT = {
     **{name: PROTOCOL_REGISTRY[name] for name in LOSSLESS},

@@ -221,6 +221,8 @@ def test_a_federation_takes_none(tmp_path: Path) -> None:
         federation(tmp_path, [cast.a, cast.b]) as serving,
         Device(cast.draft, serving.endpoint, threads=1) as device,
     ):
-        with pytest.raises(PilotfishError, match="takes no penalties and no logit_bias"):
+        with pytest.raises(
+            PilotfishError, match="takes no penalties, no logit_bias and no grammar"
+        ):
             device.generate(PROMPTS[0], protocol="greedy", max_tokens=2, presence_penalty=1.0)
         assert device.generate(PROMPTS[0], max_tokens=2, protocol="stream", **SAMPLED).tokens
