@@ -115,11 +115,11 @@ def _single(graph, kind):
 
 
 CONFIGS = [
-    (b"", "does not say"),
-    (b"[]", "does not say"),
-    (b'{"model": {"decoder": {}}}', "does not say"),
-    (b"[" * 100_000, "does not say"),
-    (b"\xff\xfe", "does not say"),
+    (b"", "does not describe"),
+    (b"[]", "does not describe"),
+    (b'{"model": {"decoder": {}}}', "does not describe"),
+    (b"[" * 100_000, "does not describe"),
+    (b"\xff\xfe", "does not describe"),
     (b" " * 2_000_000, "too large"),
 ]
 
@@ -147,9 +147,9 @@ CHANGES = [
     ({"eos_token_id": 128}, "eos_token_id 128 is not in the vocabulary"),
     ({"outputs": {"logits": "logits"}}, "does not name the present"),
     ({"outputs": {"hidden_states": "x"}}, "no logits"),
-    ({"inputs": {"inputs_embeds": "inputs_embeds"}}, "wants inputs_embeds"),
+    ({"inputs": {"inputs_embeds": "inputs_embeds"}}, "unknown inputs: inputs_embeds"),
     ({"inputs": {"input_ids": "input_ids"}}, "no attention_mask"),
-    ({"inputs": {"input_ids": "input_ids", "past_conv_names": "past.%d.conv"}}, "a rollback"),
+    ({"inputs": {"input_ids": "input_ids", "past_conv_names": "past.%d.conv"}}, "cannot be rolled back"),
     (
         {
             "inputs": {
@@ -171,7 +171,7 @@ CHANGES = [
                 "past_value_names": "past_key_values.%d.value",
             }
         },
-        "where is in one",
+        "where is only in one",
     ),
 ]
 
@@ -215,14 +215,14 @@ def _other_attention(graph):
 
 
 GRAPHS = [
-    (_more_inputs, "pixels is in one"),
+    (_more_inputs, "pixels is only in one"),
     (_outside, "outside the folder"),
-    (_pruned, "no answer to each"),
+    (_pruned, "a row for each"),
     (_other_attention, "layers without GroupQueryAttention"),
     (_retype("logits", TensorProto.BFLOAT16), "logits is type 16"),
     (_retype("input_ids", TensorProto.INT32), "input_ids is type 6"),
     (_retype("past_key_values.0.key", TensorProto.FLOAT16), "several types|0.key is"),
-    (lambda graph: graph.output.pop(), "gives no"),
+    (lambda graph: graph.output.pop(), "has no"),
 ]
 
 

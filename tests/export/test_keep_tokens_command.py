@@ -55,7 +55,7 @@ def test_the_tokens_of_a_text_are_kept_first(
     assert export(source, out, "--keep-tokens", 40, "--for", text, "--precision", "int8") == 0
     output = capsys.readouterr()
     assert output.out.strip() == str(out)
-    assert f"kept 40 of {whole.manifest.vocab_size} tokens, which are 100.00%" in output.err
+    assert f"kept 40 of {whole.manifest.vocab_size} tokens, 100.00%" in output.err
     assert "little text" in output.err
     cut = Artifact.open(out)
     cut.verify()

@@ -228,5 +228,5 @@ def test_the_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["judge", "calibrate", "--help"])
     out = capsys.readouterr().out
-    for word in ("λ₁", "total variation", "edge serve", "--relaxation", "kept out"):
+    for word in ("λ₁", "total variation", "edge serve", "--relaxation", "held out"):
         assert word in out

@@ -243,7 +243,7 @@ def waited_for(row: Row, path: Path, *words: str, **how: Any) -> str:
         if all(each in trouble for each in words):
             raise EnoughError(trouble)
 
-    with pytest.raises(EnoughError) as caught, opened(row, path, meanwhile=on_wait, **how):
+    with pytest.raises(EnoughError) as caught, opened(row, path, on_wait=on_wait, **how):
         pytest.fail("it waits for nothing")
     return str(caught.value)
 

@@ -128,7 +128,7 @@ def _unsupported(config: GenaiConfig) -> str | None:
     states = sorted(name for name in section.inputs if "conv" in name or "recurrent" in name)
     if states:
         return (
-            f"{config.model.type} has recurrent states ({', '.join(states)}), and "
+            f"{config.model.type} has recurrent states ({', '.join(states)}), "
             "which cannot be rolled back: export the checkpoint itself"
         )
     if section.pipeline is not None:

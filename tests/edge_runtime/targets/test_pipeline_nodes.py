@@ -316,7 +316,7 @@ def test_a_key_that_is_taken_off_a_stages_list(
     edge_metrics = EdgeMetrics()
     with (
         row(thirds, options=secured(locked)) as result,
-        opened(result, tmp_path / "list.toml", tally=edge_metrics, **fields, **SIZE) as target,
+        opened(result, tmp_path / "list.toml", metrics=edge_metrics, **fields, **SIZE) as target,
     ):
         assert flies(target)
         entry = locked.nodes[1] / "allowed" / "second.pub"
