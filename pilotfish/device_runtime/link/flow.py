@@ -24,7 +24,7 @@ _TOO_LARGE: Final = 1400  # bytes of a segment: some paths lose segments of this
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
 _QUEUE_S: Final = 0.3  # seconds of the link's rate that are in flight beyond one RTT
 _MAX_WHOLE_S: Final = 0.25  # seconds: a message that takes longer is sent in chunks
-_UNKNOWN_BYTES: Final = 16 << 10  # at an unknown rate, a longer message is sent in chunks
+_UNKNOWN_BYTES: Final = 16 << 10  # bytes: a longer message is sent in chunks if the rate is unknown
 _RATES: Final = 8  # number of recent rates; the best of them counts
 _GROWTH, _STEADY = 1.25, 16  # the rate is the link's if it has not grown by 1.25 for 16 chunks
 _QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited in a queue
@@ -97,7 +97,7 @@ class ChunkFlow:
 
     @property
     def tries_larger(self) -> bool:
-        """Whether a chunk in flight is the first larger one since large chunks were lost."""
+        """Whether a chunk in flight is larger than any delivered since large chunks were lost."""
         largest = max([chunk.size for chunk in self._in_flight], default=0)
         return self._blocked_bytes is not None and not self._passed and largest > LEAST_BYTES
 
