@@ -63,7 +63,7 @@ def _simplify(content: Grammar | None) -> Grammar | None:
         return content
     try:
         return Grammar("json", assertions(content.text))
-    except (ValueError, RecursionError):  # compiling the grammar will raise this error
+    except (ValueError, RecursionError):  # the grammar's compiler will report this error
         return content
 
 
@@ -134,7 +134,7 @@ class AnswerBuffer:
         return self._max_tokens - len(self.tokens) if self.finish_reason is None else 0
 
     def take(self, record: Round) -> list[Piece]:
-        """Add a round and return its pieces; cuts the record to the tokens of the answer."""
+        """Add a round and return its pieces; cut the record's tokens at the answer's end."""
         pieces, tokens = [], []
         for origin, ids in record.origins:
             taken, text = self._push(ids)

@@ -307,7 +307,7 @@ def _channel_from(state: LinkState | None) -> Channel:
         rtt_s=_value(state.rtt) or None,
         up_bps=_value(state.up) or None,
         down_bps=_value(state.down) or None,
-        # the kernel counts repeated connection attempts as retransmitted, but not as sent
+        # limit: the kernel counts repeated connection attempts as retransmitted, not as sent
         loss=None if loss is None else min(loss, 1.0),
     )
 

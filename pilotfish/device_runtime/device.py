@@ -164,7 +164,7 @@ class Device:
         )
 
     def _match_vocabulary(self) -> bool:
-        """Switch to the vocabulary of the last greeted edge; returns whether it was another one."""
+        """Switch to the vocabulary of the last greeted edge; returns whether it changed."""
         link = self._link
         if link is None or link.welcomed is None:
             return False
@@ -361,8 +361,8 @@ class Device:
     def prompt(self, asked: PromptInput, *, chat: bool = True) -> Prompt:
         """Tokenise a prompt as `stream` does, for target and drafter.
 
-        chat: a text is a user message; if False, it is used unchanged. The vocabulary is that of
-        the last edge that any lane of this device greeted.
+        chat: True: a text becomes a user message; False: it is used unchanged. The prompt is in the
+        vocabulary of the last edge that any lane of this device greeted.
         """
         return self._pairs.latest.pair.prompt(asked, chat=chat, max_tokens=self.context - 1)
 
@@ -410,7 +410,7 @@ class Device:
 
     @property
     def welcome(self) -> Welcome | None:
-        """The edge's last `Welcome`; None before it, and while its vocabulary is another one."""
+        """The edge's last `Welcome`; None before a handshake, or if its vocabulary does not fit."""
         return self._link.welcome if self._link is not None else None
 
     @property

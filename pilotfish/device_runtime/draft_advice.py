@@ -1,7 +1,7 @@
 """Constrain the device's drafts by the plan's grammar. The edge decides what is allowed.
 
-In:  a plan's grammar. Out: a constraint on drafts, as long as the device's parser can follow,
-     and on the tokens of a device that generates alone.
+In:  a plan's grammar. Out: a constraint on drafts, as long as the device's parser supports the
+     grammar, and on the tokens of a device that generates alone.
 """
 
 import logging
@@ -23,10 +23,9 @@ _log = logging.getLogger("pilotfish.answers")
 class DraftAdvice:
     """Constrains drafts until the parser fails.
 
-    After a failure drafts are unconstrained: the edge may have another version of the parser, which
-    can follow. A device that generates alone raises `BadGrammarError`, or `BusyError` if the
-    machine was too busy to compile the grammar. constraint: None if compiling failed with this
-    error.
+    After a failure drafts are unconstrained: the edge may have a version of the parser that
+    supports the grammar. A device that generates alone raises `BadGrammarError`, or `BusyError` if
+    the machine was too busy to compile the grammar. constraint: None if compiling raised ``error``.
     """
 
     def __init__(

@@ -88,9 +88,9 @@ class EdgeSession:
         self._generation = -1
         self._edge_length = 0  # length of the committed prefix that the edge holds
         self._plan: Plan | None = None
-        self._prompt_length = 0  # tokens of the plan's prompt
+        self._prompt_length = 0  # number of tokens of the plan's prompt
         self._conditions: m.DecisionConditions | None = None
-        self._begin_length = 0  # committed tokens at the last `begin`
+        self._begin_length = 0  # number of committed tokens at the last `begin`
         self.has_prompt_logprobs = True  # False: requested, but not arrived yet
         self._last_limits = _UNLIMITED
         self._begin_connection = 0  # number of the connection that carried the last `begin`
@@ -202,7 +202,7 @@ class EdgeSession:
     # Windows
 
     def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> SentRequest:
-        """Send a window, after the pending token if there is one."""
+        """Send a window and, before it, the pending token if there is one."""
         all_held = self._edge_length == len(self._committed)
         pending = NO_IDS if all_held else self._committed.ids[self._edge_length :].copy()
         window = m.Window(
@@ -324,8 +324,8 @@ class EdgeSession:
     ) -> Iterator[StreamedTokens]:
         """Yield messages with ``count`` tokens of the target in all; commit each before the next.
 
-        Requests tokens ahead, but no more than the edge queues for a slow reader. on_idle: work
-        to do while no token has arrived; see `EdgeLink.wait`.
+        Requests tokens ahead, but no more than the edge queues for a slow reader. on_idle: work to
+        do while no token has arrived; see `EdgeLink.wait`.
         """
         expected = len(self._committed) + count
         pulled = 0  # the tokens before this position have been requested

@@ -187,13 +187,14 @@ def plan(
     options: ProtocolOptions | None = None,
     **protocol_values: Any,
 ) -> Plan:
-    """Check the options and return the plan; `UnsupportedError` says what is wrong and possible.
+    """Check the options and return the plan; `UnsupportedError` names the fault and the choices.
 
     window: draft tokens per round (default: 4), or "auto": draft until the drafter's confidence is
-    low. An edge may set a lower limit. expansion: ⟨k₁…k_L⟩ for protocol ``tree``, instead of a
-    window. temperature, top_k, top_p, min_p: the target's sampling. draft_…: the drafter's
-    sampling, by default the target's. logit_bias, penalties, grammar: applied to both ends' logits
-    (`LogitsOptions`). schema: a JSON schema that serves as grammar. logprobs: return the
+    low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
+    ⟨k₁…k_L⟩, instead of a window. temperature, top_k, top_p, min_p: the target's sampling. draft_…:
+    the drafter's sampling, by default the target's. logit_bias, penalties, grammar: applied to both
+    ends' logits (`LogitsOptions`). schema: a JSON schema that serves as grammar. logprobs: return
+    the
     log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
     same for the prompt's tokens, from unprocessed logits. Without any top_k or top_p, ``tslt`` and
     ``tree`` draft with top_k 64; they allow 2,048 at most. seed: 0 ≤ seed < 2⁶³; None: random.
@@ -221,7 +222,7 @@ def plan(
             presence_penalty=presence_penalty,
             grammar=grammar if schema is None else Grammar.from_schema(schema),
         )
-    except (TypeError, ValueError) as error:  # TypeError: a value in a schema that JSON lacks
+    except (TypeError, ValueError) as error:  # TypeError: the schema has a value that JSON lacks
         raise UnsupportedError(f"{error}.") from error
     draft_sampling = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and draft_sampling != (None, None, None):

@@ -162,7 +162,7 @@ class Recovery:
 
 @dataclass(kw_only=True)
 class Generation:
-    """One answer; ``tokens`` includes the end token, ``text`` no end token and no stop string.
+    """One answer. ``tokens`` includes the end token; ``text`` omits it and the stop string.
 
     parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
     one for each token of the prompt (``prompt_ids``), if requested; None for the first.

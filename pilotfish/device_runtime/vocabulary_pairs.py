@@ -107,7 +107,7 @@ class VocabularyPairs:
         if name and name == mismatch:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
-        if known is None:  # several lanes may fetch it at once; the first one wins
+        if known is None:  # several lanes may fetch at once; the first result is kept
             pair = self._fetch(name, link, welcome)
             for oldest in list(self._known)[1 : 1 - _MAX_PAIRS]:
                 self._known.pop(oldest, None)

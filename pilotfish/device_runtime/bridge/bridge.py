@@ -1,4 +1,4 @@
-"""Map between the drafter's tokens and the target's.
+"""Map between the drafter's tokens and the target's tokens.
 
 The bridge is trivial if both vocabularies are the same; their padding may differ. Otherwise it
 renormalises the drafter's distribution over the shared tokens. In both cases, if the drafter's head

@@ -52,7 +52,7 @@ class ContextTranslator:
 
     Args:
         target, drafter: the tokenizers of the answer and of the drafter.
-        specials: the drafter's special tokens by the target's; others are dropped.
+        specials: target's special token → the drafter's; other special tokens are dropped.
     """
 
     def __init__(self, target: Tokenizer, drafter: Tokenizer, specials: Mapping[int, int]) -> None:
@@ -81,7 +81,7 @@ class ContextTranslator:
             known = 0
         if len(answer) > known:
             self._grow(answer[known:].tolist())
-            self._answer = np.array(answer, np.uint32)  # a copy: the caller's may change
+            self._answer = np.array(answer, np.uint32)  # a copy: the caller may change its array
         partial, _ = self._decoder.getstate()
         tail = [*self._tail, *self._raw_ids(partial)]
         return np.concatenate([self._settled, np.array(tail, np.int64)])

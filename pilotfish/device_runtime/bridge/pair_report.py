@@ -39,7 +39,7 @@ _CONTEXT = 1024
 _LABEL = "running the drafter"
 _CHUNK = 64  # rows of logits per pass: 64 · 152k · 4 bytes are 39 MB
 
-# Prose, chat, code, sums, another language, data.
+# A text with prose, chat, code, sums, another language and data.
 SAMPLE = """\
 The lighthouse keeper climbed the stairs at dusk, as he had done every evening for thirty-one \
 years. From the gallery he could see the fishing boats coming home, one behind the other, and \
@@ -132,7 +132,7 @@ def compare_vocabularies(
     own_ids = np.array(drafter_tokens[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
-    places = shared.to_target_ids(drafter.head_tokens)  # [V_d], or [N] of a cut head
+    places = shared.to_target_ids(drafter.head_tokens)  # target ids [V_d], or [N] for a cut head
     sayable = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):

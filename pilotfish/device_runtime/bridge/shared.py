@@ -35,7 +35,7 @@ from pilotfish.engines.vocabulary import Vocabulary
 
 _log = logging.getLogger("pilotfish.device")
 
-RULE = 1  # version of these rules; files of other versions are ignored
+RULE = 1  # version of the rules above; cached files of other versions are ignored
 SUFFIX = ".bridge"
 MOST_BYTES = 1 << 26  # maximum bytes of a cached file; it has 8 per token
 MOST_FILES = 64  # maximum number of cached pairs; the oldest are deleted
@@ -154,8 +154,7 @@ def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
     """Choose the canonical id among tokens of the same bytes.
 
     The first choice is the token that encodes the bytes as text, then a token that is no byte
-    token,
-    the lowest id.
+    token, then the token with the lowest id.
     """
     with suppress(UnicodeDecodeError):
         encoded = tokenizer.encode(data.decode("utf-8"))

@@ -60,7 +60,7 @@ def target_vocabulary(
     blob = _fetch(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
         raise _unusable_error("its bytes do not have the promised hash")
-    _write_cache(path, blob)  # before the check: an unusable vocabulary need not be fetched again
+    _write_cache(path, blob)  # cache first: an unusable vocabulary is fetched only once
     return _decode(blob, welcome)
 
 

@@ -7,6 +7,7 @@ data; other protocols' data at this depth, rescaled by relative acceptance; data
 (from half the depth on); an optimistic prior. A pessimistic prior would never be tried, so it would
 never be corrected. Evidence loses weight from answer to answer, so that drafting is tried again
 after a long time.
+
 A lossy protocol's rounds are evidence for its whole family of protocols. They are also evidence for
 the lossless protocols, without the tokens that the lossy rule gained (its counters report their
 number).

@@ -114,7 +114,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
-        """Predict the next token after these; None without a prediction.
+        """Predict the token after committed tokens and drafts; None without a prediction.
 
         The tokens must fit the context. Call `catch_up` first, until it returns False.
         """

@@ -105,7 +105,7 @@ class ModelDrafter(Drafter):
                 self._text.release()
 
     def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
-        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        """Use this bridge from now on; vocabulary: fingerprint of the target's vocabulary."""
         self.bridge, self._vocabulary = bridge, vocabulary
 
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
@@ -126,7 +126,7 @@ class ModelDrafter(Drafter):
             self._text.end(committed)
 
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that still fit the context; negative if the committed ones do not."""
+        """Count the tokens that still fit the context; negative if the committed ones exceed it."""
         return self.context - len(self.bridge.context(committed))
 
     @property
@@ -162,7 +162,7 @@ class ModelDrafter(Drafter):
         self._append(self.bridge.to_draft_ids(tree.ids[known]))
 
     def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
-        """Read all committed tokens but the last, which the first draft reads.
+        """Read all committed tokens except the last; the first draft reads the last token.
 
         before_chunk: called before each chunk of a long text; it may raise an error. Reads nothing
         if the tokens exceed the context.
@@ -194,13 +194,13 @@ class ModelDrafter(Drafter):
 
     def _logits(self, context: NDArray[Any]) -> Floats:
         self._read(context, leave=_CHUNK)
-        rest = context[self._chain_length :].astype(np.int64)  # one pass, even if it is long
+        rest = context[self._chain_length :].astype(np.int64)  # one pass, even for many ids
         logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
         self._append(rest)
         return logits
 
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
-        """Read one chunk of these tokens if many are unread; returns whether it did."""
+        """Read one chunk of these tokens if many are unread; returns whether a chunk was read."""
         rest = self._unread(self._draft_context(committed, drafts))
         if len(rest) <= _SHORT_CHUNK:
             return False
@@ -223,7 +223,7 @@ class ModelDrafter(Drafter):
         return logits
 
     def predict_next(self, committed: Ids, drafts: Ids) -> Level:
-        """Predict the next token after these, by the text or by a pass of the model."""
+        """Predict the token after committed tokens and drafts, by the text or by a pass."""
         if self._text is not None:
             self._text.update(committed)
             if (level := self._look_up_text(drafts.tolist())) is not None:
@@ -255,7 +255,7 @@ class ModelDrafter(Drafter):
     def _open(
         self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
-        """Begin a window after the committed tokens; returns the expansion that fits."""
+        """Begin a window after the committed tokens; returns the levels of it that fit."""
         self._context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
@@ -302,7 +302,7 @@ class ModelDrafter(Drafter):
         return states
 
     def decode_last(self) -> None:
-        """Read the last token of the last window, a chain: drafting has only drawn it.
+        """Read the last token of the last window (a chain); drafting drew this token unread.
 
         Protocols that judge by hidden states always read this token, even if its state is not
         needed. So the passes of the next window always have the same shape: other shapes round

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TEXT = "text"  # name of this drafter, given in place of an artifact's folder
 _BOUNDLESS = 1 << 31
 _NODE_S = 50e-6  # upper bound of a lookup's seconds; a test checks it
-_OVERLAP_TOKENS = 2  # stored tokens that are repeated before new ones, to make these matchable
+_OVERLAP_TOKENS = 2  # stored tokens repeated before new ones: the context of a later match
 
 
 class Recollection(Recall):
@@ -142,7 +142,7 @@ class TextDrafter(Drafter):
         self._recall.release()
 
     def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
-        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        """Use this bridge from now on; vocabulary: fingerprint of the target's vocabulary."""
         self.bridge, self._vocabulary = bridge, vocabulary
         self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
         self._finite_ids: Ids = np.empty(0, np.uint32)  # tokens of `_row` with finite logits

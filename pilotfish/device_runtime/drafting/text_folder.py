@@ -115,7 +115,7 @@ def _files(folder: Path) -> list[_TextFile]:
     with (
         suppress(OSError),
         os.scandir(folder) as entries,
-    ):  # opening a file will raise the same error
+    ):  # ignore errors here: opening a file will raise them again
         for entry in entries:
             if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
                 continue

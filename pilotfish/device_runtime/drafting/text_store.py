@@ -168,7 +168,7 @@ def _record(text: Ids) -> bytes:
 
 
 def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
-    """Return all whole texts, each followed by `BREAK`, and the size before the first torn one."""
+    """Return the whole texts, each followed by `BREAK`, and the bytes of all whole records."""
     # enough room: a record's head is longer than `BREAK`
     texts = np.empty(len(blob) // 4, np.uint32)
     at = used = 0

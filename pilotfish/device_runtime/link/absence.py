@@ -31,7 +31,7 @@ _TOLERATED_S = {LinkPhase.CONNECTING: 15.0, LinkPhase.BLOCKED: 5.0}
 
 
 class AbsenceClock:
-    """Adds up the seconds for which the edge is away, and those for which its reply is due.
+    """Adds up the seconds for which the edge is away, and for which its reply is due.
 
     away_s: seconds for which the edge was away since its last progress on this device's work.
     owed_s: seconds for which the edge was connected but did not send the expected reply.

@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 from pilotfish.wire.messages import MAX_CHUNK
 
 LEAST_BYTES: Final = 384  # bytes of a chunk: less than 576 with all headers and encryption
-SEGMENT_BYTES: Final = 1024  # bytes of a chunk: less than Ethernet's 1500 with them
+SEGMENT_BYTES: Final = 1024  # bytes of a chunk: less than Ethernet's 1500 with all headers
 _TOO_LARGE: Final = 1400  # bytes of a segment: some paths lose segments of this size
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
 _QUEUE_S: Final = 0.3  # seconds of the link's rate that are in flight beyond one RTT
 _MAX_WHOLE_S: Final = 0.25  # seconds: a message that takes longer is sent in chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # bytes: a longer message is sent in chunks if the rate is unknown
 _RATES: Final = 8  # number of recent rates; the best of them counts
-_GROWTH, _STEADY = 1.25, 16  # the rate is the link's if it has not grown by 1.25 for 16 chunks
+_GROWTH, _STEADY = 1.25, 16  # a rate that grows by less than 1.25 × for 16 chunks is the link's
 _QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited in a queue
 _GROW_AFTER: Final = 4  # delivered chunks of one size, before the double size is tried
-_RETRY_AFTER: Final = 8  # the same before a blocked size; × 8 after each failure
+_RETRY_AFTER: Final = 8  # the same if the double size was lost before; × 8 after each loss
 
 
 class _SentChunk(NamedTuple):
@@ -48,7 +48,7 @@ class ChunkFlow:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.large_lost = 0  # number of stalls with a large chunk, after smaller ones passed
-        self._small_bytes: int | None = None  # size of single chunks; None: any size passes
+        self._small_bytes: int | None = None  # size of chunks sent one at a time; None: no limit
         self._blocked_bytes: int | None = None  # least chunk size that was lost
         self._passed, self._retry_after = 0, _RETRY_AFTER
         self._connection, self._reconnected = 0, False
@@ -64,7 +64,7 @@ class ChunkFlow:
     def _begin(self) -> None:
         self.full_bps: float | None = None
         self._rates: deque[float] = deque(maxlen=_RATES)
-        self._steady = 0  # chunks since the rate last grew
+        self._steady = 0  # number of chunks since the rate last grew
         self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
         self._least_bytes = 0  # size of the fastest chunk
         self.forget()

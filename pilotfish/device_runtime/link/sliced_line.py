@@ -63,8 +63,8 @@ class SlicedLine(Line):
     def _on_stall(self, liveness: Liveness) -> None:
         """Infer from a stalled connection whether the path loses large segments.
 
-        The path may lose them if one direction works and the other does not; a broken path loses
-        all.
+        The path may lose large segments if one direction works and the other does not. A broken
+        path loses all segments.
         """
         if liveness.only_receives:
             self.uplink.on_stall()
