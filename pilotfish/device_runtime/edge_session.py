@@ -34,8 +34,8 @@ from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-# Tokens per request of a stream, and the number of outstanding tokens at which to request more: an
-# edge queues at least 64 messages.
+# Tokens per request of a stream, and the number of outstanding tokens at which to request more. The
+# requests stay within the 64 messages that every edge queues.
 _PULL_TOKENS, _PULL_BELOW = 48, 36
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1

@@ -20,9 +20,9 @@ from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 ALL = "all"
 _FADE = 0.8  # factor on old evidence, per answer; low: requests differ in their repeats
 _PRIOR_ACCEPTANCE = 0.8  # α of the edge's drafter before any evidence
-# Numbers of: passes that could use a repeat; passes with a repeat; tokens of the passes with a
-# repeat; their positions. The prior: one pass in 25 has a repeat of one token, with the weight of
-# 32 passes.
+# Four counts: passes that could use a repeat; passes with a repeat; tokens of the passes with a
+# repeat; draft positions of the same passes, plus one each. The prior: one pass in 25 has a repeat
+# of one token, with the weight of 32 passes.
 _PRIOR_REPEATS = np.array([32.0, 1.28, 2.56, 2.56])
 
 

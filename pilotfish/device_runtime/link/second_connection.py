@@ -1,7 +1,8 @@
 """A second connection to the same edge, tried while the present one is quiet.
 
-A quiet connection may recover (after a cellular outage) or never (if the device has another address
-now). So the device keeps it, tries a second one, and uses whichever makes progress first.
+A quiet connection may recover (after a cellular outage), or be dead (if the device has another
+address now). So the device keeps it, tries a second one, and uses the connection that makes
+progress first.
 """
 
 import logging
