@@ -194,12 +194,10 @@ def plan(
     ⟨k₁…k_L⟩, instead of a window. temperature, top_k, top_p, min_p: the target's sampling. draft_…:
     the drafter's sampling, by default the target's. logit_bias, penalties, grammar: applied to both
     ends' logits (`LogitsOptions`). schema: a JSON schema that serves as grammar. logprobs: return
-    the
-    log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
-    same for the prompt's tokens, from unprocessed logits. Without any top_k or top_p, ``tslt`` and
-    ``tree`` draft with top_k 64; they allow 2,048 at most. seed: 0 ≤ seed < 2⁶³; None: random.
-    options, protocol_values: the protocols' own options; options of a protocol that is not used
-    have no effect.
+    the log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
+    same for the prompt's tokens, from unprocessed logits. If no top_k and top_p are set, ``tslt``
+    and ``tree`` draft with top_k 64; 2,048 is their maximum. seed: 0 ≤ seed < 2⁶³; None: random.
+    options, protocol_values: the protocols' own options; options of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
