@@ -1,1 +1,1 @@
-"""The device: drafts windows with a small model and has an edge verify them."""
+"""The device: it drafts windows with a small model, and an edge verifies them."""

@@ -1,6 +1,6 @@
 """Build an answer from rounds: tokens, text, and its parts (words, thought, calls).
 
-In:  rounds. Out: pieces. The answer ends at an end token, a stop string, or the most tokens.
+In:  rounds. Out: pieces. The answer ends at an end token, a stop string, or the token limit.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,13 +21,13 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 
-_TAIL = 16  # last tokens of a prompt, where a thought may begin
+_TAIL = 16  # number of last prompt tokens that are searched for the beginning of a thought
 
 
 def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) -> Outline:
     """Return the outline of the answers to a prompt. content: the answer's grammar, if any.
 
-    `UnsupportedError` if an answer cannot call the prompt's tools.
+    Raises `UnsupportedError` if an answer cannot call the prompt's tools.
     """
     content = _simplify(content)
     if not prompt.is_chat_turn or target.chat_template is None:
@@ -63,7 +63,7 @@ def _simplify(content: Grammar | None) -> Grammar | None:
         return content
     try:
         return Grammar("json", assertions(content.text))
-    except (ValueError, RecursionError):  # compiling the grammar will raise this error
+    except (ValueError, RecursionError):  # the grammar's compiler will report this error
         return content
 
 
@@ -110,7 +110,7 @@ def explain_grammar_error(error: BadGrammarError, outline: Outline) -> BadGramma
 class AnswerBuffer:
     """Collects the tokens, text and parts of one answer, until it ends.
 
-    target: the vocabulary of the tokens. ends: the end tokens.
+    target: the vocabulary of the tokens. ends: ids of the end tokens.
     """
 
     def __init__(
@@ -126,15 +126,15 @@ class AnswerBuffer:
         self._eos = frozenset(ends)
         self._stop = tuple(plan.stop)
         self._max_tokens = plan.max_tokens
-        self._pending_text = ""  # end of the text that may begin a stop string
+        self._pending_text = ""  # unreleased end of the text: it may begin a stop string
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still come."""
+        """Number of tokens that the answer may still get."""
         return self._max_tokens - len(self.tokens) if self.finish_reason is None else 0
 
     def take(self, record: Round) -> list[Piece]:
-        """Add a round and return its pieces; cuts the record to the tokens of the answer."""
+        """Add a round and return its pieces; cut the record's tokens at the answer's end."""
         pieces, tokens = [], []
         for origin, ids in record.origins:
             taken, text = self._push(ids)
@@ -146,7 +146,7 @@ class AnswerBuffer:
         return pieces
 
     def end(self, reason: str) -> list[Piece]:
-        """End the answer, if it has not ended, for this reason; returns the last piece, if any."""
+        """End the answer for this reason unless it has ended; returns the last piece, if any."""
         text = self._end(reason)
         parts = [*self._read(text), *self._append_parts(self._reader.end())]
         return [Piece(text, [], "target", parts=parts)] if text or parts else []
@@ -159,12 +159,12 @@ class AnswerBuffer:
         return parts
 
     def _push(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """Add committed ids; returns those within the answer, and the released text."""
+        """Add committed ids; returns the ids within the answer, and the released text."""
         if not self._stop:
             return self._push_all(ids)
         taken: list[int] = []
         released = ""
-        for token in ids:  # token by token: a stop string may end at any of them
+        for token in ids:  # token by token: a stop string may end at any token
             if self.finish_reason is not None:
                 break
             more, text = self._push_all([token])

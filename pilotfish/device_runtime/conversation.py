@@ -1,6 +1,6 @@
-"""A conversation: generates answers one after the other, across losses of the link.
+"""A conversation: it generates answers one after the other, also when the link breaks.
 
-In:  prompts and plans. Out: pieces, and at the end of an answer its `Generation`.
+In:  prompts and plans. Out: pieces, and a `Generation` at the end of each answer.
 """
 
 import logging
@@ -35,7 +35,7 @@ from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
 
 _log = logging.getLogger("pilotfish.device")
 
-# UnsupportedError: an edge that came back without the decision head that an answer needs
+# UnsupportedError: the edge came back without the decision head that the answer needs
 _STANDALONE_ERRORS: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
 
 
@@ -48,7 +48,7 @@ class AutoRequest:
 
 
 class Conversation:
-    """Generates answers with one drafter, link and session. One thread at a time.
+    """Generates answers with one drafter, link and session; for one thread at a time.
 
     shares: see `Session`.
     """
@@ -91,8 +91,8 @@ class Conversation:
     ) -> Generator[Piece, None, None]:
         """Yield the pieces of the answer to an owner's prompt; afterwards ``last`` is the answer.
 
-        alone: under "local", an edge with another vocabulary counts as lost even before the first
-        piece; if False, it raises `PairMismatchError` there.
+        alone: under policy "local", treat an edge with another vocabulary as lost even before the
+        first piece; if False, raise `PairMismatchError` there.
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()
@@ -124,7 +124,7 @@ class Conversation:
                 if answer.finish_reason is not None:
                     break
                 self._cancel_token.check()
-            yield from answer.end("length")  # if it has not ended, the context is full
+            yield from answer.end("length")  # no end so far: the context is full
             finished = True
         except BadGrammarError as error:
             raise explain_grammar_error(error, outline) from error.__cause__
@@ -157,7 +157,7 @@ class Conversation:
     # Before the first round
 
     def _prepare(self, request: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
-        """Greet the edge and determine the plan; returns it, the choice and the link's state."""
+        """Greet the edge; returns the answer's plan, the choice of "auto", and the link's state."""
         link = self._link
         is_ready = False
         if link is not None:
@@ -219,7 +219,7 @@ class Conversation:
     def _choose(
         self, request: AutoRequest, is_ready: bool
     ) -> tuple[Plan, Choice, LinkState | None]:
-        """Choose a plan by the link's state, measuring it first if needed."""
+        """Choose a plan by the link's state; measure the link first if needed."""
         plans = self.plans(request)
         state = None
         if self._link is not None:
@@ -230,7 +230,7 @@ class Conversation:
         return plan, choice, state
 
     def _measure(self, link: EdgeLink, plans: Sequence[Plan]) -> None:
-        # an edge's decisions may depend on the link as measured for this request (wisv §VII-B)
+        # a decision head depends on the link as measured for this request (WISV, §VII-B)
         by_link = any(plan.depends_on_link for plan in plans)
         rates_matter = by_link or any(
             self._statistics.message_bytes(plan) > SMALL_BYTES for plan in plans
@@ -244,7 +244,7 @@ class Conversation:
     # Round by round
 
     def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
-        """Yield rounds; under policy "local", of the drafter alone while the edge is away."""
+        """Yield rounds; under policy "local", the drafter answers alone while the edge is away."""
         session = self.session
         if plan.protocol == LOCAL:
             yield from session.local(plan.sampling, answer.remaining)
@@ -307,7 +307,7 @@ def _channel_from(state: LinkState | None) -> Channel:
         rtt_s=_value(state.rtt) or None,
         up_bps=_value(state.up) or None,
         down_bps=_value(state.down) or None,
-        # the kernel counts repeated connection attempts as retransmitted, but not as sent
+        # limit: the kernel counts repeated connection attempts as retransmitted, not as sent
         loss=None if loss is None else min(loss, 1.0),
     )
 

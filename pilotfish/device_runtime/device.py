@@ -40,31 +40,32 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A drafter and its edge, with one conversation: one answer at a time.
+    """A drafter, its edge, and one conversation; the device gives one answer at a time.
 
     `beside` makes devices for further conversations. Calls from other threads wait for their turn,
-    in the order of request; a thread with an open stream gets `DeviceInUseError`.
+    in the order of request; a call from a thread that has a stream open raises `DeviceInUseError`.
 
-    draft: the drafter's artifact, or "text": draft without a model, by earlier repetitions in this
-    text or older ones. If the vocabularies differ, the device fetches the target's from the edge
-    and caches it; it calls on_fetch with the fetched bytes and their total.
-    draft_text: an artifact also drafts by repetitions of the text.
-    texts: the folder that keeps earlier conversations for this; "off": each conversation uses its
-    own text alone; None: keep them in memory. Each owner (see `stream`) has separate texts.
-    share_texts: lossless protocols draft from the texts of all owners, and reuse their prompts.
-    edge: ``tcp://host:port``, or None for ``local`` only.
+    draft: the drafter's artifact, or "text": draft without a model, by repeating earlier text. If
+    the vocabularies differ, the device fetches the target's vocabulary from the edge and caches it;
+    it calls on_fetch with the number of bytes fetched so far and the total.
+    draft_text: True: a drafter with a model also drafts by repeating earlier text.
+    texts: the folder that keeps earlier conversations for drafting by text; "off": each
+    conversation uses only its own text; None: keep earlier conversations in memory. Each owner (see
+    `stream`) has separate texts.
+    share_texts: True: lossless protocols draft from the texts of all owners, and an answer may
+    reuse another owner's prompt.
     keys: the folder with ``device.key`` and ``edge.pub``; None is allowed on loopback only.
-    on_round: called with every round at its end.
+    on_round: called with the record of each round when the round ends.
 
-    lanes: the most devices, this one included, that share the drafter's weights.
+    lanes: maximum number of devices that share the drafter's weights, this device included.
 
-    on_link_loss: reaction while the edge is away (it cannot be reached, drains, or is full).
-    "fail": raise `EdgeLostError` 2.2 s after the loss; the edge must also be there at the start.
-    "wait": wait ``patience_s``, then raise it. "local": after a second, continue with the drafter
-    alone until the edge is back. Verified text is the same as without the loss; pieces of origin
-    "local" are the drafter's.
+    on_link_loss: what the device does while the edge is away (it cannot be reached, drains, or is
+    full). "fail": raise `EdgeLostError` 2.2 s after the loss; the edge must also be there at the
+    start. "wait": wait ``patience_s``, then raise `EdgeLostError`. "local": after a second,
+    continue with the drafter alone until the edge is back. The drafter's pieces have the origin
+    "local". Verified text is the same as without the loss.
 
-    All methods but `attend` are for any thread. `generate`, `stream` and `probe` wait for their
+    Any thread may call any method except `attend`. `generate`, `stream` and `probe` wait for their
     turn; all others return at once, even during an answer. After `close`, and in a process forked
     from this one, calls that need the edge or the drafter raise `DeviceClosedError`.
     """
@@ -125,7 +126,7 @@ class Device:
             raise
 
     def _dial(self, interrupt: CancelToken) -> EdgeLink:
-        """Open a link and, unless the policy allows a later edge, wait for the connection."""
+        """Open a link; wait for the edge if the policy requires it at the start."""
         link = self._link_group.open(self._retry_policy, interrupt)
         try:
             link.set_hello(self._hello)
@@ -188,7 +189,7 @@ class Device:
     def beside(self) -> Device:
         """Make a device for another conversation and thread, with the same weights and edge.
 
-        It has its own lane, connection and session, and is closed separately. Raises
+        The new device has its own lane, connection and session, and is closed separately. Raises
         `UnsupportedError` if all lanes are taken.
         """
         self._turns.check()
@@ -198,7 +199,7 @@ class Device:
         try:
             if self._link is not None:
                 other._link = self._dial(other._cancel_token)
-                if other._link.welcomed is None:  # no handshake yet: assume the same edge
+                if other._link.welcomed is None:  # no handshake yet: copy this device's
                     other._link.on_welcome(self._link.welcomed)
             other._use_drafter(drafter)
         except BaseException:
@@ -232,16 +233,17 @@ class Device:
         owner: Owner = DEFAULT_OWNER,
         **options: Unpack[TalkOptions],
     ) -> AnswerStream:
-        """Begin an answer and return its pieces; ``generation`` is the whole answer at the end.
+        """Begin an answer and return the stream of its pieces.
 
-        Nothing else may use the device until the last piece was taken or the stream is closed.
+        After the last piece, the stream's ``generation`` is the whole answer. Until then, or until
+        the stream is closed, nothing else may use the device.
 
         A text becomes one user message in the target's chat template, if there is one. Messages
         (each with "role" and "content") are rendered by this template, with the tools of the
         options (`TalkOptions`) or of a `Talk`. A list of the target's token ids is used unchanged.
-        The other options are those of `device_runtime.plan.plan`. owner: a unique name of the user,
-        under which the text drafter keeps texts. By default the device has one user; None keeps
-        nothing.
+        The other options are those of `device_runtime.plan.plan`. owner: the user's unique name;
+        the text drafter keeps texts by owner. By default all answers have the same owner. With
+        None, no text is kept.
         """
         source, plan_options = read_talk(prompt, options)
         turn = DeviceTurn()
@@ -287,17 +289,17 @@ class Device:
         return request
 
     def _handshake(self, request: Plan | AutoRequest) -> None:
-        """Greet the first edge: the prompt's vocabulary depends on it."""
+        """Greet the first edge: the prompt must be encoded in its vocabulary."""
         link = self._link
         if link is None:
             return
-        link.lost_ns = None  # ignore an earlier answer's loss
+        link.lost_ns = None  # ignore a loss during an earlier answer
         if link.welcomed is not None:
             return
         if self._retry_policy.policy == "local":
             link.poll()
         elif isinstance(request, AutoRequest) or request.protocol != LOCAL:
-            with suppress(PairMismatchError):  # the handshake succeeded nevertheless
+            with suppress(PairMismatchError):  # the handshake itself succeeded
                 link.handshake()
 
     def _restart_on_mismatch(
@@ -307,7 +309,7 @@ class Device:
         request: Plan | AutoRequest,
         owner: Owner,
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces; restarts the answer if the edge has another vocabulary."""
+        """Yield the pieces; restart the answer if the edge has another vocabulary."""
         with closing(pieces):
             try:
                 first = next(pieces, None)
@@ -337,13 +339,13 @@ class Device:
 
     @property
     def last(self) -> Generation | None:
-        """The last complete answer, of any thread."""
+        """The last complete answer, whichever thread requested it."""
         return self._conversation.last
 
     def interrupt(self) -> None:
         """End the running answer with `InterruptedGenerationError`.
 
-        Also ends its waits for the edge; calls that wait for their turn continue.
+        Also ends the answer's waits for the edge. Calls that wait for their turn keep waiting.
         """
         self._cancel_token.cancel()
 
@@ -351,22 +353,22 @@ class Device:
     def last_checked_s(self) -> float:
         """Time of the answering thread's last check for an interruption (monotonic).
 
-        The thread also checks while it waits for the edge or reads a prompt: without a check for
-        long, it hangs and cannot be interrupted.
+        The thread also checks while it waits for the edge or reads a prompt. If the last check is
+        long ago, the thread hangs and cannot be interrupted.
         """
         return self._cancel_token.last_checked_s
 
     def prompt(self, asked: PromptInput, *, chat: bool = True) -> Prompt:
         """Tokenise a prompt as `stream` does, for target and drafter.
 
-        chat: a text is a user message; if False, it is used unchanged. The vocabulary is that of
-        the last edge that any lane of this device greeted.
+        chat: True: a text becomes a user message; False: it is used unchanged. The prompt is in the
+        vocabulary of the last edge that any lane of this device greeted.
         """
         return self._pairs.latest.pair.prompt(asked, chat=chat, max_tokens=self.context - 1)
 
     @property
     def knows_target(self) -> bool:
-        """Whether `prompt` knows the edge's vocabulary, or there is no edge."""
+        """Whether `prompt` has the edge's vocabulary; True without an edge."""
         link, pairs = self._link, self._pairs
         if link is None:
             return True
@@ -375,7 +377,7 @@ class Device:
 
     @property
     def pair(self) -> Pair:
-        """The drafter's and the target's vocabularies; until a handshake, the drafter's twice."""
+        """The vocabularies of drafter and target; until a handshake, both are the drafter's."""
         return self._pairs.latest.pair
 
     @property
@@ -395,7 +397,7 @@ class Device:
 
     @property
     def context(self) -> int:
-        """The most tokens of prompt and answer together; an edge may allow fewer."""
+        """Maximum number of tokens of prompt and answer together; an edge may set a lower limit."""
         return self._conversation.session.context
 
     def shared(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER) -> int:
@@ -408,7 +410,7 @@ class Device:
 
     @property
     def welcome(self) -> Welcome | None:
-        """The edge's last `Welcome`; None before it, and while the edge has another vocabulary."""
+        """The edge's last `Welcome`; None before a handshake, or if its vocabulary does not fit."""
         return self._link.welcome if self._link is not None else None
 
     @property
@@ -417,7 +419,7 @@ class Device:
         return self._pair.statistics.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the RTT of the link with a ping; rates: also its rates, with a larger ping.
+        """Measure the RTT of the link with a ping; rates: measure its rates, too (a larger ping).
 
         Waits for its turn, as `stream` does.
         """
@@ -440,14 +442,14 @@ class Device:
     def link_status(self) -> LinkStatus | None:
         """The state of the link, in words; None without an edge. For any thread.
 
-        The best state among this device and all devices `beside` it.
+        The best state among the links of this device and of the devices made by `beside`.
         """
         return self._link_group.status if self._link is not None else None
 
     def attend(self) -> None:
-        """Greet an edge that has come back; never waits.
+        """Greet an edge that has come back, without waiting.
 
-        For the thread that answers: call it now and then between answers.
+        The thread that answers must call this method from time to time between answers.
         """
         if self._link is not None and self._turns.usable:
             self._link.attend()
@@ -468,10 +470,10 @@ class Device:
         return self._drafter.execution
 
     def redirect(self, edge: str, keys: str | Path | None = None) -> None:
-        """Use another address for this device and all devices `beside` it.
+        """Use another address for this device and all devices made by `beside`.
 
-        keys: the folder of other keys. Running answers continue there. Raises like the constructor
-        for a wrong address or wrong keys, and then changes nothing.
+        keys: the folder of the new edge's keys. Running answers continue at the new address. A
+        wrong address or wrong keys raise the constructor's errors and change nothing.
         """
         self._turns.check()
         if self._link is None:
@@ -510,7 +512,7 @@ class Device:
 def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
     """Connect to an edge with the keys in this folder; beyond loopback, keys are required.
 
-    patience_s: seconds for which the edge may be away or owe a reply; None: as under policy "fail".
+    patience_s: seconds to wait for an absent edge or a late reply; None: as under policy "fail".
     """
     patience = FAIL if patience_s is None else RetryPolicy.from_policy("wait", patience_s)
     link = EdgeLink(edge, load_keys(edge, keys), patience)

@@ -1,6 +1,7 @@
 """The settings of a device and of its HTTP service.
 
-Each is declared once: flags, TOML keys, help and reloads follow from it (`base.settings`).
+Each setting is declared once; its flag, TOML key, help and reload follow from the declaration
+(`base.settings`).
 """
 
 from pathlib import Path
@@ -67,7 +68,7 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
-    """The settings of `device serve`. options: defaults for the requests.
+    """The settings of `device serve`. options: default options of the requests.
 
     api_keys: see `service.access.ApiKeys`. tls_cert, tls_key: see `service.tls.tls_context`.
     """

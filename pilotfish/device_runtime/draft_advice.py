@@ -1,7 +1,7 @@
 """Constrain the device's drafts by the plan's grammar. The edge decides what is allowed.
 
-In:  a plan's grammar. Out: a constraint on drafts while the device's parser can follow, and on the
-     tokens of a device that generates alone.
+In:  a plan's grammar. Out: a constraint on drafts, as long as the device's parser supports the
+     grammar, and on the tokens of a device that generates alone.
 """
 
 import logging
@@ -23,9 +23,9 @@ _log = logging.getLogger("pilotfish.answers")
 class DraftAdvice:
     """Constrains drafts until the parser fails.
 
-    After a failure drafts are unconstrained, since the edge may have another version of the parser
-    that can follow. A device that generates alone raises `BadGrammarError`, or `BusyError` if the
-    machine was too busy to compile. constraint: None, with the error, if compiling failed.
+    After a failure drafts are unconstrained: the edge may have a version of the parser that
+    supports the grammar. A device that generates alone raises `BadGrammarError`, or `BusyError` if
+    the machine was too busy to compile the grammar. constraint: None if compiling raised ``error``.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class DraftAdvice:
     ) -> None:
         self._constraint = constraint
         self._error = error
-        self.decides_alone = False  # no edge verifies the tokens
+        self.decides_alone = False  # True while no edge verifies the tokens
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
@@ -50,7 +50,7 @@ class DraftAdvice:
         return ()
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
-        """Return the tokens that must follow; see `GrammarConstraint.forced`."""
+        """Return the tokens that the grammar forces next; see `GrammarConstraint.forced`."""
         if self._constraint is not None:
             try:
                 return self._constraint.forced(answer, path)

@@ -1,11 +1,13 @@
 """Predict the speed of several drafters with one target, from measurements.
 
-In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` of each drafter.
+In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` per drafter.
 
-The target answers the prompts alone, at temperature 1 with the prompt's index as seed. α is the
-mean of β = 1 − TV(p, q) along these answers, the share of draft tokens that an optimal rule accepts
-(tslt (15)). Passes are timed in turns, after one answer's tokens; the lower quartiles count, which
-other work on the machine affects least. T and N of a round for every window (tslt (5), (8)):
+The target generates answers to the prompts alone, at temperature 1, with each prompt's index as
+seed. p is the target's distribution of the next token, q the drafter's. α is the mean of β = 1 −
+TV(p, q) along these answers: the share of draft tokens that an optimal rule accepts (tslt, equation
+15). The passes of all models are timed in turns, after the tokens of one answer. The lower quartile
+of each counts: other work on the machine affects it least. A round with a window of L tokens
+commits N tokens in T seconds (tslt, equations 5 and 8):
 
     tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
 """
@@ -34,8 +36,8 @@ from pilotfish.wire.protocols import LOCAL
 Progress = Callable[[str, int, "int | None"], None]
 
 TOKENS = 48  # tokens of each answer
-LONGEST = 16  # longest window
-SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # tokens of the timed target passes
+LONGEST = 16  # draft tokens in the longest window
+SIZES = (1, 2, 3, 5, 9, LONGEST + 1)  # numbers of tokens in the timed target passes
 SAMPLING = Sampling(temperature=1.0)
 
 
@@ -43,9 +45,10 @@ SAMPLING = Sampling(temperature=1.0)
 class DrafterTrial:
     """The predicted speed of a drafter with a target.
 
-    acceptance: α at temperature 1; agreement: α at temperature 0, the share of positions where both
-    ends have the same most probable token. draft_s: seconds of a pass of one token. window: the
-    window with the most tokens_per_s. streamed_per_s: tokens/s of the target alone.
+    acceptance: α at temperature 1. agreement: α at temperature 0, the share of positions where both
+    ends have the same most probable token. positions: number of compared tokens. draft_s: seconds
+    of the drafter's pass over one token. window: the window with the most tokens_per_s.
+    streamed_per_s: tokens/s of the target alone.
     """
 
     acceptance: float
@@ -71,7 +74,7 @@ def try_drafters(
     All models are in memory at once. target_s: seconds of any pass of the target; None: measure.
 
     Raises:
-        PairMismatchError: for a drafter of another vocabulary.
+        PairMismatchError: for a drafter with another vocabulary than the target's.
     """
     check_head(target)
     for drafter in drafters.values():
@@ -118,7 +121,7 @@ def fastest_window(
 ) -> tuple[int, float]:
     """Return the window with the most tokens/s, and its tokens/s.
 
-    verify_s: seconds of target passes of `SIZES` tokens.
+    verify_s: seconds of the target's passes over `SIZES` tokens.
     """
     windows = range(1, LONGEST + 1)
     pass_s = [float(np.interp(1 + drafts, SIZES, verify_s)) for drafts in (0, *windows)]
@@ -140,7 +143,7 @@ def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
 def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return each prompt with its answer, i64 [n] less the last token, and the answer's length."""
+    """Return pairs: a prompt with its answer but the last token, i64 [n]; the answer's length."""
     answers = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):
@@ -156,7 +159,7 @@ def _generate_answers(
 
 
 def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
-    """Return the logits [rows, V], or [rows, N] of a cut head, after a text's last tokens."""
+    """Return the logits of a text's last tokens: [rows, V], or [rows, N] with a cut head."""
     decoder.rollback(0, 0)
     return decoder.prefill(0, text, rows=rows).logits
 
@@ -164,7 +167,7 @@ def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArr
 def _time_passes(
     passes_to_time: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
-    """Time passes of these numbers of tokens after a text, in turns; returns seconds."""
+    """Time these passes (model, number of tokens) in turns after a text; returns their seconds."""
     for decoder in {id(decoder): decoder for decoder, _ in passes_to_time}.values():
         decoder.rollback(0, 0)
         decoder.prefill(0, text, rows=0)

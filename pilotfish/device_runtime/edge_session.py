@@ -34,8 +34,8 @@ from pilotfish.wire.protocols.protocol import NO_IDS
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
-# Stream tokens requested at once, and the rest at which to request more; an edge queues at least 64
-# messages.
+# Tokens per request of a stream, and the number of outstanding tokens at which to request more. The
+# requests stay within the 64 messages that every edge queues.
 _PULL_TOKENS, _PULL_BELOW = 48, 36
 _UNLIMITED = m.Limits(
     context=2**31 - 1, window=m.MAX_WINDOW, message_bytes=2**31 - 1, sessions=2**31 - 1
@@ -46,9 +46,10 @@ _UNLIMITED = m.Limits(
 class VerifiedWindow:
     """A window's verdict, its times and its bytes.
 
-    frames: the verdict's frames, with those of requested logprobs. timings: all exchanges, without
-    drafting and settling. received_ns: arrival of the verdict. inquired: number of hidden states
-    that the edge requested first.
+    frames: the verdict's frames, including requested logprobs. timings: stages of all exchanges,
+    without drafting and settling. received_ns: arrival of the verdict (monotonic). pass_s: seconds
+    of the target's pass. inquired: number of hidden states that the edge requested before the
+    verdict.
     """
 
     verdict: m.Verdict
@@ -62,9 +63,9 @@ class VerifiedWindow:
 
 
 class StreamedTokens(NamedTuple):
-    """Tokens of a stream; the answer's frames are their ids.
+    """A message with tokens of a stream; the answer's first frame has their ids.
 
-    waited_ns: time spent waiting for them; short if they had already arrived.
+    waited_ns: time that the device waited for the message; short if it had already arrived.
     """
 
     reply: m.Tokens
@@ -75,8 +76,8 @@ class StreamedTokens(NamedTuple):
 class EdgeSession:
     """One edge's copy of the committed tokens; under `local` there is neither link nor copy.
 
-    committed: the session's tokens, which it extends and cuts. vocab_size: the target's, of the
-    tokens' ids.
+    committed: the session's tokens; `Session` extends and cuts them. vocab_size: number of token
+    ids of the target.
     """
 
     def __init__(self, link: EdgeLink | None, committed: CommittedTokens, vocab_size: int) -> None:
@@ -87,12 +88,12 @@ class EdgeSession:
         self._generation = -1
         self._edge_length = 0  # length of the committed prefix that the edge holds
         self._plan: Plan | None = None
-        self._prompt_length = 0  # tokens of the plan's prompt
+        self._prompt_length = 0  # number of tokens of the plan's prompt
         self._conditions: m.DecisionConditions | None = None
-        self._begin_length = 0  # committed tokens at the last `begin`
-        self.has_prompt_logprobs = True  # False while requested ones have not arrived
+        self._begin_length = 0  # number of committed tokens at the last `begin`
+        self.has_prompt_logprobs = True  # False: requested, but not arrived yet
         self._last_limits = _UNLIMITED
-        self._begin_connection = 0  # connection of the last `begin`; 0: none
+        self._begin_connection = 0  # number of the connection that carried the last `begin`
 
     @property
     def limits(self) -> m.Limits:
@@ -101,7 +102,7 @@ class EdgeSession:
         return self._last_limits if welcome is None else welcome.limits
 
     def note_welcome(self) -> None:
-        """Keep the present edge's limits for the time in which no suitable edge is there."""
+        """Store the present edge's limits, for times without a suitable edge."""
         self._last_limits = self.limits
 
     @property
@@ -165,8 +166,9 @@ class EdgeSession:
     def _begin_again(self, reason: PilotfishError) -> None:
         """Send the edge all committed tokens again.
 
-        If the edge does not know the session, it gets a new id: without keys the old id may belong
-        to the broken connection, and the device cannot prove that the session is its own.
+        If the edge does not know the session, the device chooses a new id: the old id may still
+        belong to the broken connection, and without keys the device cannot prove that the session
+        is its own.
         """
         if isinstance(reason, UnknownSessionError):
             self._id = secrets.token_bytes(16)
@@ -188,7 +190,7 @@ class EdgeSession:
             self._link.try_send(m.Close(session=self._id))
 
     def forget(self) -> None:
-        """Close the session and begin another one, with nothing at the edge."""
+        """Close the session and choose a new id: the edge then holds no tokens."""
         self.close()
         self._id = secrets.token_bytes(16)
         self._edge_length = 0
@@ -200,7 +202,7 @@ class EdgeSession:
     # Windows
 
     def send(self, exchange: SpeculationProtocol[Any], draft: Draft) -> SentRequest:
-        """Send a window, after the pending token if there is one."""
+        """Send a window and, before it, the pending token if there is one."""
         all_held = self._edge_length == len(self._committed)
         pending = NO_IDS if all_held else self._committed.ids[self._edge_length :].copy()
         window = m.Window(
@@ -224,10 +226,11 @@ class EdgeSession:
         *,
         late: bool = False,
     ) -> VerifiedWindow | None:
-        """Wait for the verdict on a window; begins again at an edge that lost the session.
+        """Wait for the verdict on a window; begin again at an edge that lost the session.
 
-        Returns None if another edge with smaller windows has come: draft again. late: the drafter
-        has worked since the window was sent, so the reply's arrival time is unknown.
+        Returns None if another edge with smaller windows has come; the caller must draft again.
+        late: the drafter has worked since the window was sent, so the reply's arrival time is
+        unknown.
         """
         retry_budget = RetryBudget(self._edge)
         while True:
@@ -291,7 +294,7 @@ class EdgeSession:
     def _reply_test(
         self, start: int, *kinds: type[m.Verdict | m.StatesRequest | m.Tokens]
     ) -> Callable[[m.Reply], bool]:
-        """Return a test that accepts this round's reply, and no late one of an earlier round."""
+        """Return a test that accepts this round's reply and rejects those of earlier rounds."""
         generation = self._generation
 
         def is_wanted(reply: m.Reply) -> bool:
@@ -312,17 +315,17 @@ class EdgeSession:
         return self._generation, self._edge.connection
 
     def hint(self, start: int, digest: bytes, frames: Sequence[m.Buffer]) -> int | None:
-        """Send a hint of the tokens from ``start`` on; returns its bytes, None if unsent."""
+        """Send a hint of the tokens from ``start`` on; returns its bytes, or None if unsent."""
         hint = m.Hint(session=self._id, generation=self._generation, start=start, hash=digest)
         return self._edge.try_send(hint, frames)
 
     def stream_tokens(
         self, count: int, on_idle: Callable[[], bool] | None = None
     ) -> Iterator[StreamedTokens]:
-        """Yield ``count`` tokens that the target generates; commit each part before the next.
+        """Yield messages with ``count`` tokens of the target in all; commit each before the next.
 
-        Requests tokens ahead, at most as many as the edge queues for a slow reader. on_idle: work
-        to do while no token has arrived; see `EdgeLink.wait`.
+        Requests tokens ahead, but no more than the edge queues for a slow reader. on_idle: work to
+        do while no token has arrived; see `EdgeLink.wait`.
         """
         expected = len(self._committed) + count
         pulled = 0  # the tokens before this position have been requested

@@ -3,10 +3,10 @@
 In:  voltage and current of each channel from sysfs (hwmon): ``in{n}_label``, ``in{n}_input`` in mV,
      ``curr{n}_input`` in mA. Out: joules.
 
-If one rail feeds the whole module, only it counts: VDD_IN on Xavier NX, Orin NX and Orin Nano,
-POM_5V_IN on the first Nano. Elsewhere the measured rails are added up. Rails may be missing or feed
-each other, so the sum compares runs on one board but is no total. The carrier board is never
-included. A thread reads the sensors; each reading costs a few I²C transfers.
+If one rail feeds the whole module, only this rail is measured: VDD_IN on Xavier NX, Orin NX and
+Orin Nano, POM_5V_IN on the first Nano. On other boards the measured rails are added up. Rails may
+be missing or feed each other, so the sum compares runs on one board but is no total. The carrier
+board is never included. A thread reads the sensors; each reading costs a few I²C transfers.
 """
 
 import threading
@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 _DEVICES = Path("/sys/bus/i2c/devices")
-_PERIOD_S = 0.05  # between samples of one answer
-_WATCH_PERIOD_S = 1.0  # between samples of a service
+_PERIOD_S = 0.05  # seconds between samples of one answer
+_WATCH_PERIOD_S = 1.0  # seconds between samples of a service
 _WHOLE_MODULE = ("VDD_IN", "POM_5V_IN")
 _NOT_CONNECTED = "NC"
 
@@ -36,7 +36,7 @@ class Rail(NamedTuple):
 
 
 def rails(root: Path = _DEVICES) -> list[Rail]:
-    """Find the rails whose sum is closest to the module's power; may be empty."""
+    """Find the rails that together come closest to the module's power; may be empty."""
     channels = [rail for device in sorted(root.glob("*")) for rail in _channels(device)]
     return [rail for rail in channels if rail.label in _WHOLE_MODULE][:1] or channels
 
@@ -127,8 +127,9 @@ class Meter:
 class Watch:
     """Integrates the power of these rails from `start` until `close`, for a service.
 
-    joules: total so far, without times when a sensor did not answer. watts: the newest sample; None
-    while a sensor does not answer. Both are None without rails, and readable from any thread.
+    joules: total so far, without the times in which a sensor did not answer. watts: the newest
+    sample; None while a sensor does not answer. Without rails both are None. Any thread may read
+    both.
     """
 
     def __init__(self, power: Sequence[Rail], *, period_s: float = _WATCH_PERIOD_S) -> None:

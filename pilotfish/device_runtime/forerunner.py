@@ -1,6 +1,6 @@
-"""Draft ahead of a stream: the device's half of `ahead`, a step at a time.
+"""Draft ahead of a stream, step by step: the device's half of protocol `ahead`.
 
-In:  the target's tokens as they come. Out: hints.
+In:  the target's tokens as they arrive. Out: hints.
 
 One thread drafts and receives: while no token has arrived, a step runs one pass of the drafter or
 reads a chunk of the prompt, so an arriving token waits for one pass at most. Drafting stops once
@@ -23,11 +23,11 @@ from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.protocol import Ids
 
-# Minimum target passes between hints: early, and once `_LATE_DRAFTS` drafts are out.
+# Minimum time between hints, in target passes: first, and once `_LATE_DRAFTS` drafts are sent.
 _EARLY_INTERVAL, _LATE_INTERVAL, _LATE_DRAFTS = 0.25, 1.0, 6
-# Hints between two messages of tokens, so that hints do not pile up on a stalled link.
+# Maximum hints between two messages of tokens: more would pile up on a stalled link.
 _MAX_HINTS = 4
-_MAX_MISSED = 16  # passes without the device's right drafts, until it assumes that hints were lost
+_MAX_MISSED = 16  # target passes that lack the device's right drafts, before it resends them
 _NS = 1e-9
 
 
@@ -44,7 +44,7 @@ class DraftStats(NamedTuple):
 
 
 class Forerunner:
-    """Drafts for one generation. estimator: the pair's acceptance; the forerunner updates it."""
+    """Drafts ahead of the target, for one generation."""
 
     def __init__(
         self,
@@ -58,9 +58,11 @@ class Forerunner:
         last: int,
         ends: Collection[int],
     ) -> None:
-        """committed: u32 [n]; last: position of the answer's last token.
+        """Begin after the tokens ``committed``, u32 [n].
 
-        logits_processor: processes logits over the target's tokens.
+        estimator: the pair's acceptance; the forerunner updates it. logits_processor: processes
+        logits over the target's tokens. last: position of the answer's last token. ends: end
+        tokens.
         """
         self._drafter, self._edge, self._plan = drafter, edge, plan
         self._estimator, self._logits_processor = estimator, logits_processor
@@ -123,7 +125,7 @@ class Forerunner:
         return token, level.acceptance[0], None
 
     def _is_done(self) -> bool:
-        """Whether another draft is not worth a pass, or has no room."""
+        """Whether to stop drafting: there is no room, or acceptance is unlikely."""
         ahead = self._ahead
         most = min(self._edge.limits.window, self._room - 1, self._last - ahead.committed)
         if len(ahead) >= most or self._stuck:
@@ -133,7 +135,7 @@ class Forerunner:
         )
 
     def _send_hint(self) -> None:
-        """Send the unsent drafts; if that fails, the next hint has them too."""
+        """Send the unsent drafts; if sending fails, the next hint has them too."""
         if self._incarnation != self._edge.incarnation:
             self._incarnation = self._edge.incarnation
             self._ahead.resend_all()
@@ -152,8 +154,8 @@ class Forerunner:
     ) -> tuple[DraftComparison, DraftStats]:
         """Compare the next committed tokens with the drafts.
 
-        Returns the comparison, and the drafter's work since the last one. source: source of the
-        drafts in the target's pass; pass_s: seconds of this pass.
+        Returns the comparison, and the drafter's work since the last comparison. source: source of
+        the drafts in the target's pass. pass_s: seconds of this pass.
         """
         begin = self._ahead.committed
         comparison = self._ahead.compare(ids)
@@ -173,7 +175,7 @@ class Forerunner:
         return comparison, stats
 
     def _take_forced(self, begin: int, agreed: int) -> tuple[int, ...]:
-        """Return which of the ``agreed`` tokens from ``begin`` on were forced; drops older ones."""
+        """Return the indices of forced tokens among the next ``agreed`` ones; drop old entries."""
         forced = tuple(at - begin for at in self._forced if at < begin + agreed)
         ahead = range(self._ahead.committed, len(self._ahead.text))
         self._forced = [at for at in self._forced if at in ahead]

@@ -23,8 +23,8 @@ _log = logging.getLogger("pilotfish.answers")
 class PairStatistics:
     """Collects evidence and applies the policies of "auto". Thread-safe.
 
-    drafter_pass_times: seconds by number of tokens, measured at start. prior: α without
-    evidence.
+    drafter_pass_times: seconds of the drafter's pass by number of tokens, measured at the start.
+    prior: acceptance α before any evidence.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PairStatistics:
             return 0.0 if plan.exchange is None else max(self.evidence.round_bytes(plan))
 
     def add(self, plan: Plan, rounds: Sequence[Round], state: LinkState | None) -> None:
-        """Add an answer's rounds to the evidence, without those of the drafter alone.
+        """Add an answer's rounds to the evidence, without rounds that the drafter generated alone.
 
         state: the link's state before the answer.
         """

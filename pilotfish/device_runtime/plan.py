@@ -27,19 +27,20 @@ from pilotfish.wire.protocols.ahead import AheadOptions
 
 AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
-WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # choices of protocol "auto"
-AUTO_LEVELS = 16  # most levels with window "auto"; low confidence ends nearly every window earlier
+WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # draft tokens; protocol "auto" chooses among these
+AUTO_LEVELS = 16  # maximum levels of window "auto"; low confidence ends most windows earlier
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """Protocol "auto": chooses protocol and window for each answer by link and pair.
+    """Protocol "auto": choose protocol and window of each answer by the link's state and the pair.
 
-    among: the protocols to choose from; by default all lossless ones, and with ``lossy`` all.
-    policy: a policy of `device_runtime.choice`. rtt_threshold_s: threshold of policy ``threshold``;
-    None: the paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time per token among
-    plans no slower than ``stream``. Raises `UnsupportedError` for unknown protocols, for a negative
-    threshold or one with another policy, and for thrift with policy ``threshold``.
+    among: the protocols to choose from; None: all lossless protocols, and with ``lossy`` all
+    protocols. policy: a policy of `device_runtime.choice`. rtt_threshold_s: threshold (s) of policy
+    ``threshold``; None: the paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time
+    per token among the plans that are not slower than ``stream``. Raises `UnsupportedError` for an
+    unknown protocol, a negative threshold, a threshold with another policy, and thrift with policy
+    ``threshold``.
     """
 
     among: Sequence[str] | None = None
@@ -101,11 +102,11 @@ class Options(TypedDict, total=False):
 
 
 class TalkOptions(Options, total=False):
-    """`Options`, and those that make a `Talk` of a text or messages.
+    """`Options`, and the options that turn a text or messages into a `Talk`.
 
     tools: functions that the model may call, as in OpenAI's API, with tool_choice ("auto", "none",
-    "required", or a name) and parallel_tool_calls. thinking: whether the model thinks first, by its
-    template's ``enable_thinking``.
+    "required", or a name) and parallel_tool_calls. thinking: whether the model thinks first
+    (``enable_thinking`` of its template).
     """
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -118,9 +119,9 @@ class TalkOptions(Options, total=False):
 class Plan:
     """The checked options of one answer.
 
-    sampling: the target's parameters; drafting: the drafter's, with the same seed. exchange: a
-    drafting protocol with its options, None under ``stream`` and ``local``; expansion: the shape of
-    its windows. auto: low confidence may end a window early.
+    sampling: the target's parameters. drafting: the drafter's parameters, with the same seed.
+    exchange: the drafting protocol with its options; None under ``stream`` and ``local``.
+    expansion: the shape of each window. auto: True: low confidence may end a window early.
     """
 
     protocol: str
@@ -156,7 +157,7 @@ class Plan:
 
     @property
     def requires(self) -> str:
-        """The optional part of an edge that this plan needs; "" for none."""
+        """The optional part of an edge that this plan needs; "" if none."""
         return self.exchange.requires if self.exchange is not None else ""
 
 
@@ -186,17 +187,17 @@ def plan(
     options: ProtocolOptions | None = None,
     **protocol_values: Any,
 ) -> Plan:
-    """Check the options; `UnsupportedError` says what is wrong and what is possible.
+    """Check the options and return the plan; `UnsupportedError` names the fault and the choices.
 
-    window: draft tokens per round (4), or "auto": until the drafter's confidence is low. An edge
-    may allow fewer. expansion: ⟨k₁…k_L⟩ of protocol ``tree``, instead of a window. temperature,
-    top_k, top_p, min_p: the target's sampling; draft_…: the drafter's, by default the same.
-    logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`); schema: a JSON
-    schema as grammar. logprobs: return each token's log-probability, and those of this number of
-    likeliest tokens; prompt_logprobs: the same for the prompt, from unprocessed logits. If neither
-    end is truncated, ``tslt`` and ``tree`` truncate the drafter to 64 tokens (never to more than
-    2,048). seed: 0 ≤ seed < 2⁶³; None: random. options, protocol_values: the protocols' own
-    options; those of other protocols have no effect.
+    window: draft tokens per round (default: 4), or "auto": draft until the drafter's confidence is
+    low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
+    ⟨k₁…k_L⟩, instead of a window. temperature, top_k, top_p, min_p: the target's sampling. draft_…:
+    the drafter's sampling, by default the target's. logit_bias, penalties, grammar: applied to both
+    ends' logits (`LogitsOptions`). schema: a JSON schema that serves as grammar. logprobs: return
+    the log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
+    same for the prompt's tokens, from unprocessed logits. If no top_k and top_p are set, ``tslt``
+    and ``tree`` draft with top_k 64; 2,048 is their maximum. seed: 0 ≤ seed < 2⁶³; None: random.
+    options, protocol_values: the protocols' own options; options of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
@@ -219,7 +220,7 @@ def plan(
             presence_penalty=presence_penalty,
             grammar=grammar if schema is None else Grammar.from_schema(schema),
         )
-    except (TypeError, ValueError) as error:  # TypeError: a value in a schema that JSON lacks
+    except (TypeError, ValueError) as error:  # TypeError: the schema has a value that JSON lacks
         raise UnsupportedError(f"{error}.") from error
     draft_sampling = (draft_temperature, draft_top_k, draft_top_p)
     if exchange is None and draft_sampling != (None, None, None):
@@ -295,12 +296,12 @@ def alternatives(
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
     At temperature 0 the lossless protocols are `greedy`, `ahead` and `stream`: all drafting
-    protocols have the same acceptance there, and `greedy` sends least. At a higher temperature with
-    a seed they are `coupled`, `ahead` and `stream`, which generate the same text, so that the seed
-    reproduces it. A window in the options is the only choice. `ahead` has two plans unless the
-    options name the source of hints: all sources, and the edge alone, without drafting on the
-    device. offered: the edge's protocols; most: the edge's window, in tokens or nodes of a tree.
-    All plans have the same seed.
+    protocols have the same acceptance there, and `greedy` sends the fewest bytes. At a higher
+    temperature with a seed they are `coupled`, `ahead` and `stream`: these generate the same text,
+    so the seed reproduces it. If the options have a window, no other window is tried. `ahead` has
+    two plans unless the options name a source of hints: one with hints of all sources, and one with
+    the edge's hints alone, where the device drafts nothing. offered: the available protocols. most:
+    the edge's limit for a window, in tokens of a chain or nodes of a tree.
     """
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
@@ -416,7 +417,7 @@ def _expansion(
     window: "int | Literal['auto'] | None",
     expansion: Sequence[int] | None,
 ) -> Expansion:
-    """Return ⟨k₁…k_L⟩ of the windows; empty for protocols without windows."""
+    """Return the expansion ⟨k₁…k_L⟩ of each window; empty for protocols without windows."""
     if window is None:
         window = 4 if expansion is None else len(expansion)
     elif expansion is not None:
@@ -446,7 +447,7 @@ def _check_window(window: object) -> None:
 
 
 def _cut_to_window(expansion: Expansion) -> Expansion:
-    """Cut the expansion to the levels that fit into a window."""
+    """Remove the last levels until the expansion's largest tree fits into a window."""
     while nodes_at_most(expansion) > MAX_WINDOW:
         expansion = expansion[:-1]
     return expansion

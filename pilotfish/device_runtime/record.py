@@ -17,8 +17,8 @@ STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 class Timings:
     """Seconds of each stage of a round.
 
-    uplink, downlink: separated by the edge's clock, whose offset is estimated from the quickest
-    exchange under the assumption that both ways took equally long; their sum needs no assumption.
+    uplink, downlink: split by the edge's clock. The clock's offset is estimated from the quickest
+    exchange, assuming that both directions took equally long. The sum of both needs no assumption.
     queue: time at the edge outside the target's pass and the verification rule.
     """
 
@@ -46,34 +46,35 @@ class Round:
 
     protocol: str
     start: int  # committed tokens before the round
-    window: int  # γ: the most drafted tokens that could be accepted; in a tree, its levels
+    window: int  # γ: draft tokens in the chain, or levels of the tree
     accepted: int
-    tokens: list[int]  # committed by this round and kept in the answer
-    # drafted tokens: γ in a chain, all distinct nodes of a tree; under `ahead`, those that the
-    # device drafted since the last round
+    tokens: list[int]  # tokens that this round committed and the answer kept
+    # number of drafted tokens: γ in a chain, distinct nodes in a tree; under `ahead`, tokens that
+    # the device drafted since the last round
     nodes: int = 0
-    uplink_bytes: int = 0  # frames as handed to ZeroMQ
+    uplink_bytes: int = 0  # bytes of the frames handed to ZeroMQ
     downlink_bytes: int = 0
     timings: Timings = field(default_factory=Timings)
     notes: dict[str, float] = field(default_factory=dict)  # values of the protocol's counters
-    inquired: int = 0  # hidden states that the edge requested, in a second exchange
+    inquired: int = 0  # number of hidden states that the edge requested
     # seconds of the target's pass; under `stream` the device may not have waited for all of it
     pass_s: float = 0.0
     # under `ahead`: source of the hints in the target's pass ("device", "text", "edge"; "": none);
-    # ``window`` counts these hints, ``accepted`` the right ones
+    # then ``window`` is the number of these hints, ``accepted`` the number of correct hints
     source: str = ""
-    # under `ahead`: (tokens since the last correction, compared drafts, agreed drafts). Counts the
-    # device's drafts of these tokens up to the first wrong one, even those that came too late
+    # under `ahead`: (tokens since the last correction, compared drafts, agreed drafts). The
+    # device's drafts are compared up to the first wrong one, also drafts that reached the edge too
+    # late
     run: tuple[int, int, int] | None = None
-    # indices of the accepted tokens that the device drafted without a model: the grammar allowed
-    # one text only
+    # indices of the accepted tokens that the device drafted without a model, because the grammar
+    # allowed only one text
     forced: tuple[int, ...] = ()
-    # one for each token, if requested; that of a token sampled on the device comes a round later
+    # one per token, if requested; None for a token sampled on the device, until the next round
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
     @property
     def verified(self) -> int:
-        """Verified positions: the accepted ones and the first rejected (tslt 2.1)."""
+        """Number of verified positions: all accepted ones and the first rejected one (tslt 2.1)."""
         return min(self.window, self.accepted + 1)
 
     @property
@@ -90,7 +91,7 @@ class Round:
         return *self._accepted_runs(), rest
 
     def _accepted_runs(self) -> Iterator[tuple[str, list[int]]]:
-        """Split the accepted tokens into runs of forced and of drafted ones."""
+        """Split the accepted tokens into runs: each holds only forced or only drafted tokens."""
         forced = {*self.forced}
         accepted = enumerate(self.tokens[: self.accepted])
         for was_forced, run in groupby(accepted, lambda pair: pair[0] in forced):
@@ -98,7 +99,7 @@ class Round:
 
     @property
     def exchanges(self) -> int:
-        """Round trips: 2 if the edge asked for hidden states, else 1."""
+        """Number of round trips: 2 if the edge requested hidden states, else 1."""
         return 1 + (self.inquired > 0)
 
 
@@ -134,7 +135,7 @@ class Choice:
 
 
 class Probing(NamedTuple):
-    """The cost of measuring the link: pings, and their bytes both ways."""
+    """The cost of measuring the link: number of pings, and their bytes in both directions."""
 
     pings: int = 0
     uplink_bytes: int = 0
@@ -161,7 +162,7 @@ class Recovery:
 
 @dataclass(kw_only=True)
 class Generation:
-    """One answer. ``tokens`` includes the end token, ``text`` neither it nor the stop string.
+    """One answer. ``tokens`` includes the end token; ``text`` omits it and the stop string.
 
     parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
     one for each token of the prompt (``prompt_ids``), if requested; None for the first.
@@ -196,7 +197,8 @@ class Generation:
     def logprobs(self) -> list[TokenLogprob | None]:
         """Log-probabilities of the tokens, if requested.
 
-        None for tokens of the drafter alone, and for a last token sampled on the device (`dssd`).
+        None for tokens that the drafter generated alone, and for a last token that was sampled on
+        the device (`dssd`).
         """
         return [
             logprob
@@ -216,12 +218,12 @@ class Generation:
 
     @property
     def forced(self) -> int:
-        """Number of tokens drafted without a model; 0 without a grammar."""
+        """Number of tokens drafted without a model, because the grammar forced them."""
         return sum(at < len(round_.tokens) for round_ in self.rounds for at in round_.forced)
 
     @property
     def hints(self) -> dict[str, tuple[int, int]]:
-        """Under `ahead`: (drafts in the target's passes, accepted ones) by source of the hints."""
+        """Under `ahead`, by source of the hints: (drafts in the target's passes, accepted ones)."""
         counts: dict[str, tuple[int, int]] = {}
         for round_ in self.rounds:
             if round_.source:
@@ -231,7 +233,7 @@ class Generation:
 
     @property
     def notes(self) -> dict[str, float | None]:
-        """Every counter over all rounds: a total if it counts, else a share.
+        """The protocols' counters over all rounds, by name: totals, and shares of a total.
 
         A share is None if its denominator is 0.
         """
@@ -249,8 +251,8 @@ class Generation:
 def acceptance(rounds: Sequence[Round]) -> float:
     """Compute α: the accepted share of the verified positions; 0 without drafts.
 
-    A position is verified if all positions before it were accepted (tslt Definition 2.1); in a tree
-    it is accepted if one of its candidates is (tslt (39)).
+    A position is verified if all positions before it were accepted (tslt, Definition 2.1). In a
+    tree, a position is accepted if one of its candidates is (tslt, equation 39).
     """
     verified = sum(round_.verified for round_ in rounds)
     return sum(round_.accepted for round_ in rounds) / verified if verified else 0.0
@@ -270,5 +272,5 @@ class Piece:
     tokens: list[int]
     origin: str
     logprobs: Sequence[TokenLogprob | None] = ()  # if requested, and already known
-    # words, thought and calls parsed so far; may lag behind the text
+    # words, thought and calls that the parser completed; the text may be ahead of them
     parts: Sequence[TurnPart] = ()

@@ -3,11 +3,13 @@
 The session owns the committed tokens. The drafter's K/V and the edge's session follow them, and
 both can be rebuilt from them.
 
-The committed tokens belong to the last owner. When another owner begins, both ends forget them,
-unless sharing is on: the time of an answer would reveal a prefix that another owner used.
+The committed tokens belong to the owner of the last answer. When another owner begins an answer,
+drafter and edge forget these tokens unless sharing is on: otherwise the answer's time would reveal
+that another owner used the same prefix.
 
-Under policy "local" a window without a verdict is dropped whole. Only the link decides that, never
-the drawn tokens, and `local` draws from another random stream, so the output law is unchanged.
+Under link-loss policy "local", a window that gets no verdict is dropped whole. The link alone
+decides this, never the drawn tokens, and protocol `local` draws from another random stream. So the
+distribution of the output is unchanged.
 """
 
 import time
@@ -63,7 +65,7 @@ _UNKNOWN = Channel()
 class Session:
     """One conversation with one edge, or with none for `local`.
 
-    shares: an owner's answer may reuse the tokens of another owner.
+    shares: True: an owner's answer may reuse the tokens of another owner.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Session:
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._cancel_token = interrupt or CancelToken()
-        # acceptance estimators under `ahead`, one greedy, one sampled; they persist across answers
+        # `ahead`: acceptance estimators for greedy (True) and sampled tokens, kept across answers
         self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._plan: Plan | None = None
         self._last_round: Round | None = None  # the generation's last round
@@ -92,7 +94,7 @@ class Session:
 
     @property
     def context(self) -> int:
-        """The most tokens, prompt included, that fit both ends.
+        """Maximum number of tokens that fit both ends, prompt included.
 
         A drafter with another vocabulary sets no limit: it stops drafting when its context is full.
         """
@@ -110,8 +112,8 @@ class Session:
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
-        channel: the link as measured for this generation, for a decision head. constraint: the
-        plan's grammar, applied to drafts. owner: the user who asks.
+        channel: the link's measured state, an input of a decision head. constraint: the plan's
+        grammar, applied to drafts. owner: the user who requests the answer.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -179,7 +181,7 @@ class Session:
         if self._constraint is not None:
             self._constraint.decides_alone = False
         self.edge.begin()
-        if not self._plan.streams:  # reads while the edge does
+        if not self._plan.streams:  # read the prompt while the edge reads it
             self._drafter.prefill(self.committed.ids, self._cancel_token.check)
 
     def _conditions(self, plan: Plan, channel: Channel) -> DecisionConditions | None:
@@ -212,11 +214,11 @@ class Session:
         assert exchange is not None
         start, began_ns = len(self.committed), time.monotonic_ns()
         reply = None
-        while reply is None:  # repeats only if another edge with smaller windows has come
+        while reply is None:  # repeats only if another edge, with smaller windows, has come
             draft = self._draft(plan, exchange, remaining, ends)
             drafted_ns = time.monotonic_ns()
             sent = self.edge.send(exchange, draft)
-            if exchange.requests_states:  # the edge may request the last token's state
+            if exchange.requests_states:  # the edge may request the last token's hidden state
                 self._drafter.decode_last()
             reply = self.edge.wait_verdict(
                 exchange, draft, sent, drafted_ns, late=exchange.requests_states
@@ -239,9 +241,10 @@ class Session:
     def _take_logprobs(
         self, plan: Plan, draft: Draft, decision: Decision
     ) -> tuple[Decision, list[TokenLogprob | None]]:
-        """Take the frame of logprobs off a decision; returns both.
+        """Remove the frame of logprobs from a decision; returns the decision and the logprobs.
 
-        If the frame also has the logprob of the last round's pending token, that round gets it.
+        If the frame begins with the logprob of the last round's pending token, set it in that
+        round.
         """
         if plan.logprobs is None:
             return decision, []
@@ -259,7 +262,7 @@ class Session:
         return decision._replace(frames=frames), logprobs
 
     def _take_prompt_logprobs(self, plan: Plan, decision: Decision, start: int) -> Decision:
-        """Take the frame of the prompt's logprobs, if any, off a decision."""
+        """Remove the frame of the prompt's logprobs from a decision that has one."""
         if not self.edge.expects_prompt_logprobs(start):
             return decision
         if not decision.frames:
@@ -269,7 +272,7 @@ class Session:
         return decision._replace(frames=frames)
 
     def _set_prompt_logprobs(self, plan: Plan, frame: Buffer, start: int) -> None:
-        """Set the prompt's logprobs from a frame with those of the first ``start`` tokens."""
+        """Set the prompt's logprobs from a frame with logprobs of the first ``start`` tokens."""
         assert plan.prompt_logprobs is not None
         logprobs = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
         self.prompt_logprobs = [None, *logprobs[: self._prompt_length - 1]]
@@ -278,7 +281,7 @@ class Session:
     def _draft(
         self, plan: Plan, exchange: SpeculationProtocol[Any], remaining: int, ends: Collection[int]
     ) -> Draft:
-        """Draft a window of at most ``plan.expansion`` and ``remaining`` − 1 tokens."""
+        """Draft a window within ``plan.expansion``, of at most ``remaining`` − 1 levels."""
         levels = min(remaining, self.context - len(self.committed)) - 1
         expansion = self._fitting_expansion(plan.expansion, levels)
         return self._drafter.draft(
@@ -292,7 +295,7 @@ class Session:
         )
 
     def _commit(self, draft: Draft, decision: Decision, token: int) -> list[int]:
-        """Commit the accepted path and the token after it, at both ends; returns the tokens."""
+        """Commit the accepted path and the next token, at both ends; returns these tokens."""
         if token >= self._vocab:
             raise MalformedError(f"The edge's verdict names token {token} of {self._vocab}.")
         path, ids = draft.path(decision.accepted), draft.ids.tolist()
@@ -306,7 +309,8 @@ class Session:
     def _fitting_expansion(self, expansion: Expansion, levels: int) -> Expansion:
         """Cut the expansion to ``levels``, the edge's window and the context.
 
-        Counts the most nodes that the tree may have: its size must not depend on the drawn tokens.
+        Assumes the largest tree of an expansion: the tree's size must not depend on the drawn
+        tokens.
         """
         expansion = expansion[: max(0, levels)]
         room = max(0, min(self.edge.limits.window, self.context - len(self.committed) - 1))
@@ -317,7 +321,7 @@ class Session:
     # Streams
 
     def stream(self, plan: Plan, count: int, ends: Collection[int]) -> Iterator[Round]:
-        """Yield ``count`` tokens that the target generates; under `ahead`, with hints."""
+        """Yield rounds with ``count`` tokens of the target in all; under `ahead`, send hints."""
         count = min(count, self.context - len(self.committed))
         end = len(self.committed) + count
         forerunner = self._forerunner(plan, count, ends)
@@ -373,7 +377,7 @@ class Session:
             logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))
         self.committed.extend(ids)
         self.edge.set_edge_length(len(self.committed))
-        # only the part of the pass that the device waited for: the tokens may have arrived before
+        # count only the part of the pass that the device waited for: tokens may have arrived before
         verify_ns = min(waited_ns, reply.times.verify_ns)
         return Round(
             protocol=plan.protocol,

@@ -1,10 +1,10 @@
-"""Turns of one `Device`: it has one conversation, so one answer at a time may use it.
+"""Turns at a `Device`: one conversation gives one answer at a time.
 
-In:  calls from any thread. Out: a `DeviceTurn` for each, in the order of request, or a typed error.
+In:  calls from any thread. Out: a `DeviceTurn` per call, in the order of request, or an error.
 
-A thread with an open answer would wait for itself, so it gets an error at once. After `close`, and
-in a process forked from the device's own, every call gets an error: the sockets and the model's
-threads stay with the process that opened them.
+A thread that has an answer open would wait for itself, so its next call gets an error at once.
+After `close`, and in a process forked from the device's process, every call gets an error: the
+sockets and the model's threads stay with the process that opened them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pilotfish.device_runtime.record import Generation, Piece
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_INTERRUPT_AGAIN_S = 0.1  # until a running answer is interrupted again, in case it had not begun
-_CHECK_DROPPED_S = 1.0  # until a waiting caller checks whether the present stream was dropped
+_INTERRUPT_AGAIN_S = 0.1  # pause before the next interrupt, in case the answer had not begun
+_CHECK_DROPPED_S = 1.0  # interval at which a waiting caller checks for a deleted stream
 
-_collecting: set[int] = set()  # threads within the garbage collector
+_collecting: set[int] = set()  # ids of threads that run the garbage collector now
 
 
 def _note_collection(phase: Literal["start", "stop"], _: dict[str, int]) -> None:
@@ -61,7 +61,8 @@ class DeviceTurns:
     """Grants turns in the order of request. Thread-safe."""
 
     def __init__(self) -> None:
-        # Re-entrant: a waiting caller ends a dropped answer itself.
+        # Re-entrant: a caller that waits with this lock may end a dropped answer, which locks
+        # again.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[DeviceTurn] = deque()
         self._present: DeviceTurn | None = None
@@ -75,7 +76,7 @@ class DeviceTurns:
 
     @property
     def _forked(self) -> bool:
-        # checked before taking any lock: another thread may have held it at the fork
+        # check before locking: another thread may have held the lock at the fork
         return os.getpid() != self._process
 
     def check(self) -> None:
@@ -89,9 +90,9 @@ class DeviceTurns:
             raise DeviceClosedError("The device is closed: open another one.")
 
     def take(self, turn: DeviceTurn) -> None:
-        """Wait for a turn; the caller must pass it to `end` in any case.
+        """Wait for a turn; the caller must pass the turn to `end`, even after an error.
 
-        Raises `DeviceInUseError` if this thread has the present turn, and `DeviceClosedError`.
+        Raises `DeviceInUseError` if this thread has the present turn, and the errors of `check`.
         """
         self.check()
         with self._changed:
@@ -125,7 +126,7 @@ class DeviceTurns:
 
     @contextmanager
     def running(self, turn: DeviceTurn) -> Iterator[None]:
-        """Work on an answer in the calling thread during the block."""
+        """Mark the answer as running in the calling thread during the block."""
         self.check()
         thread = threading.current_thread()
         with self._changed:
@@ -150,7 +151,7 @@ class DeviceTurns:
     def end(self, turn: DeviceTurn) -> None:
         """End the answer if it has not ended, and free the device; for any thread.
 
-        Raises `DeviceInUseError` while another thread works on it.
+        Raises `DeviceInUseError` while another thread works on the answer.
         """
         if self._forked:
             return
@@ -212,7 +213,7 @@ class DeviceTurns:
 
 
 class AnswerStream(Iterator[Piece]):
-    """Yields the pieces of an answer as they come, in any thread, one at a time.
+    """Yields the pieces of an answer as they arrive; any thread may read, one at a time.
 
     The device is free again after the last piece, after `close`, at the end of a ``with``, or when
     the stream is deleted. generation: the whole answer once it has ended; None before.
@@ -234,7 +235,7 @@ class AnswerStream(Iterator[Piece]):
         return piece
 
     def _next(self) -> Piece | None:
-        """Return the next piece; None at the end, which frees the device."""
+        """Return the next piece; at the end, free the device and return None."""
         assert self._turn.pieces is not None
         try:
             piece = next(self._turn.pieces, None)
@@ -268,8 +269,8 @@ class AnswerStream(Iterator[Piece]):
     def __del__(self) -> None:
         if not hasattr(self, "_turn"):
             return  # a Ctrl-C interrupted the constructor
-        # The garbage collector runs at any line of a thread, which may hold a lock that `end`
-        # needs. Then the next caller ends the answer.
+        # The garbage collector may run in a thread that holds a lock which `end` needs. Then the
+        # next caller of the device ends the answer.
         self._turn.dropped = True
         if threading.get_ident() not in _collecting:
             self._turns.end(self._turn)

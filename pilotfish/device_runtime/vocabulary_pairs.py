@@ -1,7 +1,7 @@
 """Pairs of a drafter and its targets, one per target vocabulary, with the evidence on each.
 
-In:  the welcomes of edges. Out: the pair, with the target's vocabulary, which is fetched if it is
-     unknown, and the pair's evidence.
+In:  the welcomes of edges. Out: the pair and its evidence; an unknown vocabulary of a target is
+     fetched.
 """
 
 import logging
@@ -22,7 +22,7 @@ from pilotfish.wire.protocols.protocol import PairSizes
 
 _log = logging.getLogger("pilotfish.device")
 
-# Stands for the vocabulary of a drafter without one, until the first handshake.
+# Placeholder, until the first handshake, for a drafter without a vocabulary.
 UNKNOWN = Vocabulary(
     model="none: no edge was greeted",
     tokenizer_json='{"model": {"type": "BPE", "vocab": {"?": 0}, "merges": []}, "decoder": '
@@ -33,7 +33,7 @@ UNKNOWN = Vocabulary(
     chat_template=None,
 )
 
-# Target vocabularies in memory, up to 100 MB each; the drafter's own comes on top.
+# Maximum target vocabularies in memory, up to 100 MB each, in addition to the drafter's.
 _MAX_PAIRS = 3
 
 
@@ -51,9 +51,11 @@ class VocabularyPair(NamedTuple):
 class VocabularyPairs:
     """The vocabulary pairs of a device, shared by its lanes. Thread-safe.
 
-    drafter: the drafter's vocabulary; None if it drafts in any target's. vocabulary_subset: i64
-    [N], the tokens that its head was cut to; None for a whole head. pass_times: seconds of
-    the drafter's pass by number of tokens. prior: α without evidence. hidden_size: d of its states.
+    drafter: the drafter's vocabulary; None if it drafts in any target's vocabulary.
+    vocabulary_subset: the token ids that its head was cut to, i64 [N]; None for a whole head.
+    pass_times: seconds of the drafter's pass by number of tokens. prior: acceptance α before any
+    evidence. hidden_size: dimension of the drafter's hidden states. progress: called with the
+    fetched bytes and their total.
     """
 
     def __init__(
@@ -70,12 +72,12 @@ class VocabularyPairs:
         self._hidden = hidden_size
         self._pass_times, self._prior = pass_times, prior
         self._progress = progress
-        # the drafter's vocabulary on both sides, until the first handshake
+        # until the first handshake, the drafter's vocabulary stands for both
         self.latest = self._drafter_pair = self._new_pair(self._drafter.digest, self._drafter)
-        # pairs by digest of the target's vocabulary; the drafter's own comes first
+        # pairs by digest of the target's vocabulary; the drafter's vocabulary comes first
         self._known = {self._drafter.digest: self.latest}
-        # last unsuitable digest, and the error: the check takes seconds and would run before every
-        # answer under `local`
+        # digest of the last unsuitable vocabulary, and the error's text: the check takes seconds,
+        # and without this memory it would run before every answer under `local`
         self._mismatch = ("", "")
 
     def _new_pair(self, name: str, target: Vocabulary) -> VocabularyPair:
@@ -88,7 +90,7 @@ class VocabularyPairs:
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.
 
-        An older edge sends no digest: its tokens must be the drafter's.
+        An older edge sends no digest; then its tokens must be the drafter's.
         """
         alike = not self._any_vocabulary and welcome.tokenizer in ("", self._drafter.fingerprint)
         return welcome.vocabulary or (self._drafter.digest if alike else "")
@@ -96,16 +98,16 @@ class VocabularyPairs:
     def get(self, link: EdgeLink, welcome: Welcome) -> VocabularyPair:
         """Return the pair for this welcome; fetches an unknown vocabulary.
 
-        A target with the drafter's own tokens may have another template, which is also fetched; an
-        unusable template is ignored. Raises like `target_vocabulary`, and `PairMismatchError` for a
-        pair without shared tokens.
+        A target with the drafter's own tokens may have another chat template. This template is also
+        fetched, and ignored if it is unusable. Raises the errors of `target_vocabulary`, and
+        `PairMismatchError` for a pair without shared tokens.
         """
         name = self.expect(welcome)
         mismatch, complaint = self._mismatch
         if name and name == mismatch:
             raise PairMismatchError(complaint)
         known = self._known.get(name)
-        if known is None:  # several lanes may fetch it at once; the first one wins
+        if known is None:  # several lanes may fetch at once; the first result is kept
             pair = self._fetch(name, link, welcome)
             for oldest in list(self._known)[1 : 1 - _MAX_PAIRS]:
                 self._known.pop(oldest, None)

@@ -1,9 +1,9 @@
-"""Map between the drafter's tokens and the target's.
+"""Map between the drafter's tokens and the target's tokens.
 
-If both vocabularies are the same, whatever their padding, the bridge is trivial. Otherwise it
-renormalises the drafter's distribution over the shared tokens; in both cases a cut head limits them
-further. The result is the q that is sampled and sent, so every protocol works as without a bridge
-(Timor et al. 2025, token-level intersection).
+The bridge is trivial if both vocabularies are the same; their padding may differ. Otherwise it
+renormalises the drafter's distribution over the shared tokens. In both cases, if the drafter's head
+was cut, only the head's tokens remain. The result is the q that is sampled and sent, so every
+protocol works as without a bridge (Timor et al. 2025, token-level intersection).
 """
 
 from abc import ABC, abstractmethod
@@ -24,8 +24,8 @@ Ids = NDArray[np.uint32]
 class Bridge(ABC):
     """The bridge between one drafter's lane and one target.
 
-    vocab_size: the target's, without padding. trivial: whether both ends have the same tokens, so
-    that one context bounds both.
+    vocab_size: size of the target's vocabulary, without padding. trivial: whether both ends have
+    the same tokens, so that the smaller context limits both.
     """
 
     vocab_size: int
@@ -37,9 +37,9 @@ class Bridge(ABC):
 
     @abstractmethod
     def context(self, committed: Ids) -> NDArray[Any]:
-        """Return the drafter's ids [m], m ≥ 1, of the committed tokens [n], prompt included.
+        """Return the drafter's ids [m], m ≥ 1, for the committed tokens [n], prompt included.
 
-        They depend on the committed tokens alone, and are valid until the next call.
+        The ids depend on the committed tokens alone, and are valid until the next call.
         """
 
     @abstractmethod
@@ -47,16 +47,16 @@ class Bridge(ABC):
         """Map the drafter's logits [n, V_d], or [n, N] of a cut head, to logits [n, V] over the
         target's tokens.
 
-        They share no memory with ``logits``, and are valid until the next call.
+        The result shares no memory with ``logits``, and is valid until the next call.
         """
 
     def can_draft(self, token: int) -> bool:
-        """Whether the drafter can draft this token of the target's."""
+        """Whether the drafter can draft this target token."""
         return True
 
     @abstractmethod
     def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
-        """Return the drafter's ids [n] of tokens [n] drawn from projected logits."""
+        """Return the drafter's ids [n] of target tokens [n] drawn from projected logits."""
 
 
 class TrivialBridge(Bridge):
@@ -100,8 +100,8 @@ class TrivialBridge(Bridge):
 class SharedTokensBridge(Bridge):
     """Bridge between vocabularies with some tokens in common.
 
-    The drafter's context is the prompt in the drafter's own template, then the answer's text in the
-    drafter's tokens.
+    The drafter's context is the prompt, rendered by the drafter's own template, then the answer's
+    text in the drafter's tokens.
 
     vocabulary_subset: i64 [N], the drafter's tokens that its head was cut to; None for a whole
     head.
@@ -119,9 +119,9 @@ class SharedTokensBridge(Bridge):
         self._shared = shared
         self._projection = Projection(shared.to_target_ids(vocabulary_subset), shared.target_size)
         self._translator = translator
-        self._target_prompt_tokens = 0  # tokens of the prompt, the target's
-        self._ids = np.empty(256, dtype=np.int64)  # draft ids: the prompt's, then the answer's
-        self._draft_prompt_tokens = 0  # tokens of the prompt, the drafter's
+        self._target_prompt_tokens = 0  # number of the prompt's target tokens
+        self._ids = np.empty(256, dtype=np.int64)  # drafter's ids of prompt and answer
+        self._draft_prompt_tokens = 0  # number of the prompt's drafter tokens
 
     def start(self, prompt: Prompt) -> None:
         """Begin a generation with an empty answer."""
@@ -134,7 +134,7 @@ class SharedTokensBridge(Bridge):
         self._translator.restart()
 
     def context(self, committed: Ids) -> NDArray[Any]:
-        """Return the prompt's ids, then those of the answer's text."""
+        """Return the prompt's ids, then the ids of the answer's text."""
         answer = self._translator.translate(committed[self._target_prompt_tokens :])
         length = self._draft_prompt_tokens + len(answer)
         self._reserve(length)
@@ -147,7 +147,7 @@ class SharedTokensBridge(Bridge):
             self._ids = np.concatenate([self._ids, more])
 
     def project(self, logits: Floats) -> Floats:
-        """Map the logits to the shared tokens; −∞ elsewhere."""
+        """Map the logits to the shared tokens; all other tokens get −∞."""
         return self._projection(logits)
 
     def can_draft(self, token: int) -> bool:
@@ -155,5 +155,5 @@ class SharedTokensBridge(Bridge):
         return self._projection.reaches(token)
 
     def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
-        """Return the drafter's ids; all are shared, since others had no probability."""
+        """Return the drafter's ids; all are shared, since other tokens had no probability."""
         return self._shared.to_draft_ids.take(drafted)

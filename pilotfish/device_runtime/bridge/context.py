@@ -3,15 +3,15 @@
 In:  the target's ids of the answer so far. Out: the drafter's ids of the same bytes.
 
 Rule: the drafter's tokenizer encodes each run of text as a whole, as the continuation of a text. So
-the result depends on the answer alone, not on the parts in which it came. A run ends at the
-answer's end, at a special token, and at bytes that are not UTF-8 (an incomplete character may still
-become valid). Each such byte is one token.
+the result depends on the answer alone, not on the parts in which the answer arrived. A run ends at
+the answer's end, at a special token, and at bytes that are not UTF-8 (an incomplete character may
+still become valid). Each byte that is not UTF-8 is one token.
 
-Only new tokens cost time: of the last run, only the tail after the last *cut* is encoded again. A
-cut is possible where (1) later text cannot change a token before it, and (2) the text after it
-encodes as it would alone. `choose_cut` has a rule for each of two families of vocabularies; texts
-of other tokenizers are never cut. If a rule is wrong for an unusual pattern, drafts get worse but
-the output stays the same.
+Only new tokens cost time: only the tail of the last run, after the last *cut*, is encoded again. A
+cut is possible where (1) later text cannot change a token before the cut, and (2) the text after
+the cut is encoded as if it stood alone. `choose_cut` has a rule for each of two families of
+vocabularies; texts of other tokenizers are never cut. If a rule is wrong for an unusual pattern,
+drafts get worse but the output stays the same.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pilotfish.engines.token_bytes import SPACE_MARK
 from pilotfish.engines.tokenizer import Tokenizer, character_pairs, without_first_space
 from pilotfish.engines.unigram import flatten_steps
 
-RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, as "surrogateescape" has them
-# Patterns that look behind or test for the text's beginning, which makes (2) uncertain.
+RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, decoded by "surrogateescape"
+# Patterns that look back, or test for the text's beginning: for these, (2) is uncertain.
 LOOKS_BEHIND = re.compile(r"\(\?<|\\[ABGKby]|(?:^|[(|])\^")
-# Characters that must be known after a cut: in GPT-4o's pattern "don't" is one word but "don'" two,
-# and 'll is the longest ending.
+# Number of characters that must be known after a cut. In GPT-4o's pattern "don't" is one word but
+# "don'" is two, and 'll is the longest ending.
 LOOK_AHEAD = 3
 MARKS = (" ", SPACE_MARK)
 MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-# Settings of a BPE model that make the tokens of a word's part depend on the rest.
+# Settings of a BPE model with which the tokens of a part of a word depend on the rest.
 WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
-# (text, its encoding) -> characters and tokens before the cut; (0, 0) if there is none
+# (text, its encoding) -> numbers of characters and of tokens before the cut; (0, 0): no cut
 Cut = Callable[[str, tokenizers.Encoding], tuple[int, int]]
 
 
@@ -52,28 +52,28 @@ class ContextTranslator:
 
     Args:
         target, drafter: the tokenizers of the answer and of the drafter.
-        specials: the drafter's special tokens by the target's; others are dropped.
+        specials: target's special token → the drafter's; other special tokens are dropped.
     """
 
     def __init__(self, target: Tokenizer, drafter: Tokenizer, specials: Mapping[int, int]) -> None:
         self._target, self._drafter, self._specials = target, drafter, specials
         self._cut = choose_cut(drafter)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._byte_ids: dict[int, list[int]] = {}  # the drafter's tokens by byte, for bytes so far
+        self._byte_ids: dict[int, list[int]] = {}  # the drafter's tokens of bytes seen so far
         self.restart()
 
     def restart(self) -> None:
         """Begin another answer."""
         self._decoder.reset()  # drops the bytes of an incomplete character
-        self._answer = np.empty(0, np.uint32)  # [n] at the last call
-        self._settled = np.empty(0, np.int64)  # [m] draft ids that no longer change
-        self._text = ""  # the text after them
-        self._encoded, self._tail = "", list[int]()  # its encoded part, and the part's draft ids
+        self._answer = np.empty(0, np.uint32)  # target ids u32 [n] of the last call
+        self._settled = np.empty(0, np.int64)  # drafter's ids i64 [m] that no longer change
+        self._text = ""  # text after the settled ids
+        self._encoded, self._tail = "", list[int]()  # encoded part of this text, and its ids
 
     def translate(self, answer: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the drafter's ids [m] of the answer, target ids [n].
+        """Return the drafter's ids [m] of an answer of target ids [n].
 
-        If the answer continues the last one, only its new tokens cost time.
+        If the answer continues the answer of the last call, only its new tokens cost time.
         """
         known = len(self._answer)
         if not np.array_equal(answer[:known], self._answer):
@@ -81,7 +81,7 @@ class ContextTranslator:
             known = 0
         if len(answer) > known:
             self._grow(answer[known:].tolist())
-            self._answer = np.array(answer, np.uint32)  # a copy: the caller's may change
+            self._answer = np.array(answer, np.uint32)  # a copy: the caller may change its array
         partial, _ = self._decoder.getstate()
         tail = [*self._tail, *self._raw_ids(partial)]
         return np.concatenate([self._settled, np.array(tail, np.int64)])
@@ -106,7 +106,7 @@ class ContextTranslator:
         self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
 
     def _read(self, decoded: str) -> list[int]:
-        """Append to the text; returns the ids of the runs that end at raw bytes."""
+        """Append decoded text; returns the ids of the runs that end at bytes that are not UTF-8."""
         text, *others = RAW.split(decoded)
         self._text += text
         settled: list[int] = []
@@ -132,7 +132,7 @@ class ContextTranslator:
 
 
 def choose_cut(tokenizer: Tokenizer) -> Cut:
-    """Choose the rule for cutting a text, by the kind of the tokenizer."""
+    """Choose the rule by which texts of this tokenizer are cut."""
     if not _added_tokens_ignore_context(tokenizer.steps):
         return _no_cut
     if _splits_into_words(tokenizer.steps):
@@ -147,12 +147,12 @@ def _no_cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
 
 
 def _cut_between_words(pairs: Set[str]) -> Cut:
-    """Cut before a word, for a vocabulary that splits text into words and merges within each.
+    """Cut before a word, for a vocabulary that splits text into words and merges within words.
 
-    Patterns match from left to right, so tokens from a word's beginning on do not depend on the
-    text before it. The beginning is certain once the match before it has ended at a character of
-    another kind (a run of one kind may be one match) and no contraction is possible. A normalizer
-    (NFC) does not reach across a character that composes with none before it.
+    Patterns match from left to right, so the tokens from a word's beginning on do not depend on the
+    text before. The beginning of a word is certain if the match before it ended at a character of
+    another kind (a run of one kind may be one match), and if no contraction is possible. A
+    normalizer (NFC) changes nothing across a character that composes with no character before it.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -173,14 +173,14 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
 
 def _are_separable(left: str, right: str) -> bool:
-    """Whether adjacent characters are of different kinds, and no normal form joins them."""
-    # Marks compose with letters before them, and are reordered. Letters that compose with the
-    # character before (Hangul's vowels and finals) compose with letters only.
+    """Whether adjacent characters are of different kinds, and no normal form composes them."""
+    # Marks compose with the letters before them, and are reordered. Letters that compose with the
+    # character before them (Hangul's vowels and finals) compose with letters only.
     return _kind(left) != _kind(right) and category(right)[0] in "LNPSZ"
 
 
 def _kind(character: str) -> str:
-    """Z: white space, L: letter, N: number, O: all others."""
+    """Return the kind: Z for white space, L for a letter, N for a number, O for all others."""
     major = "Z" if character.isspace() else category(character)[0]
     return major if major in "ZLN" else "O"
 
@@ -188,7 +188,7 @@ def _kind(character: str) -> str:
 def _cut_between_unmerged(pairs: Set[str]) -> Cut:
     """Cut between characters that are adjacent in no token, and so are never merged.
 
-    For a vocabulary that merges across words.
+    This rule is for a vocabulary that merges across words.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:
@@ -202,17 +202,17 @@ def _cut_between_unmerged(pairs: Set[str]) -> Cut:
 
 
 def _relevant_added_tokens(steps: dict[str, Any]) -> list[dict[str, Any]]:
-    """List the added tokens that matter for literal text: all, if any of them is not special.
+    """List the added tokens that matter for literal text: all of them, or none if all are special.
 
-    The tokenizer finds those that are not special before any other step. It ignores special ones,
-    but they hide others that overlap with them.
+    The tokenizer finds added tokens that are not special before any other step. It ignores the
+    special ones, but they hide other added tokens that overlap with them.
     """
     added: list[dict[str, Any]] = steps["added_tokens"] or []
     return [] if all(token["special"] for token in added) else added
 
 
 def _added_pairs(steps: dict[str, Any]) -> Set[str]:
-    """Return the pairs of adjacent characters within added tokens; no cut may separate them."""
+    """Return the pairs of adjacent characters in added tokens; no cut may separate a pair."""
     contents = [
         token["content"].replace(" ", mark)
         for token in _relevant_added_tokens(steps)
@@ -250,10 +250,10 @@ def _is_known_split(split: dict[str, Any]) -> bool:
 
 
 def _merges_all(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer is SentencePiece's BPE: it marks spaces, then merges."""
+    """Whether the tokenizer is SentencePiece's BPE: it replaces spaces by marks, then merges."""
     model = tokenizer.steps["model"]
     merges = model["type"] == "BPE" and not any(model.get(name) for name in WHOLE_WORD_RULES)
-    # Several characters without a token must not become one unknown token.
+    # Several characters that have no token must not become one unknown token.
     keeps_unknown_apart = not model.get("fuse_unk") or (
         model.get("byte_fallback") and None not in map(tokenizer.byte_token, range(256))
     )
@@ -271,7 +271,7 @@ def _merges_all(tokenizer: Tokenizer) -> bool:
 
 
 def _does_nothing(step: dict[str, Any], marked: bool) -> bool:
-    """Whether a pre-tokenizer step changes nothing; marked: spaces are already marks."""
+    """Whether a pre-tokenizer step changes nothing; marked: spaces are already replaced."""
     names = ("type", "split", "prepend_scheme", "replacement")
     settings = tuple(map(step.get, names))
     return settings in [("Metaspace", False, "never", mark) for mark in MARKS[: 1 + marked]]

@@ -29,7 +29,8 @@ class Pair:
     vocabulary_subset: i64 [N], the drafter's tokens that its head was cut to; None for a whole
     head.
 
-    Raises `PairMismatchError` if the two have no token in common, or the head has none of them.
+    Raises `PairMismatchError` if the vocabularies share no token, or if the cut head has no shared
+    token.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class Pair:
         """Make a prompt from a text, messages or token ids.
 
         chat: a text becomes one user message if the target has a chat template; otherwise it is
-        used unchanged, like token ids. Messages need a template: `UnsupportedError` without one,
-        `TemplateError` if it refuses them. Raises `TokenOutOfRangeError` for ids outside the
-        target's vocabulary. max_tokens: clearly longer prompts raise `PromptTooLongError` early.
+        used unchanged, like token ids. Messages need a template: without one, `UnsupportedError` is
+        raised, and `TemplateError` if the template refuses them. Raises `TokenOutOfRangeError` for
+        ids outside the target's vocabulary. max_tokens: a prompt that is clearly longer raises
+        `PromptTooLongError` early.
         """
         ids: Sequence[int]
         draft_ids: Sequence[int] | None
@@ -115,7 +117,7 @@ class Pair:
         return ids
 
     def _render_for_drafter(self, talk: Talk) -> list[int] | None:
-        """Encode messages by the drafter's template; None without a suitable template."""
+        """Encode messages by the drafter's template; None if it has no suitable template."""
         if self.trivial:
             return None
         try:
@@ -134,7 +136,7 @@ class Pair:
         return ids if len(ids) else self._first_token
 
     def _translate(self, ids: NDArray[np.uint32]) -> NDArray[Any]:
-        """Translate the target's ids to the drafter's: the same text and shared special tokens."""
+        """Translate the target's ids to the drafter's ids of the same text and special tokens."""
         draft_ids = self._translator().translate(ids)
         beginning = np.array(self.drafter.tokenizer.beginning, dtype=np.int64)
         if np.array_equal(draft_ids[: len(beginning)], beginning):
@@ -143,7 +145,7 @@ class Pair:
 
     @cached_property
     def _first_token(self) -> NDArray[Any]:
-        """A token to start from if the drafter has none of the prompt's tokens."""
+        """The token id to start from, i64 [1], if the drafter has no token of the prompt."""
         drafter = self.drafter
         candidates = [id for id in (drafter.bos_id, drafter.turn_end, 0) if id is not None]
         return np.array(candidates[:1], dtype=np.int64)
@@ -167,7 +169,7 @@ def _as_talk(source: "str | Messages | Talk") -> Talk:
 
 
 def _encode_talk(vocabulary: Vocabulary, talk: Talk, most: int | None = None) -> list[int] | None:
-    """Encode a talk by the vocabulary's chat template; None without one."""
+    """Encode a talk by the vocabulary's chat template; None without a template."""
     offered = () if talk.tools is None else talk.tools.tools
     vocabulary = vocabulary.with_tools if offered else vocabulary
     if (dialogue := vocabulary.dialogue) is None:
@@ -187,9 +189,9 @@ def _encode_messages(
     talk: Talk,
     most: int | None,
 ) -> list[int]:
-    """Encode messages by a dialogue.
+    """Encode messages by a dialogue's template.
 
-    If its template takes no system message, tool instructions move to the first user message.
+    If the template takes no system message, tool instructions move to the first user message.
     """
     try:
         return dialogue.ids(messages, most, tools, talk.thinking)

@@ -1,15 +1,16 @@
 """Report the overlap of a drafter's and a target's vocabularies, and whether it suffices.
 
-Two figures on a text. *Coverage*: the share of the text's target tokens that are shared, and in the
-drafter's head if it was cut. Only these can be drafted, and a draft is accepted with probability
-Σ min(p, q) ≤ p(shared), so coverage bounds acceptance α on such a text for any drafter. *Mass*: the
-average probability that the drafter's own distribution gives to shared tokens. It is no bound,
-since q is renormalised; but q differs from the drafter's own distribution by 1 − mass (total
-variation), and a distribution that has lost most of its mass is seldom close to the target's.
+The report has two figures on a text. *Coverage* is the share of the text's target tokens that are
+shared, and that the drafter's head has if it was cut. Only these tokens can be drafted, and a draft
+is accepted with probability Σ min(p, q) ≤ p(shared); so coverage limits the acceptance α on texts
+of this kind, for any drafter. *Mass* is the average probability that the drafter's own distribution
+gives to shared tokens. It is no limit, since q is renormalised. But q differs from the drafter's
+own distribution by 1 − mass (total variation), and a distribution that has lost most of its mass is
+seldom close to the target's.
 
-The product of both decides. With α below 0.2 a round of any length commits fewer than 1/(1 − α) =
-1.25 tokens on average, while the edge alone commits 1 without drafting or upload: the pair is
-hopeless. The report compares vocabularies, not models.
+The product of both figures decides. If α is below 0.2, a round of any length commits fewer than
+1/(1 − α) = 1.25 tokens on average. The edge alone commits 1 without drafting or upload, so the pair
+is hopeless. The report compares vocabularies, not models.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]
 Ids = NDArray[np.int64]
 
-HOPELESS = 0.2  # coverage · mass below this is hopeless
-MOST_POSITIONS = 4096  # positions that the drafter reads
+HOPELESS = 0.2  # a pair with coverage · mass below this is hopeless
+MOST_POSITIONS = 4096  # maximum number of positions that the drafter reads
 _CONTEXT = 1024
 _LABEL = "running the drafter"
-_CHUNK = 64  # rows of logits at a time: 64 · 152k · 4 bytes are 39 MB
+_CHUNK = 64  # rows of logits per pass: 64 · 152k · 4 bytes are 39 MB
 
-# Prose, chat, code, sums, another language, data.
+# A text with prose, chat, code, sums, another language and data.
 SAMPLE = """\
 The lighthouse keeper climbed the stairs at dusk, as he had done every evening for thirty-one \
 years. From the gallery he could see the fishing boats coming home, one behind the other, and \
@@ -76,10 +77,10 @@ sollte das Schloss und die Brücke über den Fluss nicht verpassen.
 class PairReport:
     """The overlap of a pair's vocabularies.
 
-    specials: strings of the shared special tokens, the target's → the drafter's. turn_end: the
-    target's token that ends a turn; it is drafted only if it is among `specials`. target_tokens:
-    length of the text in the target's tokens. coverage, mass: see the module. positions: number of
-    positions over which the mass was averaged.
+    shared: number of shared tokens. specials: the shared special tokens as strings, the target's →
+    the drafter's. turn_end: the target's token that ends a turn; it is drafted only if it is in
+    `specials`. target_tokens: length of the text in target tokens. coverage, mass: see the module.
+    positions: number of positions over which the mass was averaged.
     """
 
     drafter: str
@@ -112,13 +113,13 @@ def compare_vocabularies(
     """Compare two vocabularies, and run the drafter on a text of at least one token.
 
     Raises `ArtifactError` if a device would refuse the target's tokenizer, `PairMismatchError` if
-    no token is shared, `UnsupportedError` if the text has no tokens in one of the vocabularies.
+    no token is shared, and `UnsupportedError` if the text has no tokens in one of the vocabularies.
     """
     drafter_vocabulary, unchecked = (
         Vocabulary.from_artifact(drafter),
         Vocabulary.from_artifact(target),
     )
-    # decoding runs a device's checks
+    # decoding runs the checks that a device runs
     target_vocabulary = Vocabulary.decode(unchecked.encode(), unchecked.model)
     shared = SharedTokens.find(drafter_vocabulary, target_vocabulary)
     ids = target_vocabulary.tokenizer.encode(text)
@@ -131,7 +132,7 @@ def compare_vocabularies(
     own_ids = np.array(drafter_tokens[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
-    places = shared.to_target_ids(drafter.head_tokens)  # [V_d], or [N] of a cut head
+    places = shared.to_target_ids(drafter.head_tokens)  # target ids [V_d], or [N] for a cut head
     sayable = places < shared.target_size
     masses = []
     for logits in _logits(decoder, own_ids):
@@ -156,7 +157,7 @@ def compare_vocabularies(
 
 
 def _logits(decoder: LanguageModel, ids: Ids) -> Iterator[NDArray[Any]]:
-    """Yield the logits [≤ chunk, V] after each token; restarts after `decoder.context` of them."""
+    """Yield the logits [≤ _CHUNK, V] after each token; restart when the context is full."""
     for start in range(0, len(ids), decoder.context):
         decoder.rollback(0, 0)
         part = ids[start : start + decoder.context]

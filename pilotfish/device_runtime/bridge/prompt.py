@@ -1,4 +1,4 @@
-"""A prompt: in the target's tokens, and in the drafter's."""
+"""A prompt in the target's tokens and in the drafter's tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TALK_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 class Talk:
     """Messages, tools, and whether the model thinks first; None: the model's default.
 
-    Tools of choice "none" are in the prompt too, so that its cached prefix stays valid.
+    With tool choice "none" the tools are in the prompt, too, so that its cached prefix stays valid.
     """
 
     messages: Messages
@@ -34,7 +34,7 @@ PromptInput: TypeAlias = "str | Sequence[int] | Messages | Talk"
 
 
 def are_messages(source: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    """Whether a prompt consists of messages, not a text or token ids; an empty list does not."""
+    """Whether a prompt is a list of messages; an empty list is not."""
     return not isinstance(source, str | Talk) and len(source) > 0 and isinstance(source[0], Mapping)
 
 
@@ -42,10 +42,10 @@ def are_messages(source: PromptInput) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 class Prompt:
     """A prompt in the vocabularies of one pair.
 
-    source: the text, messages or token ids; chat: whether a text is a user message. ids: u32 [n],
-    the target's tokens, to be committed. draft_ids: the drafter's tokens [m], m ≥ 1 unless n is 0.
-    vocabulary: fingerprint of the target's vocabulary. pair: digests of both vocabularies, the
-    drafter's first; with another drafter or template the tokens would differ.
+    source: the text, messages or token ids. chat: whether a text is a user message. ids: the
+    target's tokens u32 [n], to be committed. draft_ids: the drafter's tokens [m], m ≥ 1 unless n is
+    0. vocabulary: fingerprint of the target's vocabulary. pair: digests of the drafter's and the
+    target's vocabularies; another drafter or template would give other tokens.
     """
 
     source: PromptInput
@@ -57,18 +57,18 @@ class Prompt:
 
     @classmethod
     def unencoded(cls, source: PromptInput, chat: bool) -> Prompt:
-        """Make a prompt without tokens, to be tokenised once the vocabularies are known."""
+        """Make a prompt without tokens; it is tokenised once the vocabularies are known."""
         no_ids = np.empty(0, dtype=np.uint32)
         return cls(source, chat, no_ids, no_ids, "", ("", ""))
 
     @property
     def can_reencode(self) -> bool:
-        """Whether it can be tokenised in another vocabulary: its source is not token ids."""
+        """Whether another vocabulary can encode the prompt: its source is not token ids."""
         return isinstance(self.source, str | Talk) or are_messages(self.source)
 
     @property
     def tools(self) -> Tools | None:
-        """The tools of the talk."""
+        """The tools of the talk, if there are any."""
         return self.source.tools if isinstance(self.source, Talk) else None
 
     @property
@@ -83,10 +83,10 @@ class Prompt:
 def read_talk(
     prompt: PromptInput | Prompt, options: TalkOptions
 ) -> tuple[PromptInput | Prompt, Options]:
-    """Make a `Talk` of the prompt and the options on tools and thinking.
+    """Make a `Talk` of the prompt and the options about tools and thinking.
 
-    Returns the talk, or the unchanged prompt without such options, and the other options.
-    `UnsupportedError` for such options with a `Talk`, a `Prompt` or token ids.
+    Returns the talk, or the unchanged prompt if there are no such options, and the other options.
+    Raises `UnsupportedError` for these options with a `Talk`, a `Prompt` or token ids.
     """
     rest = {name: value for name, value in options.items() if name not in _TALK_OPTIONS}
     values = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))

@@ -1,14 +1,14 @@
 """Find the tokens that two vocabularies share.
 
-Two tokens are equal if they mean the same bytes, whatever their spelling: "Ġthe" (byte-level) and
+Two tokens are equal if they mean the same bytes. Their spelling may differ: "Ġthe" (byte-level) and
 "▁the" (SentencePiece), "Ċ" and "<0x0A>". If several tokens of one vocabulary mean the same bytes,
-only the canonical one is shared. Special tokens are equal if their strings are, and never equal to
-text; the two tokens that end a turn are equal whatever their names. Tokens that begin a text are
-not shared: no answer needs one, and SmolLM2's begins a message elsewhere.
+only the canonical token is shared. Special tokens are equal if their strings are equal; no special
+token equals a text token. The tokens that end a turn are equal even if their names differ. Tokens
+that begin a text are not shared: no answer needs one, and SmolLM2's token also begins a message.
 
-The drafter proposes from its own distribution, renormalised over the shared tokens. This is the q
-that is sampled and sent, so the output law is unchanged; a token that is not shared is never
-drafted, which only costs acceptance (Timor et al. 2025, token-level intersection).
+The drafter's distribution is renormalised over the shared tokens. The result is the q that is
+sampled and sent, so the distribution of the output is unchanged. A token that is not shared is
+never drafted, which only costs acceptance (Timor et al. 2025, token-level intersection).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from pilotfish.engines.vocabulary import Vocabulary
 
 _log = logging.getLogger("pilotfish.device")
 
-RULE = 1  # version of these rules; files of other versions are ignored
+RULE = 1  # version of the rules above; cached files of other versions are ignored
 SUFFIX = ".bridge"
-MOST_BYTES = 1 << 26  # bytes of a cached file; 8 per token
-MOST_FILES = 64  # cached pairs; the oldest are deleted
-MOST_ENCODED = 1024  # byte strings with several tokens; honest vocabularies have 256 at most
+MOST_BYTES = 1 << 26  # maximum bytes of a cached file; it has 8 per token
+MOST_FILES = 64  # maximum number of cached pairs; the oldest are deleted
+MOST_ENCODED = 1024  # maximum byte strings with several tokens; real vocabularies have 256
 
 
 @dataclass(frozen=True, eq=False)
 class SharedTokens:
     """The tokens that two vocabularies share, one to one.
 
-    draft_ids: i64 [n], the drafter's ids, in the order of `target`.
+    draft_ids: i64 [n], the drafter's ids, in the order of ``target``.
     target: i64 [n], the target's ids, ascending.
     specials: the shared special tokens: target id → drafter's id.
     draft_size, target_size: sizes of the vocabularies without padding.
@@ -62,8 +62,8 @@ class SharedTokens:
     def find(cls, drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
         """Find the shared tokens of a pair, or read them from the cache (in milliseconds).
 
-        Raises `PairMismatchError` if no token is shared, or if a vocabulary is Unigram: all its
-        tokens may change when a text grows, so a translated answer would never settle.
+        Raises `PairMismatchError` if no token is shared, or if a vocabulary is Unigram: all tokens
+        of a growing text may change there, so a translated answer would never settle.
         """
         path = cache_directory() / "bridges" / f"{drafter.digest}-{target.digest}{SUFFIX}"
         shared = _read(path, drafter, target)
@@ -74,7 +74,7 @@ class SharedTokens:
 
     @cached_property
     def to_draft_ids(self) -> NDArray[np.int32]:
-        """i32 [V_t]: the drafter's id of each target token, −1 if it is not shared."""
+        """The drafter's id of each target token, i32 [V_t]; −1 for a token that is not shared."""
         ids = np.full(self.target_size, -1, np.int32)
         ids[self.target] = self.draft_ids
         return ids
@@ -82,10 +82,10 @@ class SharedTokens:
     def to_target_ids(
         self, vocabulary_subset: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
-        """Return i64 [V_d]: the target's id of each drafter's id, V_t for those not shared.
+        """Return the target's id of each drafter token, i64 [V_d]; V_t for tokens not shared.
 
-        vocabulary_subset: i64 [N], the tokens that the drafter's head was cut to; returns only
-        theirs, [N].
+        vocabulary_subset: i64 [N], the tokens that the drafter's head was cut to; then the result
+        has only these tokens, [N].
         """
         places = np.full(self.draft_size, self.target_size, np.int64)
         places[self.draft_ids] = self.target
@@ -128,7 +128,7 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
 
 
 def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
-    """Return the canonical ids by the tokens' bytes, and the special tokens' ids by string.
+    """Return the canonical ids by bytes, and the special tokens' ids by string.
 
     End tokens are special even if the tokenizer treats them as text.
     """
@@ -146,15 +146,15 @@ def _tokens(vocabulary: Vocabulary) -> tuple[dict[bytes, int], dict[str, int]]:
                 duplicates.setdefault(data, [first]).append(id)
     for data, ids in islice(duplicates.items(), MOST_ENCODED):
         texts[data] = _canonical(tokenizer, data, ids)
-    specials.pop("", None)  # the string of an end token that the tokenizer lacks
+    specials.pop("", None)  # an end token that the tokenizer lacks has this string
     return texts, specials
 
 
 def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
-    """Choose among tokens of the same bytes.
+    """Choose the canonical id among tokens of the same bytes.
 
-    The first choice is the encoding of the bytes as text, then a token that is no byte token, then
-    the lowest id.
+    The first choice is the token that encodes the bytes as text, then a token that is no byte
+    token, then the token with the lowest id.
     """
     with suppress(UnicodeDecodeError):
         encoded = tokenizer.encode(data.decode("utf-8"))
@@ -164,9 +164,9 @@ def _canonical(tokenizer: Tokenizer, data: bytes, ids: Iterable[int]) -> int:
 
 
 def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocabulary) -> None:
-    """Map the target's end of a turn to the drafter's, unless a name maps one to an end token.
+    """Map the target's turn end to the drafter's, unless one of them already has a partner by name.
 
-    The drafter's token then maps to nothing else, even if it shares a name with another token.
+    The drafter's turn end then has no other partner, even if it has another token's name.
     """
     draft_end, target_end = drafter.turn_end, target.turn_end
     if (
@@ -185,7 +185,7 @@ def _join_turn_ends(specials: dict[int, int], drafter: Vocabulary, target: Vocab
 
 
 class _StoredPair(msgspec.Struct, frozen=True, array_like=True):
-    """The cached shared tokens, stored after the SHA-256 of their msgpack; ids are <i4."""
+    """The shared tokens in a cached file, after the SHA-256 of their msgpack; ids are <i4."""
 
     rule: int
     drafter: str  # digest
@@ -210,7 +210,7 @@ def _write(path: Path, shared: SharedTokens) -> None:
 
 
 def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens | None:
-    """Read cached shared tokens; None if the file is missing, damaged or another pair's."""
+    """Read cached shared tokens; None if the file is missing, damaged, or of another pair."""
     try:
         if not path.is_file():
             return None
@@ -230,7 +230,7 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
         )
         _check(shared)
         with suppress(OSError):
-            path.touch()  # marks it as used
+            path.touch()  # marks the file as used
     except (OSError, ValueError, msgspec.DecodeError) as error:
         _log.warning("%s is not used: %s", path, error)
         return None

@@ -1,10 +1,10 @@
 """Get the target's vocabulary: from the device's cache, or in parts from the edge.
 
-In:  a greeted edge and its `Welcome`. Out: exactly the `Vocabulary` that the welcome names: its
-     bytes must have the welcome's digest, its tokens the fingerprint.
+In:  a greeted edge and its `Welcome`. Out: exactly the `Vocabulary` that the welcome names: the
+     bytes must have the welcome's digest, and the tokens its fingerprint.
 
-Fetched vocabularies are cached. Reading a cached file checks its hash; it may be deleted at any
-time.
+Fetched vocabularies are cached. When a cached file is read, its hash is checked. Cached files may
+be deleted at any time.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
-Progress = Callable[[int, int], None]  # bytes so far, total bytes
+Progress = Callable[[int, int], None]  # arguments: bytes so far, total bytes
 
 _log = logging.getLogger("pilotfish.device")
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _SLACK_BYTES = 1024  # upper bound of zlib's overhead on incompressible bytes
-_MAX_CACHED = 16  # cached vocabularies; the least recently used ones are deleted
+_MAX_CACHED = 16  # maximum number of cached vocabularies; the least recently used are deleted
 
 
 def target_vocabulary(
@@ -38,8 +38,8 @@ def target_vocabulary(
     """Return the vocabulary of the edge's target.
 
     progress: called after every part. Raises `PairMismatchError` if the edge offers no vocabulary,
-    or has changed it; `MalformedError` if it sends other bytes; and like `EdgeLink.request` if it
-    is lost.
+    or has changed it; `MalformedError` if the edge sends other bytes than the welcome names; and
+    the errors of `EdgeLink.request` if the edge is lost.
     """
     digest, size = welcome.vocabulary, welcome.vocabulary_bytes
     if not digest:
@@ -60,7 +60,7 @@ def target_vocabulary(
     blob = _fetch(link, welcome, progress)
     if hashlib.sha256(blob).hexdigest() != digest:
         raise _unusable_error("its bytes do not have the promised hash")
-    _write_cache(path, blob)  # before the check: an unusable vocabulary need not be fetched again
+    _write_cache(path, blob)  # cache first: an unusable vocabulary is fetched only once
     return _decode(blob, welcome)
 
 
@@ -85,7 +85,7 @@ def _part_sizes(size: int) -> Iterator[int]:
 
 
 def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
-    """Fetch the frame of one part; waits for a busy edge as long as the link's policy allows."""
+    """Fetch the frame of one part; wait for a busy edge as long as the link's policy allows."""
 
     def wanted(reply: Reply) -> bool:
         return (
@@ -107,12 +107,12 @@ def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
 
 
 def _unpack(frame: Buffer, expected: int) -> bytes:
-    """Decompress a part, to no more bytes than expected."""
+    """Decompress a part; it must have the expected number of bytes."""
     if len(frame) > expected + _SLACK_BYTES:
         raise _unusable_error(f"a part of {expected} bytes came as {len(frame)}")
     decompressor = zlib.decompressobj()
     try:
-        # one more byte, or zlib does not see the end
+        # allow one more byte: otherwise zlib does not reach the stream's end
         data = decompressor.decompress(frame, expected + 1)
     except zlib.error as error:
         raise _unusable_error(f"a part cannot be unpacked: {error}") from None

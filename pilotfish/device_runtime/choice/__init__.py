@@ -1,4 +1,4 @@
-"""Choose protocol and window for protocol="auto". One file a policy, one line here."""
+"""Choose protocol and window for protocol="auto": one file and one line here per policy."""
 
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.policy import Policy

@@ -1,14 +1,16 @@
 """Estimate the acceptance α of drafts by depth, from past rounds.
 
 The *depth* of a draft is the number of uncorrected tokens before it: in a window, the drafts before
-it; under `ahead`, all tokens since the last correction, with or without a draft. Only compared
-drafts count. The fallback order: the protocol's own data; other protocols at this depth, rescaled
-by relative acceptance; similar depths (from half as deep on); an optimistic prior, since a
-pessimistic one would never be tried and corrected. Evidence fades from answer to answer, so that
-drafting is tried again after a long time.
+it; under `ahead`, all tokens since the last correction, whether drafted or not. Only drafts that
+were compared with the target's tokens count. The estimate uses, in this order: the protocol's own
+data; other protocols' data at this depth, rescaled by relative acceptance; data from similar depths
+(from half the depth on); an optimistic prior. A pessimistic prior would never be tried, so it would
+never be corrected. Evidence loses weight from answer to answer, so that drafting is tried again
+after a long time.
 
-A lossy protocol's rounds are evidence for its whole family and, without the tokens that its
-counters report as gained, for the lossless protocols.
+A lossy protocol's rounds are evidence for its whole family of protocols. They are also evidence for
+the lossless protocols, without the tokens that the lossy rule gained (its counters report their
+number).
 """
 
 from collections import defaultdict
@@ -23,10 +25,10 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, counters
 
-PRIOR_ACCEPTANCE = 0.8  # α of a model's drafts without evidence
+PRIOR_ACCEPTANCE = 0.8  # α of a model's drafts before any evidence
 _PRIOR_WEIGHT = 4.0  # weight of the prior, in positions
 _POOL_WEIGHT = 16.0  # weight of other depths or protocols, in positions
-_FADE = 0.97  # per answer
+_FADE = 0.97  # factor on the weight of the evidence, per answer
 _MAX_ACCEPTANCE = 0.98  # upper bound of a rescaled α
 Kind = tuple[str, bool]
 
@@ -38,7 +40,7 @@ def _kind_of(plan: Plan) -> Kind:
 
 
 def _strict_agreement(exchange: SpeculationProtocol[Any], *, greedy: bool) -> float:
-    """Return the protocol's lossless α as a multiple of that of `dsd`."""
+    """Return the protocol's α without lossy gains, as a multiple of the α of `dsd`."""
     if greedy:
         return 1.0
     return (
@@ -47,10 +49,10 @@ def _strict_agreement(exchange: SpeculationProtocol[Any], *, greedy: bool) -> fl
 
 
 class DepthCounts:
-    """Numbers of drafts compared and accepted at each depth; f64 [`MAX_WINDOW`] each.
+    """Numbers of compared and accepted drafts at each depth; f64 [`MAX_WINDOW`] each.
 
-    agreed: accepted drafts less the reported gains. A counter does not say which tokens were
-    gained, so the gain is spread evenly over a round's accepted tokens.
+    reached: compared drafts. agreed: accepted drafts without the reported gains. A counter does not
+    say which tokens were gained, so the gain is spread evenly over a round's accepted tokens.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class DepthCounts:
 class Acceptance:
     """Acceptance of the device's own drafts, from past rounds.
 
-    prior: α without evidence.
+    prior: α before any evidence.
     """
 
     def __init__(self, prior: float = PRIOR_ACCEPTANCE) -> None:
@@ -99,7 +101,7 @@ class Acceptance:
             counts.add(depth, compared, accepted, gained)
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α at each depth, given that it is reached; f64 [`MAX_WINDOW`]."""
+        """Estimate α at each depth, for drafts that reach this depth; f64 [`MAX_WINDOW`]."""
         kind = _kind_of(plan)
         if kind not in self._by_depth:
             self._by_depth[kind] = self._estimate(*kind)
@@ -109,7 +111,7 @@ class Acceptance:
         members = {
             protocol.family or name: protocol for name, protocol in PROTOCOL_REGISTRY.items()
         }
-        # protocols share only their lossless part
+        # protocols share only evidence without lossy gains
         scale = {
             name: _strict_agreement(protocol, greedy=greedy) for name, protocol in members.items()
         }
@@ -130,16 +132,17 @@ class Acceptance:
 def smooth(
     reached: NDArray[np.float64], agreed: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Estimate α at each depth, f64 [n], from the counts there and at similar depths.
+    """Estimate α at each depth, f64 [n], from the counts at this depth and at similar depths.
 
-    The depths from d/2 on inform depth d, with a weight of at most `_POOL_WEIGHT` positions; their
-    estimate is informed by the depths from d/4 on, and so forth. prior: α without any counts.
+    The counts from depth d/2 on inform depth d, with a weight of at most `_POOL_WEIGHT` positions.
+    The estimate at d/2 is informed by the counts from d/4 on, and so forth. prior: α without any
+    counts.
     """
     estimate = np.full(
         len(reached), (_PRIOR_WEIGHT * prior + agreed.sum()) / (_PRIOR_WEIGHT + reached.sum())
     )
     half = np.arange(len(reached)) // 2
     reached_on, agreed_on = (np.cumsum(counts[::-1])[::-1][half] for counts in (reached, agreed))
-    for _ in range(len(reached).bit_length()):  # each pass informs twice the depth
+    for _ in range(len(reached).bit_length()):  # each pass reaches twice the depth
         estimate = (_POOL_WEIGHT * estimate[half] + agreed_on) / (_POOL_WEIGHT + reached_on)
     return (_POOL_WEIGHT * estimate + agreed) / (_POOL_WEIGHT + reached)

@@ -1,10 +1,10 @@
-"""Predict the cost of a committed token under a plan: seconds at the device and at the edge.
+"""Predict the cost of a committed token under a plan: seconds in all, and seconds of the target.
 
-In:  a plan, the last measured state of the link, and the evidence. Out: seconds per token, by
-     `speculation.latency` for rounds and by `speculation.ahead` for streams.
+In:  a plan, the last measured state of the link, and the evidence. Out: seconds per token. The
+     model is `speculation.latency` for rounds, and `speculation.ahead` for streams.
 
-Under `ahead` the target computes all the time; in rounds it is idle while the device drafts and
-messages travel.
+Under `ahead` the target computes all the time. In rounds it is idle while the device drafts and
+while messages travel.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS
 from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES
 
-_UNKNOWN_BPS = 1e6  # assumed rate before the first measurement
+_UNKNOWN_BPS = 1e6  # rate (bit/s) assumed before the first measurement
 _UNKNOWN_RTT_S = 0.05
 _STREAM_BYTES = 60.0  # downlink bytes of a token under `stream`
 _HINT_BYTES = 46.0  # uplink bytes of a hint of one token
-_TAIL_DEPTHS = 512  # depths beyond the evidence, with the α of its last depth
+_TAIL_DEPTHS = 512  # number of depths beyond the evidence; they get the α of its last depth
 
 
 class PlanCosts(NamedTuple):
@@ -56,7 +56,7 @@ def predicted_round_s(plan: Plan, link: Link, evidence: Evidence) -> float:
     """Predict the seconds of a round under a plan that drafts windows."""
     up, down = evidence.round_bytes(plan)
     exchanges = evidence.round_trips(plan)
-    # an RTT is measured with small messages and includes their bytes
+    # an RTT is measured with small messages, so it includes the time of their bytes
     extra_bytes = (
         max(0.0, up - exchanges * WINDOW_BYTES),
         max(0.0, down - exchanges * VERDICT_BYTES),
@@ -88,11 +88,11 @@ def _target_alone_costs(
 
 
 def add_forecast_error(plan: Plan, rounds: Sequence[Round], link: Link, evidence: Evidence) -> None:
-    """Compare an answer's seconds per token with the model's, and record the error.
+    """Compare an answer's seconds per token with the model's forecast, and record the error.
 
     The evidence must already include these rounds.
     """
-    steady = rounds[1:]  # the first round includes the reading of the prompt
+    steady = rounds[1:]  # without the first round: the edge reads the prompt in it
     if not hint_source(plan) or not steady:
         return
     token_s = median_of_parts(steady, _mean_token_s)
@@ -107,10 +107,10 @@ def _mean_token_s(rounds: Sequence[Round]) -> float:
 
 
 def _ahead_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
-    """Predict the cost under `ahead`: the model's, corrected by past forecast errors."""
+    """Predict the cost under `ahead`: the model's forecast, corrected by past forecast errors."""
     factor = evidence.forecast_errors.factor(plan)
     costs = PlanCosts(*(factor * cost for cost in _modelled_costs(plan, link, evidence)))
-    # if the device does not draft, the cost is at most that of the target alone
+    # with the edge's hints alone, the cost is at most that of the target alone
     return min(costs, _unhinted_costs(plan, link, evidence)) if hint_source(plan) == EDGE else costs
 
 
@@ -122,7 +122,7 @@ def _unhinted_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
 def _modelled_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict the cost under `ahead` by the model, with the best of the plan's hint sources.
 
-    Repeats of the text are combined with that source, which drafts where the text repeats nothing.
+    Repeats of the text are combined with the best source: it drafts where the text repeats nothing.
     """
     sources = hint_source(plan)
     candidates = [_unhinted_costs(plan, link, evidence)]
@@ -149,9 +149,9 @@ def _draft_costs(
     draft_s: float,
     by_depth: NDArray[np.float64],
 ) -> PlanCosts:
-    """Predict the cost with drafts of ``draft_s`` each that arrive after ``rtt_s``.
+    """Predict the cost with drafts that take ``draft_s`` each and arrive after ``rtt_s``.
 
-    by_depth: α, f64 [n].
+    by_depth: α at each depth, f64 [n].
     """
     run = survival(np.append(by_depth, np.full(_TAIL_DEPTHS, by_depth[-1])))
     interval_s = evidence.pass_interval_s()

@@ -1,11 +1,11 @@
 """Estimate acceptance, computing times and bytes of a plan from past rounds.
 
-In:  the rounds of each answer, and the pass times that both ends measured at start. Out: estimates
-     for any plan, tried or not.
+In:  the rounds of each answer, and the pass times that both ends measured at the start. Out:
+     estimates for any plan, even before it is tried.
 
-`acceptance` estimates α, `hints` the gain from the edge's hints, `pass_pace` the pass times. Under
-protocols that stream, a drafter's pass is timed *while the target runs*: two ends on one machine
-share its memory and slow each other down.
+`acceptance` estimates α, `hints` the gain from the edge's hints, and `pass_pace` the pass times.
+Under protocols that stream, the drafter's passes are timed *while the target runs*: two ends on one
+machine share its memory and slow each other down.
 """
 
 from collections import defaultdict
@@ -31,25 +31,26 @@ from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE
 from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
-_PRIOR_ROUNDS = 4.0  # weight of a protocol's own estimate of its round trips, in rounds
-_ASSUMED_SLOWDOWN = 4.0  # target pass over drafter pass, where the target's times are unknown
-_MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of one answer's ratio
-_ON_TIME_ANSWERS = 2.0  # prior weight of a ratio of 1, in answers
-_FULL_ANSWER = 16  # rounds of an answer with full weight; shorter ones weigh less
-_FORECAST_FADE = 0.95  # per answer
+_PRIOR_ROUNDS = 4.0  # weight, in rounds, of a protocol's own estimate of its round trips
+_ASSUMED_SLOWDOWN = 4.0  # assumed seconds of a target pass / drafter pass, if unknown
+_MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of the ratio measured/forecast of one answer
+_ON_TIME_ANSWERS = 2.0  # weight, in answers, of the prior ratio 1
+_FULL_ANSWER = 16  # rounds from which on an answer has full weight
+_FORECAST_FADE = 0.95  # factor on the weight of the ratios, per answer
 
 
 class ForecastErrors:
     """Ratio of measured to forecast seconds per token under `ahead`, over the last answers.
 
-    The cost model leaves out an edge that drops hints under load, jitter, hints that are gathered,
-    and an edge drafter that contributes nothing. Plans with and without the device's drafts have
-    a ratio each. Both fade towards 1 with every answer of any protocol, so that a plan that failed
-    is tried again after a long time.
+    The cost model ignores that an edge may drop hints under load, that delays vary, that hints are
+    collected before they are sent, and that an edge's drafter may contribute nothing. Plans with
+    the device's drafts and plans without them have a ratio each. With every answer, of any
+    protocol, both ratios fade towards 1, so that a plan that failed is tried again after a long
+    time.
     """
 
     def __init__(self) -> None:
-        # f64 [2], by whether the device drafts: answers, and the sum of their ratios
+        # by whether the device drafts, f64 [2]: weighted number of answers, sum of their ratios
         self._ratios: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
 
     def fade(self) -> None:
@@ -58,7 +59,7 @@ class ForecastErrors:
             ratios *= _FORECAST_FADE
 
     def add(self, plan: Plan, rounds: int, token_s: float, expected_s: float) -> None:
-        """Add an answer's seconds per token over ``rounds``, and the model's forecast for them."""
+        """Add an answer's measured seconds per token over ``rounds``, and the model's forecast."""
         if token_s > 0.0 and expected_s > 0.0:
             ratio = min(_MAX_RATIO, max(_MIN_RATIO, token_s / expected_s))
             self._ratios[hint_source(plan) != EDGE] += min(1.0, rounds / _FULL_ANSWER) * np.array(
@@ -74,8 +75,8 @@ class ForecastErrors:
 class Evidence:
     """Evidence on one device and one edge.
 
-    drafter_pass_times, target_pass_times, edge_drafter_pass_times: seconds by number of tokens,
-    measured at start; either of the edge's may be missing. prior: α without evidence.
+    drafter_pass_times, target_pass_times, edge_drafter_pass_times: seconds of a pass by number of
+    tokens, measured at the start; the edge's may be empty. prior: α before any evidence.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Evidence:
         prior: float = PRIOR_ACCEPTANCE,
     ) -> None:
         self._drafter_pass_times = drafter_pass_times
-        # without times of the edge, assume a slow target that needs as long for many tokens
+        # without times of the edge, assume a slow target whose passes all take the same time
         slow_s = _ASSUMED_SLOWDOWN * drafter_pass_times[1]
         self._target_pass_times = dict(sorted(target_pass_times.items())) or {
             1: slow_s,
@@ -98,9 +99,10 @@ class Evidence:
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
         self.forecast_errors = ForecastErrors()
         self._drafting, self._verifying = PassPace(), PassPace()
-        self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode, settle
+        self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
-        # by protocol: measured over estimated bytes, and over estimated further round trips
+        # by protocol: measured / estimated bytes, and measured / estimated round trips after the
+        # first
         self._up_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
@@ -120,7 +122,7 @@ class Evidence:
         self._fade(plan)
 
     def _fade(self, plan: Plan) -> None:
-        """Fade the times that an answer under this plan does not measure."""
+        """Reduce the weight of the times that an answer under this plan does not measure."""
         in_rounds = plan.exchange is not None and not plan.streams
         for name, overhead_s in self._overhead_s.items():
             if not in_rounds or name != plan.protocol:
@@ -146,7 +148,7 @@ class Evidence:
             ],
             with_edge_drafter=self._edge_may_draft(plan),
         )
-        if rounds:  # tokens may come in bursts, so only the mean interval counts
+        if rounds:  # tokens may come in bursts, so only mean intervals count
             self._interval_s.append(max(0.0, median_of_parts(rounds, _mean_interval_s)))
 
     def _add_rounds(self, plan: Plan, rounds: Sequence[Round]) -> None:
@@ -157,7 +159,7 @@ class Evidence:
             levels = plan.expansion[: round_.window] or (1,) * (name == LOCAL)
             if levels:
                 drafting.append(round_.timings.draft / self._drafting_s(plan, levels))
-            # a tree counts with the most nodes that it may have, as in `computing_s`
+            # assume the largest tree of the expansion, as in `computing_s`
             verifying.append(round_.pass_s / self._verifying_s(levels))
         self._drafting.add(name, drafting)
         if plan.exchange is None:
@@ -176,15 +178,15 @@ class Evidence:
     # Estimates
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α at each depth, given that the depth is reached.
+        """Estimate α at each depth, for drafts that reach this depth.
 
-        f64 [γ] for the plan's window; [`MAX_WINDOW`] for a stream.
+        f64 [γ] for a plan with windows of γ levels; f64 [`MAX_WINDOW`] for a stream.
         """
         by_depth = self._acceptance.acceptance_by_depth(plan)
         return by_depth if plan.streams else by_depth[: len(plan.expansion)]
 
     def tokens(self, plan: Plan) -> float:
-        """Estimate N, the tokens of a round: 1 + Σ_k Π_{i≤k} αᵢ (tslt (8), an α per depth)."""
+        """Estimate N, a round's tokens: 1 + Σ_k Π_{i≤k} αᵢ (tslt, equation 8; an α per depth)."""
         return 1.0 + float(np.cumprod(self.acceptance_by_depth(plan)).sum())
 
     def computing_s(self, plan: Plan) -> float:
@@ -203,7 +205,7 @@ class Evidence:
         )
 
     def round_trips(self, plan: Plan) -> float:
-        """Estimate the round trips of a round, 1 to 2: the protocol's estimate, corrected."""
+        """Estimate a round's round trips, 1 to 2: the protocol's own estimate, corrected."""
         extra_trips = self._expected_extra_trips(plan, len(plan.expansion))
         return 1.0 + min(
             1.0, extra_trips * self._extra_trip_ratios[plan.protocol].mean(1.0, _PRIOR_ROUNDS)
@@ -217,8 +219,8 @@ class Evidence:
         """Return the name under which the pass times of a streaming plan are kept.
 
         Ends that compute at the same time on one machine slow each other down, so each combination
-        has its own pace. With the edge's hints alone the device is idle; then passes are as fast as
-        under `stream`, unless the edge has a drafter.
+        of ends has its own pace. If only the edge gives hints, the device is idle. Then passes are
+        as fast as under `stream`, unless the edge has a drafter.
         """
         if hint_source(plan) != EDGE:
             return plan.protocol
@@ -273,8 +275,8 @@ class Evidence:
     def _drafting_s(self, plan: Plan, expansion: Sequence[int]) -> float:
         """Return the seconds of the drafter's passes over a window.
 
-        Each pass reads the nodes of one level and predicts the next. Some protocols also read the
-        last level before the window is sent.
+        Each pass reads the nodes of one level and predicts the next level. Some protocols also read
+        the last level before the window is sent.
         """
         last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
         nodes, total = 1, 0.0

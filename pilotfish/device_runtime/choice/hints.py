@@ -1,8 +1,9 @@
 """Estimate the gain from the edge's own hints under `ahead`: repeats of the text, and a drafter.
 
-Finding a repeat takes no time, so its gain is the share of passes with a repeat and their tokens.
-The gain from the edge's drafter follows from its acceptance by depth within a pass, and its pace.
-The prior for repeats is low but not 0, since the search for them costs nothing.
+Finding a repeat takes no time. So the gain from repeats follows from the share of passes with a
+repeat, and from their number of tokens. The gain from the edge's drafter follows from its
+acceptance by depth within a pass, and from its pace. The prior for repeats is low but not 0: to
+search for them costs nothing.
 """
 
 from collections import defaultdict
@@ -17,15 +18,16 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
-_FADE = 0.8  # per answer; low, since the repetition in a text depends on the request
-_PRIOR_ACCEPTANCE = 0.8  # α of the edge's drafter without evidence
-# Passes open to a repeat, passes with one, and the latter's tokens and positions. The prior: one
-# pass in 25 has a repeat of one token, with the weight of 32 passes.
+_FADE = 0.8  # factor on old evidence, per answer; low: requests differ in their repeats
+_PRIOR_ACCEPTANCE = 0.8  # α of the edge's drafter before any evidence
+# Four counts: passes that could use a repeat; passes with a repeat; tokens of the passes with a
+# repeat; draft positions of the same passes, plus one each. The prior: one pass in 25 has a repeat
+# of one token, with the weight of 32 passes.
 _PRIOR_REPEATS = np.array([32.0, 1.28, 2.56, 2.56])
 
 
 def hint_source(plan: Plan) -> str:
-    """Return the source of the plan's hints: "all", "device" or "edge"; "" for none."""
+    """Return the source of the plan's hints: "all", "device" or "edge"; "" without hints."""
     exchange = plan.exchange
     if not isinstance(exchange, Ahead):
         return ""
@@ -38,7 +40,7 @@ class EdgeHints:
     """Evidence on the edge's hints, separately for greedy and sampling targets."""
 
     def __init__(self) -> None:
-        # f64 [4], as `_HOPED`
+        # by whether the target is greedy; f64 [4], like `_PRIOR_REPEATS`
         self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_PRIOR_REPEATS.copy)
         self._drafts: dict[bool, DepthCounts] = defaultdict(DepthCounts)
 
@@ -56,18 +58,18 @@ class EdgeHints:
                 self._drafts[greedy].add(0, round_.verified, round_.accepted)
             elif round_.source == TEXT:
                 self._repeats[greedy] += [1, 1, 1 + round_.accepted, 1 + round_.window]
-            elif not round_.source:  # other hints leave no room for a repeat
+            elif not round_.source:  # a pass with other hints cannot use a repeat
                 self._repeats[greedy] += [1, 0, 0, 0]
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α of the edge's drafter at each depth, given that it is reached; f64 [n]."""
+        """Estimate α of the edge's drafter at each depth, for drafts that reach it; f64 [n]."""
         counts = self._drafts[plan.sampling.sampling.greedy]
         return smooth(counts.reached, counts.agreed, _PRIOR_ACCEPTANCE)
 
     def repeats(self, plan: Plan) -> tuple[float, float, float]:
         """Estimate the share of tokens that come from passes with a repeat.
 
-        Also returns the tokens and the positions of such a pass.
+        Also returns the mean tokens and the mean positions of these passes.
         """
         passes, with_repeat, tokens, positions = self._repeats[
             plan.sampling.sampling.greedy

@@ -1,6 +1,6 @@
-"""Estimate the slowdown of passes against the times that both ends measured at start.
+"""Estimate the slowdown of passes, compared with the times that both ends measured at the start.
 
-Pass time = time at start × the machine's recent factor, over all protocols × the protocol's own
+Pass time = time at the start × the machine's recent factor, over all protocols × the protocol's own
 factor. So a machine that was busy while one protocol ran does not count against this protocol.
 
 A pause (a suspended or overloaded machine) slows one round and must not exclude a protocol: factors
@@ -17,13 +17,13 @@ import numpy as np
 from pilotfish.device_runtime.record import Round
 
 _RECENT_ROUNDS = 24
-_PART_ROUNDS = 16  # rounds that are averaged, since tokens come in bursts
-_MIN_PART_ROUNDS = 4  # the least rounds of a part, in a short answer of three parts
-_MAX_PROTOCOL_FACTOR = 2.0  # bound of a protocol's factor and of its inverse
-_AVERAGED_ANSWERS = 8  # per protocol
-_MAX_IDLE_ANSWERS = 16  # answers under other protocols, until a protocol's factor is reset
-_MAX_CONSECUTIVE_ANSWERS = 32  # answers in a row under one protocol, until it is reset
-# The machine's factor before the first answer: two values, so that the median ignores a first
+_PART_ROUNDS = 16  # rounds per part of an answer; parts are averaged, since tokens come in bursts
+_MIN_PART_ROUNDS = 4  # minimum rounds per part, in a short answer of three parts
+_MAX_PROTOCOL_FACTOR = 2.0  # upper bound of a protocol's factor; the lower bound is 1/2
+_AVERAGED_ANSWERS = 8  # number of last answers that give a protocol's factor
+_MAX_IDLE_ANSWERS = 16  # answers without a protocol, after which its factor is reset
+_MAX_CONSECUTIVE_ANSWERS = 32  # answers in a row with one protocol, after which its factor is reset
+# The machine's factors before the first answer. They are two, so that the median ignores a first
 # answer during which the process was suspended.
 _PRIOR_FACTORS = (1.0, 1.0)
 
@@ -44,7 +44,7 @@ class RecentValues(deque[float]):
         return (weight * default + sum(self)) / count if count else default
 
     def fade(self) -> None:
-        """Drop the oldest value, after an answer without a new one."""
+        """Drop the oldest value, after an answer that added none."""
         if self:
             self.popleft()
 
@@ -52,9 +52,10 @@ class RecentValues(deque[float]):
 class PassPace:
     """Slowdown of passes since the start: the machine's factor times the protocol's.
 
-    The machine's factor follows the last rounds, since load changes fast; a protocol's factor
+    The machine's factor follows the last rounds, since load changes fast. A protocol's factor
     follows whole answers. Both fade without new values. A protocol's factor is relative to other
-    protocols, which may have run on a busy machine: after many answers in a row it is reset.
+    protocols, which may have run while the machine was busy; so it is reset after many answers in a
+    row.
     """
 
     def __init__(self) -> None:
@@ -69,8 +70,8 @@ class PassPace:
     def add(self, name: str, factors: Sequence[float], *, with_edge_drafter: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.
 
-        with_edge_drafter: the edge drafts as well, so the slowdown is the protocol's alone. Counted
-        as the machine's, it would make all other protocols look as slow.
+        with_edge_drafter: the edge drafts as well, so only the protocol's factor counts the
+        slowdown. If it counted as the machine's, all other protocols would seem just as slow.
         """
         factors = [factor for factor in factors if factor > 0.0]  # a pass of 0 s was not measured
         if not factors:
@@ -106,11 +107,11 @@ class PassPace:
             del self._idle_answers[other]
 
     def fade(self) -> None:
-        """Fade the machine's factor, after an answer without such passes."""
+        """Reduce the weight of the machine's factors, after an answer that measured none."""
         self._machine_factors.fade()
 
     def factor(self, name: str) -> float:
-        """Return the slowdown expected now under a protocol."""
+        """Return the slowdown that is expected now under a protocol."""
         return self._machine_factor * self._protocol_factor(name)
 
     @property
@@ -125,7 +126,7 @@ class PassPace:
 
 
 def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], float]) -> float:
-    """Split an answer's rounds, at least one, into parts; return the median of the parts' means."""
+    """Split an answer's rounds (at least one) into parts; return the median of their means."""
     parts = max(1, len(rounds) // _PART_ROUNDS, min(3, len(rounds) // _MIN_PART_ROUNDS))
     cuts = [len(rounds) * at // parts for at in range(parts + 1)]
     return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
@@ -134,7 +135,7 @@ def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], f
 def pass_s(pass_times: Mapping[int, float], width: int) -> float:
     """Interpolate the seconds of a pass over ``width`` tokens.
 
-    pass_times: seconds by the number of tokens, ascending; not empty.
+    pass_times: seconds by number of tokens, ascending; not empty.
     """
     widths, seconds = list(pass_times), list(pass_times.values())
     if width <= widths[-1]:

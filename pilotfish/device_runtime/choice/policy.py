@@ -1,4 +1,4 @@
-"""The interface of policies, which choose one of several plans."""
+"""The interface of policies; a policy chooses one of several plans."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class Policy(ABC):
     """Chooses a plan for an answer, by the state of the link and the evidence."""
 
     name: ClassVar[str]
-    # the policy chooses only protocols that need an optional part of the edge (a decision head)
+    # True: all protocols of this policy need an optional part of the edge (a decision head)
     wants_resources: ClassVar[bool] = False
 
     @abstractmethod
@@ -23,7 +23,7 @@ class Policy(ABC):
     ) -> tuple[Plan, Choice]:
         """Choose one of the plans; `UnsupportedError` if none is suitable.
 
-        auto: the request from which the plans were made.
+        auto: the request that led to these plans.
         """
 
 

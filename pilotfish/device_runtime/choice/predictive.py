@@ -1,13 +1,14 @@
 """predictive: choose the plan with the least predicted time per committed token.
 
-`costs` computes T/N from the last measured state of the link and the `evidence` on acceptance,
-computing times and bytes. A rate that was never measured counts as slow. A plan replaces the last
-choice only if it is clearly better, so that noise does not flip the choice. Before the first
-choice, the best plan without drafting on the device takes that place; it also wins over a plan that
-is no better. Among equal plans the first wins.
+`costs` computes the time T of a round over its tokens N, from the last measured state of the link
+and the `evidence` on acceptance, computing times and bytes. A rate that was never measured counts
+as slow. A plan replaces the last choice only if it is clearly better: noise should not flip the
+choice. Before the first choice, the best plan without drafting on the device counts as the last
+choice. Later, this plan also wins if the chosen plan is not better. Among equal plans the first
+wins.
 
-With ``thrift``, the policy chooses the plan with the least edge time per token among those that are
-predicted to be no slower than `stream`.
+With ``thrift``, the policy chooses the plan with the least edge time per token, among the plans
+that are predicted to be as fast as `stream` or faster.
 """
 
 import math
@@ -23,8 +24,8 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import EDGE
 
-_SWITCH_BELOW = 0.95  # relative to the last choice's time: below this, another plan is chosen
-_MAX_KINDS = 64  # sets of plans with a remembered choice
+_SWITCH_BELOW = 0.95  # another plan must take less than this share of the last choice's time
+_MAX_KINDS = 64  # maximum number of plan sets for which the last choice is kept
 _PlanName = tuple[str, int, str]  # protocol, window, source of hints
 
 
@@ -39,7 +40,7 @@ class PredictivePolicy(Policy):
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """Choose the cheapest plan, or the last choice if it is hardly more expensive."""
+        """Choose the cheapest plan, or the last choice if it costs hardly more."""
         known = with_defaults(link)
         costs = [plan_costs(plan, known, evidence) for plan in plans]
         names = tuple(_plan_name(plan) for plan in plans)
@@ -61,7 +62,7 @@ class PredictivePolicy(Policy):
 
 
 def _cheapest_without_drafting(plans: Sequence[Plan], costs: Sequence[PlanCosts]) -> int | None:
-    """Return the index of the cheapest plan without drafting on the device; None without any."""
+    """Return the index of the cheapest plan without drafting on the device, or None."""
     candidates = [
         at for at, plan in enumerate(plans) if plan.protocol == STREAM or hint_source(plan) == EDGE
     ]
@@ -71,10 +72,10 @@ def _cheapest_without_drafting(plans: Sequence[Plan], costs: Sequence[PlanCosts]
 def _prices(
     costs: Sequence[PlanCosts], default: int | None, limit_s: float | None
 ) -> Sequence[float]:
-    """Return the seconds to minimise: per token or, under a limit, the edge's per token.
+    """Return the seconds to minimise: per token or, under a limit, of the edge per token.
 
-    limit_s: the most seconds per token, with a margin for the last choice. If all plans exceed the
-    limit, it is ignored.
+    limit_s: upper limit of the seconds per token; the last choice may exceed it by a small margin.
+    If all plans exceed the limit, the limit is ignored.
     """
     token_s = [cost.token_s for cost in costs]
     if limit_s is None or min(token_s) > limit_s:
@@ -138,7 +139,7 @@ def _reason(
 
 
 def _milliseconds(forecast: Forecast, thrift: bool) -> str:
-    """Format the milliseconds per token and, with thrift, the edge's part."""
+    """Format the milliseconds per token and, with thrift, the edge's milliseconds per token."""
     token = f"{forecast.token_s * 1e3:.1f}"
     if not thrift or forecast.edge_s is None:
         return token
@@ -146,7 +147,7 @@ def _milliseconds(forecast: Forecast, thrift: bool) -> str:
 
 
 def describe_plan(protocol: str, window: int, hints: str = "") -> str:
-    """Format "protocol, window N, hints X"; no window or hints if they are the default."""
+    """Format "protocol, window N, hints X"; omits an empty window and the default hints."""
     parts = (
         f", window {window}" if window else "",
         f", hints {hints}" if hints not in ("", ALL) else "",

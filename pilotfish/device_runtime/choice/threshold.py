@@ -1,11 +1,11 @@
-"""threshold: the paper's own rule (wisv §VII-B), by the RTT measured for this request.
+"""threshold: the rule of the WISV paper (§VII-B), by the RTT measured for this request.
 
-Above the threshold, 10 ms by default, a second exchange costs more than uploading all hidden states
-in the first, so the device uploads all; otherwise it uploads only those that the edge asks for. An
-unknown RTT counts as long: one exchange is the safer choice.
+Above the threshold (default: 10 ms), a second exchange costs more than uploading all hidden states
+with the first, so the device uploads all of them. Otherwise it uploads only the states that the
+edge requests. An unknown RTT counts as long: one exchange is the safer choice.
 
-The paper leaves the window open. Here it is the request's, or else the cheapest by the cost model
-of `predictive`.
+The paper does not set the window. Here it is the request's window or, without one, the cheapest by
+the cost model of `predictive`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ FULL, SELECTIVE = WisvFull.name, WisvSelective.name
 
 
 class ThresholdPolicy(Policy):
-    """Full hidden upload above a threshold of the RTT, else selective."""
+    """Upload all hidden states above a threshold of the RTT, else only the requested ones."""
 
     name = THRESHOLD
     wants_resources = True
@@ -37,7 +37,7 @@ class ThresholdPolicy(Policy):
     def choose(
         self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
-        """Choose the protocol by the RTT, and its cheapest plan."""
+        """Choose the protocol by the RTT, then this protocol's cheapest plan."""
         threshold_s = RTT_S if auto.rtt_threshold_s is None else auto.rtt_threshold_s
         far = with_defaults(link).rtt_s > threshold_s
         wanted = FULL if far else SELECTIVE
@@ -51,7 +51,7 @@ class ThresholdPolicy(Policy):
 
 
 def _explain_refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
-    """Explain why no plan of the protocol is among the plans, and what to do."""
+    """Explain why no plan has the wanted protocol, and what to do."""
     rule = f"Policy {THRESHOLD} chooses between {FULL} and {SELECTIVE}"
     if auto.among is None and not auto.lossy:
         return (

@@ -1,4 +1,4 @@
-"""Drafters: a small model, repetitions of the text, or both."""
+"""Drafters: they use a small model, repetitions of the text, or both."""
 
 from pilotfish.device_runtime.drafting.drafter import Drafter, Level
 from pilotfish.device_runtime.drafting.model_drafter import ModelDrafter

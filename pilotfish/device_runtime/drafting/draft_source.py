@@ -24,7 +24,7 @@ from pilotfish.wire.messages import VERSION, Hello
 
 @dataclass(frozen=True)
 class DraftSource:
-    """A drafter before it is loaded. artifact: None for "text". memory: None for a model alone."""
+    """A drafter before it is loaded. artifact: None for "text". memory: None: no text drafts."""
 
     artifact: Artifact | None
     memory: TextMemory | None
@@ -40,8 +40,9 @@ class DraftSource:
     ) -> DraftSource:
         """Open the drafter named ``draft``.
 
-        text: a model also drafts by the text. text_location, shared: see `TextMemory`. Raises
-        `ArtifactError` like `Artifact.open`, and `UnsupportedError` for unsuitable options.
+        text: True: a model also drafts by repeating earlier text. text_location, shared: see
+        `TextMemory`. Raises the errors of `Artifact.open`, and `UnsupportedError` for unsuitable
+        options.
         """
         alone = str(draft) == TEXT
         if text_location is not None and not (alone or text):
@@ -58,7 +59,7 @@ class DraftSource:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The drafter's vocabulary; None if it drafts in any target's."""
+        """The drafter's vocabulary; None if it drafts in the vocabulary of any target."""
         return None if self.artifact is None else Vocabulary.from_artifact(self.artifact)
 
     @property
@@ -92,7 +93,7 @@ class DraftSource:
     def load(
         self, *, provider: str, threads: int | None, context: int | None, lanes: int
     ) -> Drafter:
-        """Load the drafter for this number of lanes; returns the first lane's."""
+        """Load the drafter for this number of lanes; returns the first lane's drafter."""
         if self.artifact is None:
             assert self.memory is not None
             return TextDrafter(Recollection(self.memory))

@@ -1,7 +1,7 @@
 """Draft windows: a chain, or a token tree level by level.
 
-Each kind of drafter predicts the next token: by a model (`model_drafter`), or by the text itself
-(`text_drafter`). Drawing from predictions and ending a window is the same for all kinds.
+Each kind of drafter predicts the next token, by a model (`model_drafter`) or by the text itself
+(`text_drafter`). All kinds draw from the predictions and end a window in the same way.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Ids = NDArray[np.uint32]
 
 
 class Level(NamedTuple):
-    """Predictions for the tokens after each node of a level.
+    """Predictions of the token after each node of a tree level.
 
-    logits: [nodes, V], over the target's tokens; may be changed in place. acceptance: for each
-    node, the probability that its likeliest token is the target's; None: estimate it from a model's
-    logits.
+    logits: [nodes, V], over the target's tokens; the caller may change them in place. acceptance:
+    for each node, the probability that its likeliest next token is the target's; None: estimate it
+    from the logits, which are a model's.
     """
 
     logits: Floats
@@ -41,15 +41,16 @@ class Level(NamedTuple):
 
 
 class Drafter(ABC):
-    """Drafts for one session: follows the committed tokens and the open window.
+    """Drafts for one session; it follows the committed tokens and the open window.
 
-    One thread at a time; forks may run in other threads.
+    One thread at a time may use it; its forks may run in other threads.
 
-    name: display name of the model. origin: origin of the weights, "" without any. context: the
-    most tokens that it reads. hidden_size: d of its states, 0 without any. no_tree_reason: reason
-    why it drafts no trees, "" if it does. standalone: whether it can generate without a target.
-    pass_times: seconds by the nodes of a level. prior_acceptance: α without evidence. bridge: the
-    bridge to the target's vocabulary. execution: how its model is executed; None without a model.
+    name: display name of the model. origin: origin of the weights; "" without weights. context:
+    maximum number of tokens that the drafter reads. hidden_size: dimension of its hidden states; 0
+    without any. no_tree_reason: reason why it drafts no trees; "" if it drafts trees. standalone:
+    whether it can generate without a target. pass_times: seconds of a pass by number of nodes in a
+    level. prior_acceptance: α before any evidence. bridge: the bridge to the target's vocabulary.
+    execution: how its model is executed; None without a model.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Drafter(ABC):
 
     def __init__(self) -> None:
         self._window = Tree()  # the last drafted window
-        self._forced: list[int] = []  # indices of its tokens that a grammar forced
+        self._forced: list[int] = []  # indices of the window's tokens that a grammar forced
 
     # Implemented by each kind
 
@@ -79,24 +80,24 @@ class Drafter(ABC):
 
     @abstractmethod
     def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
-        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        """Use this bridge from now on; vocabulary: fingerprint of the target's vocabulary."""
 
     @abstractmethod
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
-        """Begin a generation. owner: the user who asks; lossless: whether the protocol is.
+        """Begin a generation. owner: the user; lossless: whether the protocol is lossless.
 
         Under a lossy protocol, drafts come from the model and the owner's texts only.
         """
 
     def reset(self) -> None:
-        """Drop all read tokens: the next generation is another owner's."""
+        """Drop all read tokens: the next generation belongs to another owner."""
         return
 
     @abstractmethod
     def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
         """Read the committed tokens before the next window, if reading takes time.
 
-        before_chunk: called before each chunk of a long text; may raise.
+        before_chunk: called before each chunk of a long text; it may raise an error.
         """
 
     def end(self, committed: Ids) -> None:
@@ -105,17 +106,17 @@ class Drafter(ABC):
 
     @abstractmethod
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that still fit the context; negative if the committed ones do not."""
+        """Count the tokens that still fit the context; negative if the committed ones exceed it."""
 
     @abstractmethod
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
-        """Read one chunk of these tokens if many are unread; returns whether it did."""
+        """Read one chunk of these tokens if many are unread; returns whether a chunk was read."""
 
     @abstractmethod
     def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
-        """Predict the next token after these, following `catch_up`; None without a prediction.
+        """Predict the token after committed tokens and drafts; None without a prediction.
 
-        The tokens must fit the context.
+        The tokens must fit the context. Call `catch_up` first, until it returns False.
         """
 
     def logits(self, committed: Ids) -> Floats:
@@ -131,20 +132,20 @@ class Drafter(ABC):
         raise NotImplementedError(f"{self.name} has no hidden states")
 
     def decode_last(self) -> None:
-        """Read the last token of the last window, a chain: drafting has only drawn it."""
+        """Read the last token of the last window (a chain); drafting drew this token unread."""
         return
 
     @abstractmethod
     def _open(
         self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
-        """Begin a window after the committed tokens; returns the expansion that fits."""
+        """Begin a window after the committed tokens; returns the levels of it that fit."""
 
     @abstractmethod
     def _level(self, tree: Tree, *, unread: bool) -> Level | None:
         """Predict the tokens after the open window's deepest level; None without a prediction.
 
-        unread: the window is a chain, and any part of it may be unread.
+        unread: the window is a chain, and the drafter need not have read all of it.
         """
 
     # Common to all kinds
@@ -160,20 +161,20 @@ class Drafter(ABC):
         logits_processor: LogitsProcessor | None = None,
         auto: bool = False,
     ) -> Draft:
-        """Draft a window after the committed tokens, level by level, at most ``expansion``.
+        """Draft a window after the committed tokens, level by level, within ``expansion``.
 
-        Stops early if every branch ends in an end token, if there is no prediction or, with
-        ``auto``, if no further token is likely to be accepted. logits_processor: processes logits
-        over the target's tokens; in a chain, tokens that a grammar forces are drafted without a
-        pass.
+        Stops early if every branch ends in an end token, or if there is no prediction. With
+        ``auto``, it also stops if no further token is likely to be accepted. logits_processor:
+        processes logits over the target's tokens; in a chain, it drafts tokens that a grammar
+        forces, without a pass.
         """
         self._window = tree = Tree()
         self._forced.clear()
         expansion = self._open(committed, expansion, protocol)
-        # protocols that judge by hidden states need those of all tokens
+        # protocols that judge by hidden states need the states of all tokens, so all must be read
         unread = not protocol.requires and {*expansion} == {1}
         rows: list[Any] = []
-        path_acceptance = [1.0]  # predicted acceptance of each node of the level
+        path_acceptance = [1.0]  # predicted acceptance of the path to each node of the level
         for depth, count in enumerate(expansion):
             level = self._processed_level(tree, logits_processor, committed, unread=unread)
             if level is None:
@@ -225,5 +226,5 @@ class Drafter(ABC):
         return Level(logits, [1.0])
 
     def forced_positions(self, accepted: int) -> tuple[int, ...]:
-        """Return the indices of the first ``accepted`` tokens that a grammar forced."""
+        """Return the indices of forced tokens (by a grammar) among the first ``accepted`` ones."""
         return tuple(at for at in self._forced if at < accepted) if self._forced else ()

@@ -1,11 +1,11 @@
-"""Draft with a small model, alone or with repetitions of the text.
+"""Draft with a small model, alone or together with repetitions of the text.
 
-The model reads tokens of its own vocabulary, which a bridge translates. A new sequence reuses the
-K/V of the longest prefix that it shares with the last one.
+The model reads tokens of its own vocabulary; a bridge translates them. A new sequence reuses the
+K/V of the longest prefix that it shares with the last sequence.
 
-With a `Recollection`, a long match in the text replaces the model's pass in a chain; the model
-reads these tokens later, many in a pass. In a tree, q is the even mixture of model and text, so
-that branches come from either.
+With a `Recollection`, a long match in the text replaces the model's pass in a chain. The model
+reads these tokens later, many in one pass. In a tree, q is the even mixture of the model's and the
+text's distributions, so that branches come from either.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from pilotfish.wire.protocols import SpeculationProtocol
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MIN_ACCEPTANCE = 0.8  # least acceptance of a match that replaces a pass
-_CHUNK = 128  # tokens of a prompt per pass
-_SHORT_CHUNK = 32  # tokens per pass while the target's tokens wait for it
+_MIN_ACCEPTANCE = 0.8  # minimum acceptance of a match that replaces a pass
+_CHUNK = 128  # maximum tokens of a prompt per pass
+_SHORT_CHUNK = 32  # the same while an arriving token of the target must wait for the pass
 
 
 class ModelDrafter(Drafter):
     """The small model of one session: its K/V follow the committed tokens and the open window.
 
-    shared: the model, which all forks use in turns. text: drafts where it has a long match.
+    shared: the model, which all forks use in turns. text: drafts where it finds a long match.
     """
 
     standalone, prior_acceptance = True, PRIOR_ACCEPTANCE
@@ -63,14 +63,14 @@ class ModelDrafter(Drafter):
         self._vocabulary = ""
         self._slot = shared.acquire_slot()
         self._released = False
-        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: draft ids in the K/V cache
-        self._chain_length = 0  # ids read as a chain; nodes of a tree may follow
-        self._trunk = 0  # ids before the window
-        self._context: NDArray[Any] = self._ids[:0]  # draft ids before the window
+        self._ids = np.empty(self.context, dtype=np.int64)  # i64 [n]: ids in the K/V cache
+        self._chain_length = 0  # number of ids read as a chain; a tree's nodes may follow
+        self._trunk = 0  # number of ids before the window
+        self._context: NDArray[Any] = self._ids[:0]  # drafter's ids before the window
         # f32 [γ, d]: hidden states of the window's tokens that have been read
         self._states = np.empty((MAX_WINDOW, self._decoder.hidden_size), dtype=np.float32)
         self._tree: Tree | None = None  # the tree after the chain
-        self._mixes_text = False  # the text may draft in the open window
+        self._mixes_text = False  # True: the text may draft in the open window
 
     @classmethod
     def open(
@@ -105,11 +105,11 @@ class ModelDrafter(Drafter):
                 self._text.release()
 
     def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
-        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        """Use this bridge from now on; vocabulary: fingerprint of the target's vocabulary."""
         self.bridge, self._vocabulary = bridge, vocabulary
 
     def start(self, prompt: Prompt, owner: Owner = DEFAULT_OWNER, *, lossless: bool = True) -> None:
-        """Begin a generation; keeps the K/V of the prompt's cached prefix."""
+        """Begin a generation; keep the K/V of the prompt's cached prefix."""
         self.bridge.start(prompt)
         self._roll_back(prompt.draft_ids[:-1])
         if self._text is not None:
@@ -117,7 +117,7 @@ class ModelDrafter(Drafter):
             self._text.update(prompt.ids)
 
     def reset(self) -> None:
-        """Drop the K/V, so that the next generation reads all of its prompt."""
+        """Drop the K/V, so that the next generation reads its whole prompt."""
         self._roll_back(self._ids[:0])
 
     def end(self, committed: Ids) -> None:
@@ -126,7 +126,7 @@ class ModelDrafter(Drafter):
             self._text.end(committed)
 
     def remaining_context(self, committed: Ids) -> int:
-        """Count the tokens that still fit the context; negative if the committed ones do not."""
+        """Count the tokens that still fit the context; negative if the committed ones exceed it."""
         return self.context - len(self.bridge.context(committed))
 
     @property
@@ -134,7 +134,7 @@ class ModelDrafter(Drafter):
         return self._decoder.length(self._slot)
 
     def _roll_back(self, wanted: NDArray[Any]) -> None:
-        """Drop the K/V after the common prefix with ``wanted``, and any unsettled tree."""
+        """Drop the K/V after the common prefix with ``wanted``, and a tree without a verdict."""
         self._tree = None
         self._chain_length = common_prefix(self._ids[: self._chain_length], wanted)
         if self._chain_length < self._cache_length:
@@ -149,12 +149,12 @@ class ModelDrafter(Drafter):
     def keep_path(self, path: Sequence[int]) -> None:
         """Keep only the K/V of the nodes on ``path`` of the last drafted tree.
 
-        Does nothing for a chain: the next read drops its rejected tokens.
+        Does nothing for a chain: the next read drops the chain's rejected tokens.
         """
         if self._tree is None:
             return
         tree, self._tree = self._tree, None
-        read = self._cache_length - self._trunk  # the deepest level was drawn, not read
+        read = self._cache_length - self._trunk  # the deepest level was drawn but not read
         known = [node - 1 for node in path if node <= read]
         with self._shared_model.lock:
             self._decoder.keep_path(self._slot, known)
@@ -162,10 +162,10 @@ class ModelDrafter(Drafter):
         self._append(self.bridge.to_draft_ids(tree.ids[known]))
 
     def prefill(self, committed: Ids, before_chunk: Callable[[], None] = lambda: None) -> None:
-        """Read all committed tokens but the last, which the first draft reads.
+        """Read all committed tokens except the last; the first draft reads the last token.
 
-        before_chunk: called before each chunk of a long text; may raise. Reads nothing if the
-        tokens exceed the context.
+        before_chunk: called before each chunk of a long text; it may raise an error. Reads nothing
+        if the tokens exceed the context.
         """
         context = self.bridge.context(committed)
         if len(context) <= self.context:
@@ -178,7 +178,7 @@ class ModelDrafter(Drafter):
         *,
         leave: int = 1,
     ) -> None:
-        """Read the drafter's ids ``context`` except the last 1 to ``leave``."""
+        """Read the drafter's ids ``context``, but leave the last 1 to ``leave`` ids unread."""
         self._tree = None
         self._roll_back(context[:-1])
         while (held := self._chain_length) < len(context) - leave:
@@ -189,18 +189,18 @@ class ModelDrafter(Drafter):
             self._append(part)
 
     def logits(self, committed: Ids) -> Floats:
-        """Return the model's logits [V], over the target's tokens, after the committed ones."""
+        """Return the model's logits [V] over the target's tokens, after the committed tokens."""
         return self._logits(self.bridge.context(committed))
 
     def _logits(self, context: NDArray[Any]) -> Floats:
         self._read(context, leave=_CHUNK)
-        rest = context[self._chain_length :].astype(np.int64)  # one pass, even if it is long
+        rest = context[self._chain_length :].astype(np.int64)  # one pass, even for many ids
         logits: Floats = self._forward(Pass(slot=self._slot, tokens=rest, rows=1))[0]
         self._append(rest)
         return logits
 
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
-        """Read one chunk of these tokens if many are unread; returns whether it did."""
+        """Read one chunk of these tokens if many are unread; returns whether a chunk was read."""
         rest = self._unread(self._draft_context(committed, drafts))
         if len(rest) <= _SHORT_CHUNK:
             return False
@@ -213,8 +213,8 @@ class ModelDrafter(Drafter):
     def rows(self, draft_ids: NDArray[Any], count: int) -> Floats:
         """Return the logits [count, V] after each of the last ``count`` draft ids [n].
 
-        Reads these ids in one pass, after the earlier ones that the K/V cache lacks. All must fit
-        the drafter's context. The logits are valid until the next call.
+        Reads these ids in one pass, after it has read the earlier ids that the K/V cache lacks. All
+        ids must fit the drafter's context. The logits are valid until the next call.
         """
         self._read(draft_ids[: len(draft_ids) - count + 1])
         rest = draft_ids[len(draft_ids) - count :].astype(np.int64)
@@ -223,7 +223,7 @@ class ModelDrafter(Drafter):
         return logits
 
     def predict_next(self, committed: Ids, drafts: Ids) -> Level:
-        """Predict the next token after these, by the text or by a pass of the model."""
+        """Predict the token after committed tokens and drafts, by the text or by a pass."""
         if self._text is not None:
             self._text.update(committed)
             if (level := self._look_up_text(drafts.tolist())) is not None:
@@ -237,14 +237,14 @@ class ModelDrafter(Drafter):
         return np.concatenate([self.bridge.context(committed), self.bridge.to_draft_ids(drafts)])
 
     def _unread(self, context: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the unread ids of a context, at least the last one."""
+        """Return the unread ids of a context, which include at least the last id."""
         self._roll_back(context[:-1])
         return context[self._chain_length :].astype(np.int64)
 
     def _forward(self, passed: Pass, states: Floats | None = None) -> Floats:
-        """Run a pass and return its logits; writes its hidden states to ``states``."""
+        """Run a pass and return its logits; write its hidden states to ``states``, if given."""
         with self._shared_model.lock:
-            # copy: the next pass, perhaps another lane's, overwrites the decoder's buffers
+            # copy both: the next pass, perhaps another lane's, overwrites the decoder's buffers
             output = self._decoder.forward([passed])[0]
             if states is not None:
                 states[:] = output.hidden
@@ -255,7 +255,7 @@ class ModelDrafter(Drafter):
     def _open(
         self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
-        """Begin a window after the committed tokens; returns the expansion that fits."""
+        """Begin a window after the committed tokens; returns the levels of it that fit."""
         self._context = self.bridge.context(committed)
         while expansion and nodes_at_most(expansion) > self.context - len(self._context):
             expansion = expansion[:-1]
@@ -266,7 +266,7 @@ class ModelDrafter(Drafter):
         return expansion
 
     def _level(self, tree: Tree, *, unread: bool) -> Level:
-        """Predict the tokens after the deepest level, by the text if it has a long match."""
+        """Predict the tokens after the deepest level; in a chain, by the text if possible."""
         if unread:
             level = self._look_up_text(tree.ids.tolist())
             if level is None:
@@ -281,7 +281,7 @@ class ModelDrafter(Drafter):
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
 
     def _look_up_text(self, path: Sequence[int]) -> Level | None:
-        """Predict the token after a path by the text; None if acceptance is unlikely."""
+        """Predict the token after a path by the text; None if its acceptance is unlikely."""
         if self._text is None:
             return None
         echo = self._readable(self._text.predict(path))
@@ -290,7 +290,7 @@ class ModelDrafter(Drafter):
         return Level(rows([echo], self.bridge.vocab_size), [acceptance])
 
     def _readable(self, echo: Echo | None) -> Echo | None:
-        """Return the echo if the model can read all its tokens, and so continue after them."""
+        """Return the echo if the model can read all its tokens, and so can continue after them."""
         if echo is None or not all(self.bridge.can_draft(token) for token in echo.tokens.tolist()):
             return None
         return echo
@@ -302,10 +302,11 @@ class ModelDrafter(Drafter):
         return states
 
     def decode_last(self) -> None:
-        """Read the last token of the last window, a chain: drafting has only drawn it.
+        """Read the last token of the last window (a chain); drafting drew this token unread.
 
-        Judged protocols always read it, so that the passes of the next window have the same shape
-        whether or not its state was needed: other shapes round differently.
+        Protocols that judge by hidden states always read this token, even if its state is not
+        needed. So the passes of the next window always have the same shape: other shapes round
+        differently.
         """
         last = len(self._window) - 1
         if last >= 0 and self._chain_length == self._trunk + last:
@@ -314,7 +315,7 @@ class ModelDrafter(Drafter):
     def _read_level(self, tree: Tree) -> Floats:
         """Read the deepest level of the tree and return its logits [nodes, V]."""
         nodes = tree.level
-        alone = len(tree) == len(tree.candidates)  # one node a level: a chain
+        alone = len(tree) == len(tree.candidates)  # one node per level: a chain
         tokens = self.bridge.to_draft_ids(tree.ids[nodes.start - 1 :]).astype(np.int64)
         passed = Pass(
             slot=self._slot,

@@ -1,4 +1,4 @@
-"""One model for all lanes of a device, and the lock by which lanes take turns."""
+"""One model for all lanes of a device, and the lock with which the lanes take turns."""
 
 import threading
 from collections import deque
@@ -15,7 +15,7 @@ class SharedModel:
     """One model with a slot for each drafter. Thread-safe.
 
     Drafters hold `lock` for one pass at a time, in order of request: a pass returns views that the
-    next one overwrites, and a long prompt of one lane must not stall another.
+    next pass overwrites, and a long prompt of one lane must not delay the others.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SharedModel:
 class FairLock:
     """A lock that is granted in the order of request, used with ``with``. Not re-entrant.
 
-    The thread that releases an ordinary lock often gets it again at once: while it
-    reads a long prompt, pass after pass, all others would wait.
+    A thread that releases an ordinary lock often gets it again at once. While it reads a long
+    prompt, pass after pass, all other threads would wait.
     """
 
     def __init__(self) -> None:

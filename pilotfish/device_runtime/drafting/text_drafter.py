@@ -1,11 +1,12 @@
-"""Draft without a model: by repetitions of the answer, its prompt, or the owner's earlier texts.
+"""Draft without a model, by repeating the answer, its prompt, or the owner's earlier texts.
 
 In:  committed tokens of the target's vocabulary. Out: windows and hints. A lookup takes
-     microseconds; sampling takes as long as for any drafter.
+     microseconds; sampling takes as long as in any drafter.
 
-q is the frequency of the tokens that followed the same words (`speculation.recall`). It is sent as
-sampled, so lossless protocols keep the target's output law. Under a lossy protocol drafts can enter
-the answer, so they never come from other owners' texts, even if these are shared.
+q is the frequency of the tokens that followed the same words (`speculation.recall`). Drafts are
+sampled from this q, and q is sent; so lossless protocols keep the target's output distribution.
+Under a lossy protocol drafts can enter the answer, so they never come from other owners' texts,
+even if the texts are shared.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from pilotfish.wire.protocols import SpeculationProtocol
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-TEXT = "text"  # name of this drafter, in place of an artifact's folder
+TEXT = "text"  # name of this drafter, given in place of an artifact's folder
 _BOUNDLESS = 1 << 31
-_NODE_S = 50e-6  # upper bound of a lookup's seconds, which a test checks
-_OVERLAP_TOKENS = 2  # tokens of a continued conversation that are stored again, to match the rest
+_NODE_S = 50e-6  # upper bound of a lookup's seconds; a test checks it
+_OVERLAP_TOKENS = 2  # stored tokens repeated before new ones: the context of a later match
 
 
 class Recollection(Recall):
@@ -46,14 +47,14 @@ class Recollection(Recall):
     def __init__(self, memory: TextMemory) -> None:
         super().__init__()
         self._memory = memory
-        self._texts: list[TextStore] = []  # stores that get the conversation
+        self._texts: list[TextStore] = []  # stores to which the conversation is added
         self._vocabulary = ""
         self._owner: Owner = DEFAULT_OWNER
-        # acceptance of repetitions by owner: it would reveal the repeated texts to other owners
+        # acceptance of repetitions, per owner: a common estimate would reveal texts to other owners
         self._estimators: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
             {DEFAULT_OWNER: self._odds}
         )
-        self._saved: Ids = np.empty(0, np.uint32)  # the conversation as last stored
+        self._saved: Ids = np.empty(0, np.uint32)  # the conversation when it was last stored
         self._released = False
         memory.acquire()
 
@@ -77,13 +78,14 @@ class Recollection(Recall):
     ) -> None:
         """Begin a generation of this owner, and search the texts in this vocabulary.
 
-        lossless: whether the answer's protocol is, so that other owners' texts may be searched.
+        lossless: whether the answer's protocol is lossless, so that other owners' texts may be
+        searched.
         """
-        # if opening the texts fails, search and keep nothing
+        # in case opening the texts fails: search and keep nothing
         self._texts = []
         self.set_corpus(EMPTY_SNAPSHOT)
         if owner != self._owner:
-            self._forget(0)  # the lane's last text is another owner's
+            self._forget(0)  # the lane's last text belongs to another owner
         if (vocabulary, owner) != (
             self._vocabulary,
             self._owner,
@@ -104,7 +106,7 @@ class Recollection(Recall):
         )
 
     def end(self, committed: Ids) -> None:
-        """Store the tokens that the conversation u32 [n] has gained since it was last stored."""
+        """Store the tokens that were added to the conversation u32 [n] since it was last stored."""
         known = common_prefix(self._saved, committed)
         if known == len(committed) or not self._texts:
             return
@@ -115,11 +117,11 @@ class Recollection(Recall):
 
 
 class TextDrafter(Drafter):
-    """Drafts continuations of the same words in earlier text; see `Recall`. Forks share memory."""
+    """Drafts by what followed the same words in earlier text (`Recall`). Forks share the memory."""
 
     name, origin, no_tree_reason = TEXT, "", ""
     context, hidden_size = _BOUNDLESS, 0
-    standalone, prior_acceptance = False, 0.2  # chats: 0.1; answers with repetitions: far more
+    standalone, prior_acceptance = False, 0.2  # measured: 0.1 in chats, far more with repetitions
     pass_times: Mapping[int, float] = MappingProxyType(
         {nodes: nodes * _NODE_S for nodes in (1, 2, 4)}
     )
@@ -140,7 +142,7 @@ class TextDrafter(Drafter):
         self._recall.release()
 
     def set_bridge(self, bridge: Bridge, vocabulary: str = "") -> None:
-        """Use this bridge from now on, to the target's vocabulary of this fingerprint."""
+        """Use this bridge from now on; vocabulary: fingerprint of the target's vocabulary."""
         self.bridge, self._vocabulary = bridge, vocabulary
         self._row = np.full((1, bridge.vocab_size), -np.inf, np.float32)
         self._finite_ids: Ids = np.empty(0, np.uint32)  # tokens of `_row` with finite logits
@@ -167,7 +169,7 @@ class TextDrafter(Drafter):
         return False
 
     def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
-        """Return the earlier continuations of these tokens; None without a match."""
+        """Return the tokens that earlier followed these tokens; None without a match."""
         self._recall.update(committed)
         echo = self._recall.predict(drafts.tolist())
         return None if echo is None else self._chain(echo)
@@ -181,7 +183,7 @@ class TextDrafter(Drafter):
         return expansion
 
     def _level(self, tree: Tree, *, unread: bool) -> Level | None:
-        """Return the earlier continuations of each node; None if a node has no match."""
+        """Return the tokens that earlier followed each node; None if a node has no match."""
         if unread:
             echo = self._recall.predict(tree.ids.tolist())
             return None if echo is None else self._chain(echo)
@@ -193,7 +195,7 @@ class TextDrafter(Drafter):
         return Level(rows(known, self.bridge.vocab_size), acceptance)
 
     def _chain(self, echo: Echo) -> Level:
-        """Return a chain's level [1, V]; the next one overwrites it."""
+        """Return a chain's level [1, V]; the next call overwrites it."""
         self._row[0, self._finite_ids] = -np.inf
         self._finite_ids = echo.tokens
         self._row[0, echo.tokens] = np.log(echo.weights)
@@ -201,7 +203,7 @@ class TextDrafter(Drafter):
 
 
 def rows(echoes: Sequence[Echo | None], vocab_size: int) -> Floats:
-    """Return logits f32 [n, V] of echoes; without an echo, a row is −∞."""
+    """Return logits f32 [n, V] of echoes; a row without an echo is −∞."""
     logits = np.full((len(echoes), vocab_size), -np.inf, np.float32)
     for row, echo in zip(logits, echoes, strict=True):
         if echo is not None:

@@ -2,9 +2,9 @@
 
 In:  a vocabulary and an owner. Out: the file of this owner's texts.
 
-The folder does not contain an owner's name, which may be derived from an API key: a file is named
-by a hash of it, keyed with a secret of the folder. If there are too many files, the least recently
-used ones are removed.
+An owner's name may be derived from an API key, so the folder does not contain it: a file is named
+by a hash of the owner's name, keyed with a secret of the folder. If there are too many files, the
+least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pilotfish.device_runtime.drafting.text_store import unusable_store_error
 
 _log = logging.getLogger("pilotfish.device")
 
-DEFAULT_OWNER = ""  # the owner on a device with one user
-Owner = str | None  # None: the client has no key, so its texts are not kept
+DEFAULT_OWNER = ""  # the owner on a device that has one user
+Owner = str | None  # None: a client without a key; its texts are not kept
 _SUFFIX = ".texts"
 _SECRET, _SECRET_BYTES = "secret", 32
-# Limits on the files of all API keys together, over all vocabularies.
+# Maximum number and bytes of the files of all API keys and all vocabularies together.
 _MOST_FILES, _MOST_BYTES = 256, 64 << 20
 
 
@@ -52,7 +52,7 @@ class TextFolder:
             raise unusable_store_error(folder, error) from error
 
     def shared_path(self, vocabulary: str) -> Path:
-        """Return the file of shared texts; older versions kept all texts there."""
+        """Return the file of shared texts; older versions kept all texts in this file."""
         return self._folder / f"{_vocabulary_key(vocabulary)}{_SUFFIX}"
 
     def owner_path(self, vocabulary: str, owner: str) -> Path:
@@ -71,8 +71,8 @@ class TextFolder:
         self._owners.mkdir(mode=0o700, exist_ok=True)
         folder = os.open(self._owners, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            os.fchmod(folder, 0o700)  # it may have been copied from elsewhere
-            fcntl.flock(folder, fcntl.LOCK_EX)  # held only while the secret is read or created
+            os.fchmod(folder, 0o700)  # the folder may be a copy with other rights
+            fcntl.flock(folder, fcntl.LOCK_EX)  # locked only while the secret is read or created
             path = self._owners / _SECRET
             with suppress(FileNotFoundError):
                 file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -88,7 +88,7 @@ class TextFolder:
             os.close(folder)
 
     def make_room(self, wanted: Path) -> None:
-        """Remove the least recently used files of other owners, while there are too many.
+        """Remove the least recently used files of other owners until one more file has room.
 
         wanted: the file to be opened next.
         """
@@ -110,12 +110,12 @@ def _vocabulary_key(vocabulary: str) -> str:
 
 
 def _files(folder: Path) -> list[_TextFile]:
-    """List the files of a folder without its secret; includes half-written ones."""
+    """List the files of a folder except its secret; includes half-written files."""
     files: list[_TextFile] = []
     with (
         suppress(OSError),
         os.scandir(folder) as entries,
-    ):  # opening a file will raise the same error
+    ):  # ignore errors here: opening a file will raise them again
         for entry in entries:
             if entry.name == _SECRET or not entry.is_file(follow_symlinks=False):
                 continue

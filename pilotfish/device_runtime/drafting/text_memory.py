@@ -2,8 +2,9 @@
 
 In:  conversations as token ids, with their owner. Out: a `Corpus` for each owner.
 
-A drafter reads an owner's texts for this owner alone. A device that shares texts keeps a second
-corpus of all conversations, including those without an owner; only lossless protocols read it.
+A drafter reads an owner's texts only for this owner's answers. A device that shares texts keeps a
+second corpus of all conversations, including conversations without an owner. Only lossless
+protocols read it.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from pilotfish.speculation.corpus import MOST_TOKENS
 _log = logging.getLogger("pilotfish.device")
 
 OFF = "off"
-MAX_OWNERS = 64  # owners in memory, the most recent ones
+MAX_OWNERS = 64  # maximum number of owners in memory; the most recent ones stay
 
 
 class TextMemory:
     """The earlier texts of a device, used by its lanes. Thread-safe.
 
-    location: a folder that keeps the texts; None: memory, until the process ends; "off": keep none.
-    max_tokens: limit for all owners together, and for the shared texts; the owner with most loses
-    the oldest. shared: also keep all owners' texts together. Only the last used vocabulary is in
-    memory.
+    location: a folder that keeps the texts; None: keep them in memory until the process ends;
+    "off": keep none. max_tokens: limit for the texts of all owners together, and for the shared
+    texts; above it, the owner with the most tokens loses the oldest texts. shared: also keep all
+    owners' texts together. Only texts in the last used vocabulary are in memory.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class TextMemory:
         with self._lock:
             known = vocabulary == self._vocabulary
             if not known or owner not in self._stores:
-                # may raise, before anything changes
+                # open first: this may raise, and then nothing must have changed
                 opened = self._open_store(vocabulary, vocab_size, owner)
                 if not known:
                     self._forget()
@@ -87,7 +88,7 @@ class TextMemory:
         return FileTextStore(path, self._max_tokens, vocab_size)
 
     def trim(self) -> None:
-        """While the owners together exceed the limit, drop the oldest texts of the largest."""
+        """Drop the oldest texts of the largest owner while all owners together exceed the limit."""
         with self._lock:
             held = [texts for owner, texts in self._stores.items() if owner is not None]
             while sum(map(len, held)) > self._max_tokens:
@@ -99,7 +100,7 @@ class TextMemory:
             self._lanes += 1
 
     def release(self) -> None:
-        """Count one lane less; the last one closes the files."""
+        """Count one lane less; the last lane closes the files."""
         with self._lock:
             self._lanes -= 1
             last = self._lanes <= 0

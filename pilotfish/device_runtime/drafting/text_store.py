@@ -1,8 +1,9 @@
 """The texts of one owner in one vocabulary: in memory, and optionally in a file.
 
-A file has a record for each text: number of ids, their CRC-32, the ids (all u32, little-endian).
-Texts are appended until the file is twice as large as needed; then it is rewritten. Opening a file
-cuts off a record that a power cut left torn. Only the file's owner can read it.
+A file has a record for each text: number of ids, CRC-32 of the ids, the ids (all u32,
+little-endian). Texts are appended until the file is twice as large as needed; then it is rewritten.
+If a power cut left the last record torn, opening the file removes this record. Only the user who
+owns the file can read it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _log = logging.getLogger("pilotfish.device")
 
 _HEAD = struct.Struct("<II")
 _MODE = 0o600
-_MAX_BYTES_PER_TOKEN = 8  # bytes of a file per token in memory, above which it is rewritten
-_MIN_TOKENS = 8192  # a file may always have the bytes of this many tokens
-_READ_BYTES_PER_TOKEN = 16  # bytes read per token of the limit; a file never has more
+_MAX_BYTES_PER_TOKEN = 8  # bytes of a file per token in memory; above this, the file is rewritten
+_MIN_TOKENS = 8192  # a file with the bytes of fewer tokens is not rewritten
+_READ_BYTES_PER_TOKEN = 16  # maximum bytes read, per token of max_tokens; no file has more
 
 
 def unusable_store_error(path: Path, error: OSError) -> UnsupportedError:
@@ -41,7 +42,7 @@ def unusable_store_error(path: Path, error: OSError) -> UnsupportedError:
 
 
 class TextStore:
-    """The texts of an owner, in memory. max_tokens: limit of tokens; 0: keep none."""
+    """The texts of an owner in memory. max_tokens: maximum number of tokens; 0: keep none."""
 
     def __init__(self, max_tokens: int, begin: Ids | None = None) -> None:
         self._max_tokens = max_tokens
@@ -57,7 +58,7 @@ class TextStore:
         return len(self.snapshot().ids)
 
     def drop_oldest(self) -> None:
-        """Drop the oldest quarter; a file shrinks when it is rewritten."""
+        """Drop the oldest quarter of the texts; a file shrinks when it is rewritten."""
         self._corpus.drop_oldest()
 
     def close(self) -> None:
@@ -65,7 +66,7 @@ class TextStore:
 
 
 class FileTextStore(TextStore):
-    """A store with a file; `UnsupportedError` if it is unusable or open in another process."""
+    """A store with a file; `UnsupportedError` if the file is unusable or another process has it."""
 
     def __init__(self, path: Path, max_tokens: int, vocab_size: int) -> None:
         self._path = path
@@ -82,7 +83,7 @@ class FileTextStore(TextStore):
         super().__init__(max_tokens, begin)
 
     def _read_file(self, most_bytes: int, vocab_size: int) -> Ids:
-        """Read all whole texts; cuts off a torn end and bytes beyond the limit."""
+        """Read all whole texts; cut off a torn end and the bytes beyond the limit."""
         try:
             with os.fdopen(os.dup(self._file), "rb") as file:
                 ids, self._size = _parse(file.read(most_bytes), vocab_size)
@@ -106,7 +107,7 @@ class FileTextStore(TextStore):
                 if self._size > _MAX_BYTES_PER_TOKEN * max(
                     len(self), min(_MIN_TOKENS, self._max_tokens)
                 ):
-                    self._rewrite()  # includes this text
+                    self._rewrite()  # the new file includes this text
                     return
                 record = _record(text[-self._max_tokens :])
                 if os.pwrite(self._file, record, self._size) < len(record):
@@ -154,7 +155,7 @@ def _open_locked(path: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), os.lstat(path)):
             raise BlockingIOError(errno.EAGAIN, "its holder has just rewritten it")
-        os.fchmod(file, _MODE)  # it may have been copied from elsewhere
+        os.fchmod(file, _MODE)  # the file may be a copy with other rights
     except BaseException:
         os.close(file)
         raise
@@ -167,15 +168,15 @@ def _record(text: Ids) -> bytes:
 
 
 def _parse(blob: bytes, vocab_size: int) -> tuple[Ids, int]:
-    """Return all whole texts, each followed by `BREAK`, and the bytes before the first torn one."""
-    # large enough: a record's head is longer than `BREAK`
+    """Return the whole texts, each followed by `BREAK`, and the bytes of all whole records."""
+    # enough room: a record's head is longer than `BREAK`
     texts = np.empty(len(blob) // 4, np.uint32)
     at = used = 0
     while at + _HEAD.size <= len(blob):
         count, checksum = _HEAD.unpack_from(blob, at)
         end = at + _HEAD.size + 4 * count
         data = blob[at + _HEAD.size : end]
-        # no text is empty: zeros are lost blocks of the disk
+        # no text is empty, so a count of 0 is a lost block of the disk
         if not count or end > len(blob) or zlib.crc32(data) != checksum:
             break
         ids = np.frombuffer(data, "<u4")

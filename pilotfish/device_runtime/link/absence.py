@@ -1,8 +1,8 @@
 """Measure the time for which the edge has been away, across reconnections.
 
-The policies promise times (`device_runtime.link.retry`), and a new connection does not yet prove
-that the link works: some paths carry the handshake and never a prompt. So seconds without the edge
-add up until the edge makes progress on this device's work.
+The retry policies promise times (`device_runtime.link.retry`). A new connection does not yet prove
+that the link works: some paths carry the handshake but never a prompt. So the seconds without the
+edge add up until the edge makes progress on this device's work.
 """
 
 import enum
@@ -25,16 +25,16 @@ class LinkPhase(enum.Enum):
     IDLE = enum.auto()
 
 
-# Seconds in a phase before it counts as away: handshakes take at most four round trips of three
-# seconds, and routers' queues hold seconds of traffic.
+# Seconds for which each phase is tolerated before the edge counts as away: handshakes take at most
+# four round trips of three seconds, and queues of routers hold seconds of traffic.
 _TOLERATED_S = {LinkPhase.CONNECTING: 15.0, LinkPhase.BLOCKED: 5.0}
 
 
 class AbsenceClock:
-    """Adds up the seconds for which the edge is away, or owes a reply.
+    """Adds up the seconds for which the edge is away, and for which its reply is due.
 
-    away_s: seconds away since its last progress on this device's work. owed_s: seconds connected
-    without sending the expected reply.
+    away_s: seconds for which the edge was away since its last progress on this device's work.
+    owed_s: seconds for which the edge was connected but did not send the expected reply.
     """
 
     def __init__(self, patience: RetryPolicy, now_s: float) -> None:
@@ -47,7 +47,7 @@ class AbsenceClock:
     def note(self, phase: LinkPhase, now_s: float, stalled_s: float = 0.0) -> None:
         """Set the phase of the link; the time since the last call counts as this phase.
 
-        stalled_s: seconds for which this process was suspended; they do not count.
+        stalled_s: seconds for which this process was suspended; these do not count.
         """
         passed_s = max(0.0, now_s - self._noted_s - stalled_s)
         before, self._phase, self._noted_s = self._phase, phase, now_s
@@ -58,16 +58,16 @@ class AbsenceClock:
         elif phase is LinkPhase.AWAY and before is not LinkPhase.IDLE:
             self.away_s += passed_s
         elif phase is LinkPhase.IDLE or (phase is LinkPhase.CARRYING and self.in_doubt):
-            self.owed_s += passed_s  # data that crosses after a break may be a repetition
+            self.owed_s += passed_s  # after a break, crossing data may be a repetition
 
     def expect(self, now_s: float) -> None:
-        """Start the time of an expected reply."""
+        """Start to measure the time until an expected reply."""
         self.owed_s, self._noted_s = 0.0, now_s
         if self._retry_policy.policy != "local":
             self._phase = LinkPhase.IDLE
 
     def on_progress(self) -> None:
-        """Reset the absence: the edge sent a reply, or more of a message crossed than before."""
+        """Reset the absence: a reply has come, or more of a message has crossed than before."""
         self.away_s = 0.0
         self._spent_s = dict.fromkeys(_TOLERATED_S, 0.0)
 
@@ -86,10 +86,10 @@ class AbsenceClock:
 
     @property
     def expired(self) -> bool:
-        """Whether the edge is away for longer than the policy allows."""
+        """Whether the edge has been away for longer than the policy allows."""
         return self.away and self.away_s > self._retry_policy.absent_s
 
     @property
     def overdue(self) -> bool:
-        """Whether the edge owes its reply for longer than the policy allows."""
+        """Whether the edge's reply has been due for longer than the policy allows."""
         return self.owed_s > self._retry_policy.silent_s

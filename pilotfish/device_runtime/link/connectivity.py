@@ -1,7 +1,7 @@
-"""The state of the link to the edge: one word, a sentence, and a remedy.
+"""The state of the link to the edge: a name, a sentence, and a remedy.
 
-All reports of the link use it: `/health`, `/status`, the status line of systemd, the page, the
-journal, metrics, and the errors of requests.
+All reports about the link use this state: `/health`, `/status`, the status line of systemd, the
+page, the journal, metrics, and the errors of requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pilotfish.wire.link.diagnosis import AddressState
 
 
 class Connectivity(Enum):
-    """The states, best first; a device with several links has the best link's state."""
+    """The states of a link, best first; a device with several links reports the best state."""
 
     CONNECTED = "connected"
     DRAINING = "draining"
@@ -138,7 +138,7 @@ _MESSAGES = {
 
 
 class LinkStatus(NamedTuple):
-    """A state with its sentence. remedy: a clause in the imperative; "" if waiting suffices."""
+    """A state with its sentence. remedy: a clause in the imperative; "" if waiting is enough."""
 
     state: Connectivity
     message: str
@@ -146,7 +146,7 @@ class LinkStatus(NamedTuple):
 
     @classmethod
     def from_state(cls, state: Connectivity, endpoint: str, *, keys: bool) -> LinkStatus:
-        """Return a state in words. keys: whether this device has keys."""
+        """Return the status of a link in this state. keys: whether this device has keys."""
         keys_are, mend = (
             ("it uses no keys, and this device does", "give the edge keys (--keys)")
             if keys
@@ -156,15 +156,15 @@ class LinkStatus(NamedTuple):
         return cls(state, message.format(at=endpoint, keys=keys_are), remedy.format(mend=mend))
 
     def __str__(self) -> str:
-        """Return the sentence, and the remedy as a second one."""
+        """Return the sentence and, if there is a remedy, a second sentence with it."""
         if not self.remedy:
             return self.message
         return f"{self.message} To mend it: {self.remedy}."
 
     def error(self, *, was_welcomed: bool, waited_s: float) -> PilotfishError:
-        """Return the error of a request that waited in vain.
+        """Return the error for a request that waited in vain for the edge.
 
-        was_welcomed: whether the edge was ever reached.
+        was_welcomed: whether the device ever reached the edge.
         """
         if self.state in REFUSALS:
             return REFUSALS[self.state](str(self))

@@ -1,10 +1,10 @@
 """The link to the edge: connect, greet, send requests, and repeat them after a loss.
 
-After a loss another edge may answer, with another model, other limits or another release. So every
-connection begins with the handshake (`Hello`, `Welcome`).
+After a loss of the connection, another edge may answer, with another model, other limits or another
+release. So every connection begins with the handshake (`Hello`, `Welcome`).
 
-When a broken connection is back, or a reply is overdue, the device sends the same bytes again; an
-edge that has already answered repeats its reply.
+When a broken connection is back, or a reply is overdue, the device sends the request's bytes again.
+An edge that has already answered repeats its reply.
 """
 
 import logging
@@ -44,15 +44,16 @@ from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
-_LOSS_DELAY_S = 0.02  # after a failed send, until the loss of the connection shows
-_START_WAIT_S = 0.2  # wait at the start for an edge that may come later
+_LOSS_DELAY_S = 0.02  # pause after a failed send: then the loss of the connection shows
+_START_WAIT_S = 0.2  # longest wait at the start for an edge that may come later
 
 
 class EdgeLink(HandshakeLine):
-    """One edge, connected or not yet. Raises typed errors that say what to do.
+    """The link to one edge, connected or not. Raises typed errors that say what to do.
 
     Every wait is bounded: ``patience`` limits the edge's absence, and ``interrupt`` ends any wait.
-    For one thread; `is_up`, `state`, `status`, `retry` and `redirect` are for any.
+    One thread uses the link; any thread may call `is_up`, `state`, `status`, `retry` and
+    `redirect`.
 
     lost_ns: time at which the device noticed the loss of the edge (monotonic); None while tokens
     are verified.
@@ -77,11 +78,11 @@ class EdgeLink(HandshakeLine):
     # Waiting
 
     def connect(self) -> None:
-        """Wait for the first connection; `EdgeUnreachableError` after the time-out."""
+        """Wait for the first connection; raise `EdgeUnreachableError` after the time-out."""
         self._await_connection(EdgeUnreachableError)
 
     def handshake(self) -> None:
-        """Wait for the edge, up to the policy's whole time, and greet it if needed."""
+        """Wait for the edge for at most the policy's whole time, and greet it if needed."""
         if self._retry_policy.policy != "local":
             self._absence.on_progress()
             self._absence.expect(time.monotonic())
@@ -115,7 +116,7 @@ class EdgeLink(HandshakeLine):
         if self.is_connected:
             return
         self.on_lost()
-        # the first attempt has just begun; a later request starts another one
+        # the first attempt to connect has just begun; a later request starts another attempt
         since_s = 0.0 if otherwise is EdgeUnreachableError else time.monotonic()
         self.channel.attempts.retry_now()
         self._note_phase()
@@ -131,13 +132,13 @@ class EdgeLink(HandshakeLine):
             self._note_phase(stalled_s(checked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
                 raise MalformedError(f"{self.channel.endpoint} sends before the handshake.")
-            # Otherwise it is a reply to a request from before the break. It will come again, since
-            # the request is sent again.
+            # Otherwise the message is a reply to a request from before the break. The edge will
+            # repeat this reply, since the request is sent again.
 
     # Without waiting
 
     def poll(self) -> bool:
-        """Check without waiting whether the edge is ready; greets an edge that is back.
+        """Check without waiting whether the edge is ready; greet an edge that is back.
 
         Raises if the edge is unsuitable, except under policy "local".
         """
@@ -193,7 +194,7 @@ class EdgeLink(HandshakeLine):
     def send(
         self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False
     ) -> SentRequest:
-        """Send a request after the handshake; again: it was sent before, and may be lost."""
+        """Send a request after the handshake; again: it was sent before, and may have been lost."""
         if not again:
             self._replies.abandon()
         give_up = time.monotonic() + self._retry_policy.silent_s
@@ -206,7 +207,7 @@ class EdgeLink(HandshakeLine):
                 size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
-                if chunked is not None:  # the edge has it all
+                if chunked is not None:  # the edge has the whole message
                     return SentRequest(message, frames, size, sent_ns, chunked=True)
                 self.estimator.on_sent(size)
                 stalled = time.monotonic_ns() - sent_ns > SOON_S * 1e9
@@ -224,10 +225,11 @@ class EdgeLink(HandshakeLine):
         late: bool = False,
         on_idle: Callable[[], bool] | None = None,
     ) -> TimedReply:
-        """Wait for the ``wanted`` reply; drops older ones, and resends the request after a loss.
+        """Wait for the ``wanted`` reply; drop older replies, and resend the request after a loss.
 
         late: time has passed since the request was sent, so the reply may already be here. on_idle:
-        called repeatedly while no message has arrived, until it returns False (nothing to do).
+        work to do while no message has arrived; it is called until it returns False (no work is
+        left).
         """
         pending = PendingRequest(sent, late=late or on_idle is not None)
         self._absence.expect(time.monotonic())
@@ -250,7 +252,7 @@ class EdgeLink(HandshakeLine):
                     raise error
                 pending.behind_bytes += arrived.size
             else:
-                # without work to do, this thread waits, and arrival times are known again
+                # without work, this thread waits for the reply, so the arrival time is known again
                 pending.late = on_idle is not None and _takes_long(on_idle)
                 disconnected = not self.holds(self._sent_on)
                 if disconnected:
@@ -275,19 +277,19 @@ class EdgeLink(HandshakeLine):
         return sent._replace(size=0, position=None)
 
     def on_progress(self) -> None:
-        """Restart the time of the expected reply: more of a large message has arrived."""
+        """Measure the time until the reply anew: more of a large message has arrived."""
         self._absence.expect(time.monotonic())
         self._note_progress()
 
     def check_transfer(self, last_checked_s: float) -> None:
-        """Raise if the edge is away, or accepts nothing, for too long.
+        """Raise an error if the edge was away, or accepted nothing, for too long.
 
-        last_checked_s: beginning of the last wait.
+        last_checked_s: time at which the last wait began (monotonic).
         """
         self._check_absence(stalled_s(last_checked_s))
 
     def _check_absence(self, process_stall_s: float) -> None:
-        """Update the absence clock; raise if the edge is away or owes a reply for too long."""
+        """Update the absence clock; raise if the edge is away or its reply is due for too long."""
         self._note_phase(process_stall_s)
         if self._absence.away:
             self.on_lost()
@@ -297,7 +299,7 @@ class EdgeLink(HandshakeLine):
             raise self._silent_error()
 
     def _note_progress(self) -> None:
-        """Reset the absence after progress of this device's work."""
+        """Reset the absence: the edge made progress on this device's work."""
         self._absence.on_progress()
         self._second.on_progress()
 
@@ -308,20 +310,20 @@ class EdgeLink(HandshakeLine):
     # Losses
 
     def on_lost(self) -> None:
-        """Record the time of the loss, unless the edge is already lost."""
+        """Record the time of the loss, unless a loss is already recorded."""
         if self.lost_ns is None:
             self.lost_ns = time.monotonic_ns()
             self.changed()
 
     def on_verified(self) -> None:
-        """Clear the loss: tokens were verified, so the edge is back."""
+        """Clear the recorded loss: the edge verified tokens, so it is back."""
         self.lost_ns = None
         self._pauses = backoff()
 
     def wait_or_raise(self, error: PilotfishError, since_s: float) -> None:
-        """Wait before the next request to a busy edge, or raise ``error`` by the policy.
+        """Wait before the next request to a busy edge, or raise ``error`` if the policy says so.
 
-        An edge that drains or is overloaded counts as lost, with the same time to come back.
+        An edge that drains or is overloaded counts as lost, and has the same time to come back.
         """
         self.on_lost()
         policy, spent_s = self._retry_policy.policy, time.monotonic() - since_s
@@ -333,18 +335,18 @@ class EdgeLink(HandshakeLine):
         self._cancel_token.sleep(next(self._pauses))
 
     def _back_off(self) -> None:
-        """Pause the checks for a busy edge, longer each time."""
+        """Pause the checks of a busy edge; each pause is longer than the last."""
         self._busy_until_s = time.monotonic() + next(self._pauses)
 
     def _away_error(self, otherwise: type[PilotfishError]) -> PilotfishError:
         """Return the error for an edge that was away for too long."""
         if self._retry_policy.policy == "local":
-            self._back_off()  # the next attempt may resend a whole prompt
+            self._back_off()  # pause: the next attempt may resend a whole prompt
         else:
             self._absence.on_progress()  # the next request has the policy's whole time
         status = self.status
         if self.channel.connected and status.state not in REFUSALS:
-            status = self.status_of(Connectivity.QUIET)  # the message does not get across
+            status = self.status_of(Connectivity.QUIET)  # the message does not cross
         self.changed()
         was_welcomed = otherwise is EdgeLostError
         return status.error(was_welcomed=was_welcomed, waited_s=self._retry_policy.absent_s)
@@ -352,7 +354,7 @@ class EdgeLink(HandshakeLine):
     def _silent_error(self) -> EdgeLostError:
         """Return the error for an edge that does not answer over an open connection."""
         self.on_lost()
-        # greet the edge again: an edge that drops one request may drop them all
+        # greet the edge again: an edge that drops one request may drop all of them
         self._greeted_on = self._hello_sent_on = NO_CONNECTION
         return EdgeLostError(
             f"The edge at {self.channel.endpoint} has not answered for "
@@ -361,12 +363,12 @@ class EdgeLink(HandshakeLine):
 
 
 def _takes_long(work: Callable[[], bool]) -> bool:
-    """Do some work; returns whether there is more, or it took long enough for a reply to arrive."""
+    """Do some work; returns whether more is left, or the work took long (a reply may be here)."""
     begun_s = time.monotonic()
     return work() or time.monotonic() - begun_s > SOON_S
 
 
 def _concerns(failure: Failure, message: Request) -> bool:
-    """Whether a failure concerns this request; without a generation, it concerns the last one."""
+    """Whether a failure concerns this request; a failure without a generation always does."""
     generation = getattr(message, "generation", None)
     return failure.generation is None or failure.generation == generation

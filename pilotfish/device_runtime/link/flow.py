@@ -1,13 +1,13 @@
-"""Choose the number of a transfer's bytes in flight, and the size of its chunks.
+"""Choose the number of bytes in flight of a transfer, and the size of its chunks.
 
-Few bytes, so that later messages (a ping, hints, a cancellation) do not wait long and
-acknowledgements come often; but enough to fill the link: its rate × (its RTT + 0.3 s). The rate is
-the bytes delivered between a chunk's departure and its acknowledgement, over this time (BBR's
-delivery rate); the RTT is the least time that a chunk took.
+The bytes in flight are few, so that later messages (a ping, hints, a cancellation) do not wait long
+and acknowledgements come often. But they must fill the link: its rate × (its RTT + 0.3 s). The rate
+of a chunk is the number of bytes delivered between its departure and its acknowledgement, over this
+time (BBR's delivery rate). The RTT is the least time that any chunk took.
 
 Some paths drop every large segment without an ICMP message, such as a tunnel with too small an MTU.
-A connection stalls there with its first large segment. So after a stall, chunks go one at a time,
-in segments that any path carries, and grow step by step.
+On these paths a connection stalls with its first large segment. So after a stall, the chunks go one
+at a time, in segments that any path carries, and grow step by step.
 """
 
 import time
@@ -18,44 +18,44 @@ from typing import Final, NamedTuple
 
 from pilotfish.wire.messages import MAX_CHUNK
 
-LEAST_BYTES: Final = 384  # less than 576 with all headers and encryption
-SEGMENT_BYTES: Final = 1024  # less than Ethernet's 1500, likewise
-_TOO_LARGE: Final = 1400  # bytes of a segment that some paths lose
+LEAST_BYTES: Final = 384  # bytes of a chunk: less than 576 with all headers and encryption
+SEGMENT_BYTES: Final = 1024  # bytes of a chunk: less than Ethernet's 1500 with all headers
+_TOO_LARGE: Final = 1400  # bytes of a segment: some paths lose segments of this size
 _FIRST_WINDOW, _MOST_WINDOW = 4 << 10, 16 << 20
-_QUEUE_S: Final = 0.3  # bytes in flight beyond one RTT, in seconds of the link's rate
-_MAX_WHOLE_S: Final = 0.25  # a message that takes longer than this goes in chunks
-_UNKNOWN_BYTES: Final = 16 << 10  # the same limit for an unknown rate
-_RATES: Final = 8  # number of recent rates; the best counts
-_GROWTH, _STEADY = 1.25, 16  # the rate is the link's if it has not grown by 1.25 for 16 chunks
-_QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited for the link
-_GROW_AFTER: Final = 4  # delivered chunks of a size, until the double is tried
-_RETRY_AFTER: Final = 8  # likewise, until a blocked size is tried again; then 8 times as many
+_QUEUE_S: Final = 0.3  # seconds of the link's rate that are in flight beyond one RTT
+_MAX_WHOLE_S: Final = 0.25  # seconds: a message that takes longer is sent in chunks
+_UNKNOWN_BYTES: Final = 16 << 10  # bytes: a longer message is sent in chunks if the rate is unknown
+_RATES: Final = 8  # number of recent rates; the best of them counts
+_GROWTH, _STEADY = 1.25, 16  # a rate that grows by less than 1.25 × for 16 chunks is the link's
+_QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited in a queue
+_GROW_AFTER: Final = 4  # delivered chunks of one size, before the double size is tried
+_RETRY_AFTER: Final = 8  # the same if the double size was lost before; × 8 after each loss
 
 
 class _SentChunk(NamedTuple):
-    end: int  # offset of its end
+    end: int  # offset of the chunk's end in the message
     size: int
     sent_s: float
-    delivered: int  # bytes of all chunks delivered before it was sent
+    delivered: int  # bytes of all chunks delivered before this chunk was sent
 
 
 class ChunkFlow:
-    """The chunks in flight in one direction of a link, and the rate that they measure.
+    """The chunks in flight in one direction of a link, and the link's measured rate.
 
-    full_bps: rate of the link while chunks waited for it, bit/s; None if none has waited.
+    full_bps: rate (bit/s) of the link while chunks waited for it; None if no chunk has waited.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.large_lost = 0  # stalls of connections that carried smaller chunks
-        self._small_bytes: int | None = None  # size of chunks, one at a time; None: any size passes
-        self._blocked_bytes: int | None = None  # least size that did not pass
+        self.large_lost = 0  # number of stalls with a large chunk, after smaller ones passed
+        self._small_bytes: int | None = None  # size of chunks sent one at a time; None: no limit
+        self._blocked_bytes: int | None = None  # least chunk size that was lost
         self._passed, self._retry_after = 0, _RETRY_AFTER
         self._connection, self._reconnected = 0, False
         self._begin()
 
     def follow(self, connection: int) -> None:
-        """Reset the measurements for another connection, which may use another path."""
+        """Reset the measurements if the connection is another one: its path may differ."""
         if connection != self._connection:
             self._reconnected = self._connection != 0
             self._connection = connection
@@ -64,7 +64,7 @@ class ChunkFlow:
     def _begin(self) -> None:
         self.full_bps: float | None = None
         self._rates: deque[float] = deque(maxlen=_RATES)
-        self._steady = 0  # chunks since the rate last grew
+        self._steady = 0  # number of chunks since the rate last grew
         self._window, self._least_s, self._delivered = _FIRST_WINDOW, float("inf"), 0
         self._least_bytes = 0  # size of the fastest chunk
         self.forget()
@@ -80,9 +80,9 @@ class ChunkFlow:
         return 8 * max(self._rates, default=0.0)
 
     def whole_bytes(self, known_bps: float | None, unknown: int = _UNKNOWN_BYTES) -> int:
-        """Return the most bytes of a message in one piece; known_bps: the link's rate.
+        """Return the maximum bytes of a message in one piece; known_bps: the link's rate (bit/s).
 
-        Fewer after a loss at unknown rate: large messages may be the cause of the loss.
+        After a loss at an unknown rate it is lower: large messages may be the cause of the loss.
         """
         if self._small_bytes is not None:
             return self._small_bytes
@@ -97,21 +97,21 @@ class ChunkFlow:
 
     @property
     def tries_larger(self) -> bool:
-        """Whether a chunk in flight is larger than any delivered since large ones were lost."""
+        """Whether a chunk in flight is larger than any delivered since large chunks were lost."""
         largest = max([chunk.size for chunk in self._in_flight], default=0)
         return self._blocked_bytes is not None and not self._passed and largest > LEAST_BYTES
 
     def next_size(self, left: int) -> int:
-        """Return the bytes of the next chunk, of ``left`` bytes to send; 0: wait."""
+        """Return the size of the next chunk, of ``left`` bytes to send; 0 means wait."""
         if self._small_bytes is not None:
             return 0 if self._in_flight else min(left, self._small_bytes)
-        # several chunks, for steady acknowledgements; each large compared to its header
+        # several chunks, so that acknowledgements come steadily; each much larger than its header
         part = max(self._window // 8, min(self._window // 2, 2 * SEGMENT_BYTES), SEGMENT_BYTES)
         size = min(left, MAX_CHUNK, part)
         return size if not self._in_flight or self._in_flight_bytes + size <= self._window else 0
 
     def on_sent(self, end: int, size: int) -> None:
-        """Add a sent chunk to those in flight; end: offset of its end."""
+        """Add a sent chunk to the chunks in flight; end: offset of its end."""
         self._in_flight.append(_SentChunk(end, size, self._clock(), self._delivered))
         self._in_flight_bytes += size
 
@@ -146,7 +146,7 @@ class ChunkFlow:
             self._grow(self._small_bytes)
 
     def _grow(self, small: int) -> None:
-        """Double the size after enough chunks."""
+        """Double the size of single chunks after enough of them passed."""
         self._passed += 1
         blocked = self._blocked_bytes is not None and 2 * small >= self._blocked_bytes
         if self._passed < (self._retry_after if blocked else _GROW_AFTER):
@@ -158,7 +158,7 @@ class ChunkFlow:
         """Reduce the size of chunks after a stalled connection."""
         size = max([chunk.size for chunk in self._in_flight], default=_TOO_LARGE)
         if size <= LEAST_BYTES:
-            return  # the size is not the cause
+            return  # a chunk of the least size is lost: its size is not the cause
         if self._blocked_bytes is not None:
             self.large_lost += 1
             self._retry_after *= _RETRY_AFTER

@@ -21,15 +21,15 @@ from pilotfish.wire.messages import Failure, Hello, Welcome
 _log = logging.getLogger("pilotfish.device")
 
 NO_CONNECTION = 0
-_WHOLE_REPLY_BYTES = 64 << 10  # most bytes of a reply in one piece over a link of unknown rate
+_WHOLE_REPLY_BYTES = 64 << 10  # maximum of an unsliced reply over a link of unknown rate
 
 
 class HandshakeLine(SlicedLine):
     """A line with the handshake.
 
-    welcomed: the last welcome, even an unsuitable edge's. welcome: the last welcome, or None if its
-    vocabulary is not the required one. unusable: fingerprint of a vocabulary for which the device
-    cannot draft. changed: callback after a possible change of the link's state.
+    welcomed: the last welcome, also from an unsuitable edge. welcome: the last welcome, or None if
+    its vocabulary is not the required one. unusable: fingerprint of a vocabulary for which the
+    device cannot draft. changed: callback after a possible change of the link's state.
     """
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
@@ -40,15 +40,15 @@ class HandshakeLine(SlicedLine):
         self.unusable: str | None = None
         self.changed: Callable[[], None] = lambda: None
         self._hello: Hello | None = None
-        self._required: str | None = None  # fingerprint of a vocabulary
+        self._required: str | None = None  # fingerprint of the required vocabulary
         self._greeted_on = self._hello_sent_on = self._unsuitable_on = NO_CONNECTION
         self._hello_again_s = 0.0
-        # connection over which the edge refused, and the state that it reported
+        # number of the connection on which the edge refused, and the state that it reported
         self._refusal: tuple[int, Connectivity] | None = None
-        self._last_news = ""  # last logged refusal since the last welcome
+        self._last_news = ""  # text of the last logged refusal since the last welcome
 
     def set_hello(self, hello: Hello) -> None:
-        """Set the `Hello` sent on every new connection."""
+        """Set the `Hello` that is sent on every new connection."""
         self._hello = hello
 
     def require_vocabulary(self, fingerprint: str | None) -> None:
@@ -66,7 +66,7 @@ class HandshakeLine(SlicedLine):
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; an older edge sends none and has ours."""
+        """Fingerprint of the last edge's vocabulary; for an older edge, the drafter's."""
         if self.welcomed is None or self._hello is None:
             return None
         return self.welcomed.tokenizer or self._hello.tokenizer
@@ -100,7 +100,7 @@ class HandshakeLine(SlicedLine):
         return self.status_of(state)
 
     def attend(self) -> None:
-        """Greet the edge over a new connection, between answers; never waits or raises."""
+        """Greet the edge on a new connection, between answers; neither waits nor raises."""
         try:
             self.refresh()
             if (
@@ -129,14 +129,14 @@ class HandshakeLine(SlicedLine):
         while (arrived := self.receive(wait_s)) is not None:
             reply = arrived[0]
             if isinstance(reply, Failure) and reply.session is None:
-                self._hello_sent_on = NO_CONNECTION  # send it again next time
+                self._hello_sent_on = NO_CONNECTION  # send the hello again next time
                 raise self._note_refusal(from_code(reply.code, reply.message))
             if isinstance(reply, Welcome):
                 self._on_welcome_reply(reply)
                 return
 
     def _current_hello(self) -> Hello:
-        """Return the `Hello`, with the most bytes of a reply in one piece over this link."""
+        """Return the `Hello`, with the maximum bytes of an unsliced reply over this link."""
         assert self._hello is not None
         down_bps = self.estimator.rates_bps()[1]
         most = self.downlink.whole_bytes(down_bps, _WHOLE_REPLY_BYTES)

@@ -1,7 +1,7 @@
-"""The socket to the edge; a redirect may replace it by one to another address at any time.
+"""The socket to the edge; a redirect may at any time replace it by a socket to another address.
 
 One thread sends and receives. Other threads may read the connection's state, redirect the line or
-cancel, without delay and without blocking the first thread.
+cancel. They do so at once, and never block the first thread.
 """
 
 import os
@@ -23,15 +23,15 @@ from pilotfish.wire.link.diagnosis import AddressState, Diagnosis
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
-SLICE_S = 0.1  # longest wait before checking for cancellation and a redirect
-REPLY_BYTES = 16 * 1024 * 1024  # most bytes of a reply; the longest, those of `dssd`, have 1 MB
-# A quiet connection that nobody waits for is closed after this time.
+SLICE_S = 0.1  # longest wait between checks for a cancellation or a redirect
+REPLY_BYTES = 16 * 1024 * 1024  # maximum bytes of a reply; the longest (`dssd`) have 1 MB
+# Seconds after which a quiet connection is closed if nobody waits for it.
 _MAX_QUIET_S = 30.0
-_STALL_S = 0.15  # excess of a wait that shows that this process was suspended
+_STALL_S = 0.15  # a wait that is this much too long shows that this process was suspended
 
 
 class ReceivedReply(NamedTuple):
-    """A reply, its frames and bytes. sliced: it came in slices, so its time measures nothing."""
+    """A reply, its frames and size. sliced: it came in slices, so its time measures nothing."""
 
     reply: Reply
     frames: list[Buffer]
@@ -40,7 +40,7 @@ class ReceivedReply(NamedTuple):
 
 
 class Line:
-    """An `EdgeChannel` and its successors; raises `UnsupportedError` for a malformed address.
+    """The present `EdgeChannel`, then its successors; raises `UnsupportedError` for a bad address.
 
     While the present connection is quiet, the line tries a second one.
     """
@@ -54,7 +54,7 @@ class Line:
         self._next_lock = threading.Lock()  # held to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
         self._closed = False
-        self._process = os.getpid()  # process that owns the sockets; a forked one cannot use them
+        self._process = os.getpid()  # process that owns the sockets; a fork cannot use them
         self._second = SecondConnection(lambda: self._dial(self.channel.endpoint, self._keys))
 
     @staticmethod
@@ -72,7 +72,7 @@ class Line:
         return self.channel.connection
 
     def try_send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
-        """Hand a message to ZeroMQ; returns its bytes, or None if there is no connection.
+        """Hand a message to ZeroMQ; returns its size, or None if there is no connection.
 
         ZeroMQ may notice a lost connection before `channel.connected` is False.
         """
@@ -87,9 +87,9 @@ class Line:
                 return None
 
     def receive(self, timeout_s: float) -> ReceivedReply | None:
-        """Return the next message, its frames and bytes; None after a time-out or a change.
+        """Return the next message with its frames and size; None after a time-out or a change.
 
-        Times out after ``timeout_s`` or earlier. Raises `InterruptedGenerationError`.
+        The time-out is ``timeout_s`` or shorter. Raises `InterruptedGenerationError`.
         """
         self._cancel_token.check()
         with self._channel_lock:
@@ -136,7 +136,7 @@ class Line:
             unused.close(0)
 
     def unconnected_state(self) -> Connectivity:
-        """Return the reason for no connection, and start a diagnosis. For any thread."""
+        """Return why there is no connection, and start a diagnosis. For any thread."""
         attempts, diagnosis = self.channel.attempts, self._diagnosis
         if attempts.failure in (ConnectFailure.CONNECT, ConnectFailure.CLOSED):
             diagnosis.poll()
@@ -145,16 +145,16 @@ class Line:
         return unconnected_state(attempts, finding, was_welcomed=self.channel.connections > 0)
 
     def status_of(self, state: Connectivity) -> LinkStatus:
-        """Return a state in words. For any thread."""
+        """Return the link's status for this state. For any thread."""
         return LinkStatus.from_state(state, self.channel.endpoint, keys=self._keys is not None)
 
     def retry(self) -> None:
-        """Start the next attempt to connect soon: something has changed. For any thread."""
+        """Try to connect soon, since something has changed. For any thread."""
         self._diagnosis.probe_now()
         self.channel.attempts.retry_now()
 
     def _take_next(self) -> bool:
-        """Take the next channel; False if there is none. The caller holds `_channel_lock`."""
+        """Switch to the next channel; False if there is none. The caller holds `_channel_lock`."""
         if self._next is None:
             return False
         with self._next_lock:
@@ -179,14 +179,14 @@ class Line:
 
     @property
     def _is_risky(self) -> bool:
-        """Whether a test of larger chunks may have stalled the connection for good."""
+        """Whether a test of larger chunks may have stalled the connection forever."""
         return False
 
     def _on_stall(self, liveness: Liveness) -> None:
-        """Handle a connection that was dropped because it had stalled."""
+        """Handle a connection that was dropped because it stalled."""
 
     def _phase(self, *, in_doubt: bool) -> LinkPhase:
-        """Return the link's phase; in_doubt: the edge was away, and nothing has crossed since."""
+        """Return the link's phase; in_doubt: nothing has crossed since the edge was away."""
         channel, liveness = self.channel, self.channel.liveness()
         if not channel.connected:
             progresses = liveness is not None and liveness.progresses

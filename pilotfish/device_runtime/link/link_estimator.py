@@ -1,7 +1,7 @@
 """Measure the link by the edge's replies, with one `LinkMeter` per connection.
 
-In:  replies with their sizes and times. Out: the stages of rounds, and the link's state. One thread
-     measures; any thread may read.
+In:  replies with their sizes and times. Out: the stages of rounds, and the link's state. One
+     thread measures; any thread may read.
 """
 
 import threading
@@ -16,12 +16,12 @@ from pilotfish.wire.messages import Buffer, Reply, Times
 
 
 class TimedReply(NamedTuple):
-    """A reply, the bytes both ways, and the times of sending and arrival (monotonic).
+    """A reply, the bytes in both directions, and the times of sending and arrival (monotonic).
 
-    connection: the reply's connection. behind_bytes: bytes of older replies that came first. The
-    times do not measure the link if one of these is true. resent: the request was sent more than
-    once. late: the reply arrived before the device waited for it, at an unknown time. stalled: this
-    process was suspended (a paused or overloaded machine).
+    connection: number of the reply's connection. behind_bytes: bytes of older replies that came
+    first. If resent, late or stalled is true, the times do not measure the link. resent: the
+    request was sent more than once. late: the reply arrived before the device waited for it, at an
+    unknown time. stalled: this process was suspended (a paused or overloaded machine).
     """
 
     reply: Reply
@@ -38,18 +38,18 @@ class TimedReply(NamedTuple):
 
 
 class LinkEstimator:
-    """Measures one link: separates its connections, and counts bytes sent ahead of requests."""
+    """Measures one link, each connection separately; counts bytes sent ahead of requests."""
 
     def __init__(self) -> None:
         self._meter = LinkMeter()
-        self._connection = 0  # the meter's connection
+        self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
         self.echoes = True  # whether the edge returns the bytes of a ping
         self._lock = threading.Lock()
         self.probing = Probing()
 
     def on_sent(self, size: int) -> None:
-        """Count sent bytes: those without a measured reply delay the next request."""
+        """Count sent bytes: until a reply is measured, they delay the next request."""
         self._sent_bytes += size
 
     def next_answer(self) -> None:
@@ -64,7 +64,7 @@ class LinkEstimator:
             return self._meter.rtt_is_new
 
     def measure(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> Transit:
-        """Return the seconds that an exchange spent on the link each way; updates the meter."""
+        """Return the seconds of an exchange on the link, up and down; update the meter."""
         ahead, self._sent_bytes = max(0, self._sent_bytes - answer.uplink_bytes), 0
         with self._lock:
             if self._connection != answer.connection:  # maybe another path and clock
@@ -84,9 +84,9 @@ class LinkEstimator:
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
         """Return the stages of an exchange; its encoding began at ``ready_ns``.
 
-        Without `settle`; `draft` is only the drafter's work after the reply had arrived.
+        `settle` is 0; `draft` is only the drafter's work after the reply had arrived.
         """
-        # the edge's times are untrusted: limit them to possible ones
+        # the edge's times are untrusted: limit them to possible values
         held_ns = min(times.held_ns, answer.received_ns - answer.sent_ns)
         verify_ns = min(times.verify_ns, held_ns)
         up_s, down_s = self.measure(answer, times.received_ns, held_ns)
@@ -113,7 +113,7 @@ class LinkEstimator:
             self._meter.record_rates(up_bps, down_bps)
 
     def rates_bps(self) -> tuple[float | None, float | None]:
-        """Return the best recent rates, up and down; None if unknown."""
+        """Return the best recent rates up and down, in bit/s; None for an unknown rate."""
         with self._lock:
             return self._meter.rates_bps
 

@@ -1,4 +1,4 @@
-"""The links of one device to one edge, whose address may change at any time."""
+"""The links of one device to one edge; the edge's address may change at any time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RANK = {state: at for at, state in enumerate(Connectivity)}
 class LinkGroup:
     """The links of devices that share one drafter and one edge. Thread-safe.
 
-    Logs each change of state once, whichever link notices it.
+    Logs each change of state once, even if several links notice it.
     """
 
     def __init__(self, edge: str, keys: DeviceKeys | None) -> None:
@@ -37,7 +37,7 @@ class LinkGroup:
         self._away_s = time.monotonic()
 
     def open(self, patience: RetryPolicy, interrupt: CancelToken) -> EdgeLink:
-        """Open a link to the present address; later redirects reach it too."""
+        """Open a link to the present address; later redirects also apply to this link."""
         with self._lock:
             link = EdgeLink(*self.address, patience, interrupt)
             link.changed = partial(self._log_change, patience)
@@ -98,7 +98,7 @@ class LinkGroup:
             away_s = time.monotonic() - self._away_s
             after = "" if first else f", {away_s:.1f} s after {before.value}"
             _log.info("%s%s: %s", status.state.value, after, status)
-        self.retry()  # the cause of the loss may be over for all links
+        self.retry()  # all links: the cause of the loss may be over
 
 
 def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:

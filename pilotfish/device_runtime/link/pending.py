@@ -1,4 +1,4 @@
-"""A request that waits for its reply: its progress, and its repetitions."""
+"""A request that waits for its reply: its progress and its repetitions."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from pilotfish.device_runtime.link.retry import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Request
 
-SOON_S = 0.005  # delay at this end that does not distort a measurement of the link
+SOON_S = 0.005  # longest delay (s) at this end that does not distort a measurement of the link
 
 
 class SentRequest(NamedTuple):
     """A request as sent: its message, frames, bytes, and time (monotonic).
 
-    position: approximate offset in the connection's stream; None: unknown. chunked: it went in
-    chunks; stalled: this process was suspended while sending. In both cases the time until its
-    reply does not measure the link.
+    position: approximate offset of the request in the connection's stream; None: unknown. chunked:
+    the request was sent in chunks. stalled: this process was suspended while sending. If chunked or
+    stalled is true, the time until the reply does not measure the link.
     """
 
     message: Request
@@ -31,22 +31,22 @@ class SentRequest(NamedTuple):
 
 
 class PendingRequest:
-    """One request. late, stalled and behind_bytes: as in `TimedReply`."""
+    """One request and its repetitions. late, stalled, behind_bytes: as in `TimedReply`."""
 
     def __init__(self, sent: SentRequest, *, late: bool) -> None:
         self.sent = sent
         self.late = late or time.monotonic_ns() - sent.sent_ns > SOON_S * 1e9
         self.stalled = sent.stalled
         self.behind_bytes = 0
-        self._size = sent.size  # total bytes sent
+        self._size = sent.size  # bytes sent in all, with repetitions
         self._resent = sent.chunked
         self._position = sent.position
-        # acknowledged bytes on this connection, and the most on any
+        # bytes of the request that were acknowledged on this connection, and the most on any
         self._acknowledged = self._furthest = 0
         self._overdue_s = RESEND_S
 
     def advances(self, liveness: Liveness | None) -> bool:
-        """Whether the edge's kernel has acknowledged more of it than ever before."""
+        """Whether the edge's kernel has acknowledged more of the request than ever before."""
         if liveness is None or self._position is None:
             return False
         self._acknowledged = min(self.sent.size, liveness.acknowledged - self._position)
@@ -57,18 +57,18 @@ class PendingRequest:
     def is_lost(self, owed_s: float) -> bool:
         """Whether request or reply may be lost although the connection is alive.
 
-        TCP loses nothing, but an edge drops messages that it has no room for. While the request is
-        still crossing, a repetition would only delay it.
+        TCP loses nothing, but an edge without room drops messages. While the request is still
+        crossing the link, a repetition would only delay it.
         """
         crossing = self._position is not None and self._acknowledged < self.sent.size
         return owed_s >= self._overdue_s and not crossing
 
     def on_progress(self) -> None:
-        """Reset the resend time: a part of the reply arrived."""
+        """Reset the time until a repetition: a part of the reply arrived."""
         self._overdue_s = RESEND_S
 
     def on_resent(self, sent: SentRequest, owed_s: float) -> None:
-        """Record that it was sent again after the edge had owed the reply for ``owed_s``."""
+        """Record a repetition, sent when the reply had been due for ``owed_s`` seconds."""
         self._overdue_s = owed_s + 2.0 * max(RESEND_S, self._overdue_s)
         self._size += sent.size
         self._resent, self._position, self._acknowledged = True, sent.position, 0
@@ -78,13 +78,13 @@ class PendingRequest:
     ) -> TimedReply:
         """Return the reply that was just received over this connection.
 
-        queued_s: asks the kernel for how long, at least, the reply has been queued (about 10 µs).
+        queued_s: asks the kernel for the least time that the reply has been queued (takes 10 µs).
         """
         received_ns = time.monotonic_ns()
         useless = self.late or self.stalled or self._resent or arrived.sliced
         if (
             not useless and received_ns - self.sent.sent_ns > SOON_S * 1e9
-        ):  # it may have been queued
+        ):  # the reply may have been queued
             self.late = queued_s() > SOON_S
         return TimedReply(
             reply=arrived.reply,

@@ -9,13 +9,13 @@ from pilotfish.wire.messages import Ping, Pong
 
 RATES_FRESH_S = 60.0
 PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to measure a rate
-_PINGS = 2  # most pings for one RTT
+_PINGS = 2  # maximum pings to measure one RTT
 
 
 def ping(link: EdgeLink, size: int = 0) -> None:
-    """Measure the RTT, or the rates with ``size`` bytes each way; waits for the reply.
+    """Measure the RTT, or with ``size`` bytes in each direction the rates; wait for the reply.
 
-    An older edge returns no bytes: then the downlink stays unknown.
+    An older edge returns no bytes; then the downlink's rate stays unknown.
     """
     nonce = secrets.randbits(63)
     frames = (secrets.token_bytes(size),) if size else ()  # random, so that no link compresses it
@@ -29,10 +29,10 @@ def ping(link: EdgeLink, size: int = 0) -> None:
 
 
 def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
-    """Update an unknown or old RTT and, with ``rates``, the rates; with one ping at most.
+    """Update an unknown or old RTT and, with ``rates``, old rates; sends at most one ping.
 
-    One ping measures only one of them: old rates come first, unless the RTT is as old. anew: always
-    measure the RTT, and the rates too if they are old.
+    One ping measures either the RTT or the rates: old rates come first, unless the RTT is as old.
+    anew: always measure the RTT first, then old rates with another ping.
     """
     if anew:
         _measure_rtt(link)
@@ -46,9 +46,9 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
 
 
 def _measure_rtt(link: EdgeLink) -> None:
-    """Measure the RTT with a ping, and with a second one if the first failed.
+    """Measure the RTT with a ping, and with a second ping if the first did not measure it.
 
-    A ping fails to measure if it was sent twice, or had to wait while the edge read a prompt.
+    A ping measures nothing if it was sent twice, or had to wait while the edge read a prompt.
     """
     link.estimator.next_answer()
     for _ in range(_PINGS):

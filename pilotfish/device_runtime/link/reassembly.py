@@ -14,21 +14,21 @@ from pilotfish.device_runtime.link.line import REPLY_BYTES, ReceivedReply
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
-_MAX_QUEUED: Final = 256  # most replies that wait for a large one before them
-_MAX_SETBACKS: Final = 8  # times that the edge may lose a reply during its transfer
+_MAX_QUEUED: Final = 256  # maximum replies that wait for an earlier, large reply
+_MAX_SETBACKS: Final = 8  # maximum times that the edge may lose a reply during its transfer
 
 
 @dataclass(slots=True)
 class _ReplyDownload:
     transfer: bytes
     total: int
-    requested: int = 0  # end of the requested bytes
-    size: int = 0  # arrived bytes, headers included
+    requested: int = 0  # offset of the end of the requested bytes
+    size: int = 0  # number of arrived bytes, headers included
     body: bytearray = field(default_factory=bytearray)
 
 
 class Reassembly:
-    """The replies of one link. flow: chunks on its downlink.
+    """The replies of one link. flow: the chunks in flight on its downlink.
 
     is_lost: the edge has lost the rest of a reply, so the request must be sent again.
     """
@@ -39,7 +39,7 @@ class Reassembly:
         self._ready: deque[ReceivedReply] = deque()
         self._queued: deque[ReceivedReply] = deque()
         self._queued_bytes = 0
-        self._furthest = self._reported = 0  # most bytes so far of the expected reply
+        self._furthest = self._reported = 0  # maximum bytes of the expected reply that were here
         self._setbacks = 0
         self.is_lost = False
 
@@ -53,7 +53,7 @@ class Reassembly:
         return self._ready.popleft() if self._ready else None
 
     def advance(self) -> bool:
-        """Whether more of the reply than ever before has arrived since the last call."""
+        """Whether more of the reply has arrived since the last call than ever before."""
         before, self._reported = self._reported, self._furthest
         return self._furthest > before
 
@@ -69,7 +69,7 @@ class Reassembly:
             self._queued_bytes += arrival.size
 
     def chunk_requests(self) -> list[m.More]:
-        """Return the requests that may be sent now."""
+        """Return the requests for slices that may be sent now."""
         requests: list[m.More] = []
         if (current := self._current) is None:
             return requests
@@ -87,7 +87,7 @@ class Reassembly:
             self._current.requested = len(self._current.body)
 
     def abandon(self) -> None:
-        """Drop the incomplete reply: nobody waits for it."""
+        """Drop the incomplete reply: nobody waits for it any more."""
         if self._current is not None:
             self._finish()
         self.is_lost = False
@@ -144,7 +144,7 @@ class Reassembly:
         self._finish()
 
     def _on_lost(self) -> None:
-        """Handle a reply of which the edge has lost the rest."""
+        """Handle a reply that the edge lost before it was sent whole."""
         self._finish()
         self._setbacks += 1
         if self._setbacks > _MAX_SETBACKS:

@@ -1,12 +1,12 @@
 """Policies for a lost edge: how long to wait, how to end a wait, and a log of the losses.
 
-``fail``: the edge has 2.2 s to come back, then the answer ends in a typed error. ``wait``: it has
-the caller's time. ``local``: after a second the drafter continues alone, and its tokens are marked
-as local, until the edge is back.
+``fail``: the edge has 2.2 s to come back; then the answer ends in a typed error. ``wait``: the edge
+has the time that the caller allows. ``local``: after a second the drafter continues alone until the
+edge is back; its tokens are marked as local.
 
-An edge is away without a connection, or if nothing moves on the connection
+An edge is away if there is no connection, or if nothing moves on the connection
 (`wire.link.liveness`). The seconds add up across reconnections (`device_runtime.link.absence`).
-While a message is crossing, however slowly, the edge is not away.
+While a message is crossing the link, however slowly, the edge is not away.
 
 An edge also counts as away if it answers but takes no work: it drains, is full, gets too many
 requests, or lacks a part of its target.
@@ -37,13 +37,14 @@ from pilotfish.wire.protocols import LOCAL
 
 OnLinkLoss = Literal["wait", "local", "fail"]
 
-CONNECT_S = 2.2  # until an edge that does not answer counts as absent
-GRACE_S = 1.0  # the same under `local`, where the drafter can continue at once
-RESEND_S = 10.0  # a reply may be lost after this time; doubles with each repetition
-SILENT_S = 120.0  # an overdue reply is given up after this time
+CONNECT_S = 2.2  # seconds after which an edge that does not answer counts as absent
+GRACE_S = 1.0  # the same under `local`: the drafter can continue at once
+RESEND_S = 10.0  # seconds until a missing reply is requested again; doubles each time
+SILENT_S = 120.0  # seconds after which a missing reply is given up
 
 BUSY = (BusyError, DrainingError, TooManySessionsError, RateLimitedError, TargetLostError)
-# Under `local` the drafter continues alone: no edge, none that takes work, or an unsuitable one.
+# After these errors the drafter continues alone under `local`: there is no edge, or it takes no
+# work, or it is unsuitable.
 AWAY: tuple[type[PilotfishError], ...] = (
     EdgeLostError,
     *BUSY,
@@ -57,9 +58,9 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.25, 4.0
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """The most seconds that an edge may be away.
+    """The maximum times for which an edge may be away or silent.
 
-    absent_s: time to come back. silent_s: time to answer over an open connection.
+    absent_s: seconds to come back. silent_s: seconds to answer over an open connection.
     """
 
     policy: OnLinkLoss
@@ -72,7 +73,7 @@ class RetryPolicy:
         return self.policy != "fail"
 
     def consequence(self, *, refused: bool) -> str:
-        """Describe the fate of requests while the edge is away, or refuses the device."""
+        """Describe what happens to requests while the edge is away, or refuses the device."""
         if self.policy == "local":
             return "Meanwhile the drafter answers alone."
         if self.policy == "wait" and not refused:
@@ -81,7 +82,7 @@ class RetryPolicy:
 
     @classmethod
     def from_policy(cls, policy: OnLinkLoss, patience_s: float) -> "RetryPolicy":
-        """Return the times of a policy; `UnsupportedError` for an unknown name."""
+        """Return the policy of this name; `UnsupportedError` for an unknown name."""
         if policy not in get_args(OnLinkLoss):
             known = ", ".join(get_args(OnLinkLoss))
             raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
@@ -106,9 +107,9 @@ def backoff() -> Iterator[float]:
 
 
 class CancelToken:
-    """Lets another thread end the waits of this one. Thread-safe.
+    """Lets another thread end the waits of the answering thread. Thread-safe.
 
-    last_checked_s: time of the waiting thread's last `check` (monotonic), a sign of life.
+    last_checked_s: time of the answering thread's last `check` (monotonic), a sign of life.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class RetryingLink(Protocol):
 class RetryBudget:
     """Counts the failures of one request, and raises after too many."""
 
-    _MAX_LOST_SESSIONS = 3  # times that an edge may lose the session within one round
+    _MAX_LOST_SESSIONS = 3  # lost sessions within one round, before the error is raised
 
     def __init__(self, link: RetryingLink) -> None:
         self._link = link
@@ -192,7 +193,7 @@ class OutageLog:
         return True
 
     def end(self, now_ns: int) -> None:
-        """Record the end of an open loss: the edge is back, or the answer ends."""
+        """Record the end of the present loss, if any: the edge is back, or the answer ends."""
         if self._since_ns is not None:
             lost_s = (now_ns - self._since_ns) * 1e-9
             self.recoveries.append(

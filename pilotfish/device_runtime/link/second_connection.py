@@ -1,7 +1,8 @@
 """A second connection to the same edge, tried while the present one is quiet.
 
-A quiet connection may come back (a cellular outage) or never (the device has another address now).
-So the device keeps it, tries a second one, and uses the first to make progress.
+A quiet connection may recover (after a cellular outage), or be dead (if the device has another
+address now). So the device keeps it, tries a second one, and uses the connection that makes
+progress first.
 """
 
 import logging
@@ -13,29 +14,29 @@ from pilotfish.wire.channel import EdgeChannel
 
 _log = logging.getLogger("pilotfish.device")
 
-# Time for the quiet connection to recover once the second one is connected: either kernel
-# retransmits within a second.
+# Seconds that the quiet connection has to recover once the second one is connected: both kernels
+# retransmit within a second.
 _GRACE_S = 1.1
 
 
 class SecondConnection:
-    """At most one further connection. dial: starts to connect."""
+    """At most one second connection. dial: begins to connect a new channel."""
 
     def __init__(self, dial: Callable[[], EdgeChannel]) -> None:
         self._dial = dial
         self._channel: EdgeChannel | None = None
-        self._connected_s: float | None = None  # time of connection
-        self._pauses = backoff()  # between attempts
+        self._connected_s: float | None = None  # time at which it was connected
+        self._pauses = backoff()  # seconds between attempts
         self._next_try_s = 0.0  # earliest time of the next attempt
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is connected."""
+        """Whether the second connection is connected."""
         return self._channel is not None and self._channel.connected
 
     @property
     def is_handshaking(self) -> bool:
-        """Whether its handshake makes progress."""
+        """Whether the second connection's handshake makes progress."""
         if self._channel is None or self._channel.connected:
             return False
         liveness = self._channel.liveness()
@@ -44,7 +45,7 @@ class SecondConnection:
     def replacement(self, present: EdgeChannel, *, at_once: bool = False) -> EdgeChannel | None:
         """Return a better channel than the present one, if there is one.
 
-        at_once: the present one is not expected to recover.
+        at_once: do not wait for the present channel to recover.
         """
         if self._channel is None:
             if present.quiet and time.monotonic() >= self._next_try_s:
@@ -64,7 +65,7 @@ class SecondConnection:
     def _is_better(self, second: EdgeChannel, present: EdgeChannel, *, at_once: bool) -> bool:
         if not second.connected:
             self._connected_s = None
-            return second.attempts.refuses_key  # the key was revoked: report it
+            return second.attempts.refuses_key  # the edge revoked the key: report it
         if at_once or not present.connected:
             return True
         if second.local_host != present.local_host:
@@ -73,11 +74,11 @@ class SecondConnection:
         return time.monotonic() - self._connected_s >= _GRACE_S
 
     def on_progress(self) -> None:
-        """Reset the pauses: the present connection works, so the next attempt need not wait."""
+        """Reset the pauses: the present connection works, so a later attempt need not wait."""
         self._pauses, self._next_try_s = backoff(), 0.0
 
     def drop(self) -> None:
-        """End the attempt, if there is one."""
+        """Close the second connection, if there is one."""
         if self._channel is not None:
             self._channel.close(0)
             self._channel = None

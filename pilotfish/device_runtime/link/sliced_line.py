@@ -1,6 +1,7 @@
 """A line over which large replies arrive in slices, on the device's request.
 
-`link.reassembly` requests and assembles slices; `link.flow` limits the bytes in flight each way.
+`link.reassembly` requests and assembles slices. `link.flow` limits the bytes in flight in each
+direction.
 """
 
 import logging
@@ -17,7 +18,7 @@ _log = logging.getLogger("pilotfish.device")
 
 
 class SlicedLine(Line):
-    """A `Line` that returns whole replies only. uplink, downlink: chunks in flight."""
+    """A `Line` that returns only whole replies. uplink, downlink: the chunks in flight."""
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         super().__init__(endpoint, keys, interrupt)
@@ -35,7 +36,7 @@ class SlicedLine(Line):
                 self.downlink.follow(self.connection)
                 self._replies.take(arrived)
                 self._request_chunks()
-            else:  # over another connection, no slices are requested before `resume`
+            else:  # on a new connection, `resume` requests the next slices
                 self._replies.take(arrived)
             ready = self._replies.next()
         return ready
@@ -62,7 +63,8 @@ class SlicedLine(Line):
     def _on_stall(self, liveness: Liveness) -> None:
         """Infer from a stalled connection whether the path loses large segments.
 
-        It may if one direction works and the other does not; a broken path loses all.
+        The path may lose large segments if one direction works and the other does not. A broken
+        path loses all segments.
         """
         if liveness.only_receives:
             self.uplink.on_stall()

@@ -1,7 +1,8 @@
-"""Send large messages in acknowledged chunks; after a break, continue where the edge stopped.
+"""Send large messages in acknowledged chunks; after a break, continue with the missing bytes.
 
-In:  a message and its frames. Out: the number of sent bytes, once the edge has it all. If the reply
-     to a complete message is lost, only a question is sent: the edge then handles it again.
+In:  a message and its frames. Out: the number of sent bytes, once the edge has the whole message.
+     If the reply to a whole message is lost, the device only asks for the edge's byte count;
+     then the edge handles the message again.
 """
 
 import secrets
@@ -17,17 +18,17 @@ from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, RetryingLink
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 
-_SLICE_S: Final = 0.1  # longest wait for an acknowledgement between checks
-_MAX_SETBACKS: Final = 8  # times that the edge may have less of a message than before
+_SLICE_S: Final = 0.1  # longest wait for an acknowledgement between two checks
+_MAX_SETBACKS: Final = 8  # maximum times that the edge may lose bytes of a message
 _NONE: Final = 0  # no connection
 
 
 class _ChunkedUpload:
     """One message and its progress.
 
-    acked: bytes that the edge has. next: offset of the next byte to send. is_unsure: the edge must
-    report its bytes before more are sent; is_asked: the question was sent. progress_s: time of the
-    last progress, or of the beginning.
+    acked: number of bytes that the edge has. next: offset of the next byte to send. is_unsure: the
+    edge must report its number of bytes before more are sent. is_asked: the question for this
+    number was sent. progress_s: time of the last progress, or of the beginning (monotonic).
     """
 
     def __init__(self, message: m.Request, frames: Sequence[m.Buffer]) -> None:
@@ -42,7 +43,7 @@ class _ChunkedUpload:
 
     @property
     def left(self) -> int:
-        """Bytes that are not sent yet."""
+        """Number of bytes that are not sent yet."""
         return len(self._body) - self.next
 
     @property
@@ -51,21 +52,21 @@ class _ChunkedUpload:
         return self.acked == len(self._body)
 
     def chunk(self, size: int) -> tuple[m.Chunk, list[m.Buffer]]:
-        """Return the next chunk, of ``size`` bytes; with 0, it asks how many the edge has."""
+        """Return the next chunk, of ``size`` bytes; 0: a chunk that asks how many the edge has."""
         data = self._body[self.next : self.next + size]
         chunk = m.Chunk(transfer=self._transfer, offset=self.next, total=len(self._body))
         return chunk, [data]
 
     def ask(self) -> None:
-        """Ask the edge where it stopped before sending more."""
+        """Ask the edge how many bytes it has, before more are sent."""
         self.is_unsure, self.is_asked, self.next = True, False, self.acked
 
     def on_acknowledged(self, ack: m.Ack) -> bool:
-        """Update the edge's bytes; returns whether there are more than before."""
+        """Update the edge's number of bytes; returns whether it has more than before."""
         if ack.transfer != self._transfer or ack.offset > len(self._body):
             return False
         before, self.acked, self.is_unsure = self.acked, ack.offset, False
-        if ack.offset < before:  # another edge, or one that lost them
+        if ack.offset < before:  # another edge, or the edge lost bytes
             self._setbacks += 1
             if self._setbacks > _MAX_SETBACKS:
                 raise BusyError("The edge keeps losing the bytes of a message; try later.")
@@ -77,7 +78,7 @@ class _ChunkedUpload:
 
 
 class UploadLink(RetryingLink, Protocol):
-    """The part of a link that sends a message in chunks."""
+    """The interface of a link over which messages are sent in chunks."""
 
     uplink: ChunkFlow
     estimator: LinkEstimator
@@ -87,19 +88,19 @@ class UploadLink(RetryingLink, Protocol):
         """Whether the edge takes large messages in chunks."""
 
     def await_handshake(self) -> None:
-        """Wait for a connection over which the edge has been greeted."""
+        """Wait for a connection with a completed handshake."""
 
     def try_send(self, message: m.Request, frames: Sequence[m.Buffer] = ()) -> int | None:
-        """Send a message without waiting; returns its bytes, or None if there is no connection."""
+        """Send a message without waiting; returns its size, or None if there is no connection."""
 
     def receive(self, timeout_s: float) -> ReceivedReply | None:
         """Return the next reply; None after a time-out."""
 
     def on_progress(self) -> None:
-        """Note that more of a large message has arrived than before."""
+        """Record that more of a large message has arrived than before."""
 
     def check_transfer(self, last_checked_s: float) -> None:
-        """Raise if the edge has been away, or has taken nothing, for too long."""
+        """Raise an error if the edge was away, or accepted nothing, for too long."""
 
 
 class ChunkedUploads:
@@ -113,8 +114,8 @@ class ChunkedUploads:
     def send(self, message: m.Request, frames: Sequence[m.Buffer], *, again: bool) -> int | None:
         """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
-        None if the message must go in one piece: it is small, or the edge takes no chunks. again:
-        it was sent before, and may be lost.
+        Returns None if the message must go in one piece: it is small, or the edge takes no chunks.
+        again: the message was sent before, and may be lost.
         """
         size = sum(map(len, frames))
         if size <= LEAST_BYTES or not self._link.takes_chunks:
@@ -131,7 +132,7 @@ class ChunkedUploads:
         try:
             return self._deliver(upload)
         finally:
-            self._flow.forget()  # if it was interrupted, the next one must not wait for it
+            self._flow.forget()  # an interrupted message must not delay the next one
 
     def _whole_bytes(self, again: bool) -> int:
         most = self._flow.whole_bytes(self._link.estimator.rates_bps()[0])
@@ -180,7 +181,7 @@ class ChunkedUploads:
         return sent or 0
 
     def _receive_ack(self, upload: _ChunkedUpload) -> None:
-        """Wait briefly for an acknowledgement; raises the edge's refusal of a chunk."""
+        """Wait briefly for an acknowledgement; raise the error if the edge refused a chunk."""
         arrived = self._link.receive(_SLICE_S)
         if arrived is None:
             return
@@ -189,7 +190,7 @@ class ChunkedUploads:
             if upload.on_acknowledged(reply):
                 self._flow.on_acknowledged(upload.acked)
                 self._link.on_progress()
-            elif self._flow.first_offset > upload.acked:  # the edge refused a chunk in between
+            elif self._flow.first_offset > upload.acked:  # the edge lacks a chunk
                 upload.ask()
         elif isinstance(reply, m.Failure) and reply.session is None:
             raise from_code(reply.code, reply.message)
