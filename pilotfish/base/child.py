@@ -50,12 +50,16 @@ class ChildPipe:
 
 
 class ChildProcess:
-    """A child; its command gets one more argument, the descriptor of its end of the pipe."""
+    """A child process with a pipe.
+
+    command: gets one more argument, the descriptor number of the child's end of the pipe.
+    timeout_s: the longest wait of `receive`.
+    """
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # a session of its own: Ctrl-C reaches the parent only, which then stops the child
+            # in its own session the child gets no Ctrl-C; the parent does, and stops the child
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -66,7 +70,7 @@ class ChildProcess:
         self.pipe = ChildPipe(ours)
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the child's next message; None: it has ended. Raises an error that it sends."""
+        """Return the child's next message; None: the child ended. Raise an error that it sent."""
         message = self.pipe.receive()
         if message is not None and "code" in message:
             raise from_code(message["code"], message["message"])

@@ -1,8 +1,8 @@
-"""Errors of both ends, each with a code, an exit code and advice.
+"""Errors of device and edge, each with a code, an exit code and advice.
 
-Each kind is a class. ``code`` crosses the wire, ``exit_code`` is a command's exit status, and the
-message is a whole sentence that says what to do. `from_code` turns a received code into its class,
-so that a caller catches the same type on either end.
+Each kind of error is a class. ``code`` crosses the wire, ``exit_code`` is a command's exit status,
+and the message is a whole sentence that says what to do. `from_code` turns a received code into its
+class, so that a caller on the device catches the type that the edge raised.
 """
 
 from typing import ClassVar
@@ -49,7 +49,8 @@ class UnsupportedError(PilotfishError, ValueError):
 class BadGrammarError(PilotfishError):
     """A grammar that does not compile, is too complex, or leaves no token.
 
-    part: the name of the tool with the schema at fault; "": the answer's format; None: unknown.
+    part: the part at fault: the name of a tool, for its schema; "": the answer's format; None:
+    unknown.
     """
 
     code = "bad-grammar"
@@ -92,7 +93,7 @@ class DivergedError(PilotfishError):
 
 
 class ConflictError(PilotfishError):
-    """A different window at a start that has already been answered, or is being answered."""
+    """The edge has already received another window for the same start position."""
 
     code = "conflict"
     exit_code = 70
@@ -120,7 +121,7 @@ class RateLimitedError(PilotfishError):
 
 
 class BusyError(PilotfishError):
-    """The edge's machine cannot serve this now; the request itself may be valid."""
+    """The edge's machine cannot serve the request now; the request may be valid."""
 
     code = "busy"
     exit_code = 75
@@ -253,7 +254,7 @@ class NotReloadedError(PilotfishError):
 
 
 def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
-    """Return the kinds of this file by code; no others cross the wire."""
+    """Return the classes of this module by code; other subclasses never cross the wire."""
     kinds = {kind.code: kind}
     for child in kind.__subclasses__():
         if child.__module__ == __name__:
@@ -262,9 +263,10 @@ def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]
 
 
 def from_code(code: str, message: str) -> PilotfishError:
-    """Make the error that ``code`` names; an unknown code (a newer edge's) is an InternalError.
+    """Return an error of the class for ``code``; InternalError for an unknown (newer) code.
 
-    The texts come from `wire.messages.decode_checked`, or from our own child process.
+    Both texts are printable: they come from `wire.messages.decode_checked`, which makes them so, or
+    from our own child process.
     """
     kind = _kinds_by_code(PilotfishError).get(code)
     if kind is None:

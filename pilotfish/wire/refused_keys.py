@@ -13,10 +13,10 @@ from shlex import quote
 
 _log = logging.getLogger("pilotfish.wire")
 
-_REPEAT_S = 600.0  # between two lines about one key
-_MIN_PAUSE_S = 1.0  # between any two lines
+_REPEAT_S = 600.0  # least time between two lines about one key
+_MIN_PAUSE_S = 1.0  # least time between any two lines
 _MAX_PAUSE_S = 60.0  # the pause between strangers' lines doubles up to this
-_MAX_STRANGERS = 1024  # strangers' keys; beyond that the one silent longest is dropped
+_MAX_STRANGERS = 1024  # most strangers' keys; beyond it, the key silent for longest is dropped
 
 
 class _KeyLog:
@@ -50,10 +50,10 @@ class _KeyLog:
 
 
 class RefusedKeys:
-    """Counts and logs refused handshakes.
+    """Counts and a log of refused handshakes.
 
-    by_name: counts of keys that were once on the list, by name. These have a log of their own, so
-    that strangers with endless keys do not hide them.
+    by_name: counts of keys that were once on the list, by name. These keys have a separate log, so
+    that strangers with ever new keys do not hide them.
     """
 
     def __init__(self) -> None:

@@ -68,9 +68,10 @@ def finish(directory: Path) -> list[Path]:
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a secret key; a folder that root keeps for a service's group gets a readable one.
+    """Write a secret key; if root owns the folder for a service's group, let the group read it.
 
-    Otherwise the service has its key as a systemd credential, which changes only at a restart.
+    Otherwise the service would have its key only as a systemd credential, which does not change
+    until a restart.
     """
     group = path.parent.stat().st_gid
     if os.geteuid() == 0 and group != 0:
