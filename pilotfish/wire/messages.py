@@ -299,7 +299,7 @@ class More(Header, tag="more", frozen=True):
 
 
 class PassTime(Header, frozen=True):
-    """Duration of a target pass over ``tokens`` tokens of one session, measured at the edge's start."""
+    """Duration of a target pass over ``tokens`` tokens of a session, measured at start-up."""
 
     tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     ns: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Options of every request, under any protocol (`device_runtime.plan`).
+# Names of the options that every request has, under any protocol (`device_runtime.plan`).
 SHARED_OPTIONS = frozenset(
     (
         *(
@@ -87,11 +87,11 @@ class CountedRound(Protocol):
 class RoundCounter:
     """A quantity that every round of a protocol reports, besides the accepted tokens.
 
-    unit: its upper bound: the accepted tokens, or the verified positions (the accepted ones and the
-    rejected one). counts_tokens: it is a number of tokens; else a sum of numbers from 0 to 1.
-    is_lossy_gain: it counts acceptances that a lossless rule would have rejected. column_since: the
-    first format of run files (`field.run_file`) with a column for it; None: it is in the column
-    ``notes``.
+    unit: its upper bound: the number of accepted tokens, or of verified positions (the accepted
+    tokens and the first rejected token). counts_tokens: the quantity is a number of tokens; else it
+    is a sum of numbers from 0 to 1. is_lossy_gain: it counts acceptances that a lossless rule would
+    have rejected. column_since: the first format of run files (`field.run_file`) with a column for
+    the quantity; None: it is in the column ``notes``.
     """
 
     name: str
@@ -115,7 +115,7 @@ class RoundCounter:
         return sum(round_.notes.get(self.name, 0) for round_ in rounds)
 
     def share(self, rounds: Sequence[CountedRound]) -> float | None:
-        """Return the total divided by the units; None without units."""
+        """Return the total divided by the number of units; None without units."""
         units = self.count_units(rounds)
         return self.total(rounds) / units if units else None
 
@@ -128,7 +128,7 @@ class RoundCounter:
         return self.summarize_total(self.total(rounds), self.count_units(rounds))
 
     def summarize_total(self, total: float, units: int) -> float | None:
-        """Return a number of tokens as it is, another total divided by the units."""
+        """Return the total if it is a number of tokens, else the total divided by ``units``."""
         if self.counts_tokens:
             return total
         return total / units if units else None
@@ -142,5 +142,5 @@ class RoundCounter:
 
     @property
     def metric(self) -> str:
-        """Its Prometheus name, without the prefix."""
+        """The counter's Prometheus name, without the prefix."""
         return f"{self.name}_tokens" if self.counts_tokens else self.name
