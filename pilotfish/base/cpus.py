@@ -49,7 +49,7 @@ class _Group(NamedTuple):
 
 
 def _find_groups(root: Path) -> Iterator[_Group]:
-    """Yield this process's cgroups: in the unified hierarchy (v2), and in that of "cpu" (v1)."""
+    """Yield this process's cgroups, in the unified (v2) and the cpu controller's hierarchy (v1)."""
     paths = {}
     for line in _read_lines(root / "proc/self/cgroup"):  # the format: number:controllers:path
         number, _, rest = line.partition(":")

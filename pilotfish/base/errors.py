@@ -49,8 +49,8 @@ class UnsupportedError(PilotfishError, ValueError):
 class BadGrammarError(PilotfishError):
     """A grammar that does not compile, is too complex, or leaves no token.
 
-    part: the part at fault: the name of a tool, for its schema; "": the answer's format; None:
-    unknown.
+    part: the part at fault. A tool's name means the tool's schema; "" means the answer's format;
+    None: unknown.
     """
 
     code = "bad-grammar"

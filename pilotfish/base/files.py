@@ -17,8 +17,8 @@ _PARTIAL = ".pilotfish-partial"
 def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = None) -> None:
     """Replace a file's content; until the file has its ``mode``, only its owner can read it.
 
-    group: the file's group; None: the writer's. Only one process may write a file at a time.
-    Raises `OSError`; then the old content is intact, and no partial file is left.
+    group: the file's group; None: the writer's. Only one process may write a file at a time. Raises
+    `OSError`; then the old content is intact, and no partial file is left.
     """
     partial = partial_path(path)
     try:
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            if group is not None:  # otherwise no call: our units forbid it
+            if group is not None:  # avoided without a group: our units forbid `fchown`
                 os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)

@@ -2,9 +2,9 @@
 
 A dataclass declares each metric as a field: `counter`, `gauge`, `histogram`, `notes`. Its owner
 counts by plain arithmetic: ``counts.pings += 1``, ``counts.windows["greedy"] += 1``,
-``counts.queue_s.add(0.01)``. A field with labels is a dict; its keys are label values, or
-tuples of them for several labels. `metric_families` and `metric` convert the fields for Prometheus'
-library (extra `serve`); only these two functions need it.
+``counts.queue_s.add(0.01)``. A field with labels is a dict; its keys are label values, or tuples of
+them for several labels. `metric_families` and `metric` convert the fields for Prometheus' library
+(extra `serve`); only these two functions need it.
 """
 
 from bisect import bisect_left

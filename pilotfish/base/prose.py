@@ -11,8 +11,8 @@ _BLANK = re.compile(r"[^\S ]+")  # all whitespace except the plain space: line b
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Make ``text`` one printable line of at most ``most`` characters.
 
-    Line breaks become spaces. Other unprintable characters, such as terminal escapes and marks
-    of writing direction, are escaped as in a Python string.
+    Line breaks become spaces. Other unprintable characters, such as terminal escapes and marks of
+    writing direction, are escaped as in a Python string.
     """
     text = _BLANK.sub(" ", text[:most])
     if not text.isprintable():

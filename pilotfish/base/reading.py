@@ -2,8 +2,8 @@
 
 `reading_file` converts all errors of reading and decoding such a file into one typed error.
 `read_content` and `read_text` read a regular file as a whole; a pipe in its place would block, and
-an endless file would fill the memory. `naming_file` adds a file's name to the errors of writing
-it. The module needs the standard library only.
+an endless file would fill the memory. `naming_file` adds a file's name to the errors of writing it.
+The module needs the standard library only.
 """
 
 import codecs

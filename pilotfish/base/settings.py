@@ -5,8 +5,8 @@ A field is declared once; flags, TOML keys, help and reloads follow from its dec
     drain_s: Annotated[float, setting("seconds in which …", ge=0, flag="drain", live=True)] = 5.0
 
 `setting` returns a `msgspec.Meta`, so msgspec checks the bounds when it decodes. A field without a
-description has no flag. A field with a struct as its type is a group of settings; if the field
-has a title, the help shows the group, too.
+description has no flag. A field with a struct as its type is a group of settings; if the field has
+a title, the help shows the group, too.
 """
 
 from collections.abc import Iterator
@@ -31,9 +31,8 @@ def setting(
 ) -> Meta:
     """Return the metadata of a setting. ``extra`` may have these keys:
 
-    flag: name of the flag and the TOML key, with dashes for underscores; default: the field's name,
-    without a final
-        ``_s`` for seconds.
+    flag: name of the flag and the TOML key, with dashes for underscores; default: the field's
+        name, without a final ``_s`` for seconds.
     metavar: placeholder of the value in the help; default: N for an int, S for seconds.
     live: True if a running daemon can change the setting; others need a restart.
     repeat: True if a tuple's flag is repeated for each item; default: one flag, items separated

@@ -100,7 +100,7 @@ class Supervisor:
 
     def reloaded(self, status: str, problem: str) -> None:
         """Report the end of a reload. problem: the failure in one line; "": success."""
-        # systemd must get READY first: the outcome file ends the command that it waits for
+        # READY comes before the outcome file, which ends the ExecReload= command
         self.ready(status)
         if self._runtime is not None:
             outcome = f"{self._reloading_us}\n{one_line(problem)}\n"
@@ -148,14 +148,14 @@ def reload(pid: int, within_s: float) -> None:
         raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
     outcome = Path(folders.partition(":")[0]) / _OUTCOME
     requested_us = _now_us()
-    with suppress(OSError):  # an old file: its time may be another boot's
+    with suppress(OSError):  # an old file may have a time of another boot
         outcome.unlink()
     _signal(pid, signal.SIGHUP)
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        with suppress(OSError, ValueError):  # no file yet, or not the daemon's
+        with suppress(OSError, ValueError):  # the file is missing so far, or invalid
             began_us, _, problem = outcome.read_text().partition("\n")
-            if int(began_us) >= requested_us:  # otherwise an earlier reload's outcome
+            if int(began_us) >= requested_us:  # otherwise the file is an earlier reload's
                 if problem.strip():
                     raise NotReloadedError(problem.strip())
                 return

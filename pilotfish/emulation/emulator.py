@@ -53,9 +53,9 @@ class Conditions(Struct, frozen=True, kw_only=True):
     trip; each segment draws uniformly from [0, jitter_s/2] each way, without reordering. up_bps,
     down_bps: bit/s of TCP payload; None: no limit. trace_up, trace_down: paths of Mahimahi traces,
     in place of a rate. loss: share of lost segments (≤ 1500 bytes); TCP sends them again, so loss
-    shows as stalls. seed: seed of jitter and loss. buffer_bytes: payload bytes that may
-    queue for the link, each way, before the sender must wait; None: the bytes that the link carries
-    in 0.25 s, at least 3,000 and at most 512 KiB.
+    shows as stalls. seed: seed of jitter and loss. buffer_bytes: payload bytes that may queue for
+    the link, each way, before the sender must wait; None: the bytes that the link carries in 0.25
+    s, at least 3,000 and at most 512 KiB.
     """
 
     rtt_s: Annotated[float, setting("round trip, as 50ms", form="duration", metavar="TIME")] = 0.0

@@ -1,7 +1,7 @@
 """The proxy of `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
 
-The proxy has one thread. The time-outs of epoll are whole milliseconds, too coarse for a link of
-1 ms, so `select` waits for the epoll descriptor with a time-out in microseconds. A machine still
+The proxy has one thread. The time-outs of epoll are whole milliseconds, too coarse for a link of 1
+ms, so `select` waits for the epoll descriptor with a time-out in microseconds. A machine still
 wakes 0.1 to 0.2 ms late after a long sleep; the loop measures this delay and shortens its time-outs
 by it.
 
@@ -124,8 +124,8 @@ class Proxy:
         while self._running:
             self._sleep(self._deliver(monotonic() + _EARLY_S))
             happened = self._epoll.poll(0)
-            # listener first: every connection with a pending event is still open, so a new
-            # connection cannot get its descriptor
+            # listener first, while connections with pending events are open: a new connection
+            # cannot get a descriptor that has a pending event
             happened.sort(key=lambda event: event[0] not in self._watchers)
             for descriptor, events in happened:
                 if (other := self._watchers.get(descriptor)) is not None:
@@ -176,7 +176,7 @@ class Proxy:
                 reset(near)
             else:
                 self._open(near)
-        self._set_accepting(False)  # `_forget` accepts again
+        self._set_accepting(False)  # until `_forget` closes a connection
         if not self._full_logged:
             _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
         self._full_logged = True
@@ -321,7 +321,7 @@ class Proxy:
         except OSError:
             self._break(end)
             return
-        if end.blocked and flow.source.broken:  # the rest may never be read
+        if end.blocked and flow.source.broken:  # nobody may ever read the rest
             self._drop(end)
         else:
             self._watch(end)

@@ -4,9 +4,9 @@ In: a text file; each line is a time in whole milliseconds, in order, at which t
 one packet of 1500 bytes. A line that stands twice means two packets. Out: the departure of each
 segment, in order.
 
-The trace repeats, with its last time as its period. An opportunity is lost if no bytes
-wait. Small segments share an opportunity; a segment that does not fit continues in the next one.
-(Mahimahi, link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
+The trace repeats, with its last time as its period. An opportunity is lost if no bytes wait. Small
+segments share an opportunity; a segment that does not fit continues in the next one. (Mahimahi,
+link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
 """
 
 import math

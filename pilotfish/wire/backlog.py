@@ -35,8 +35,8 @@ class _EndedConnection:
     key: bytes
     counter: ReceiveCounter
     drop_messages: bool  # its remaining messages are dropped
-    total_at_last: int  # delivered messages of all peers at its last delivered message
-    own_messages: int  # its delivered messages by then
+    total_at_last: int  # messages delivered from all peers up to its last delivered one
+    own_messages: int  # messages delivered from it
     estimated_bytes: int = 0  # bytes that arrived after the last check
     checked: bool = False  # the connection had ended before the last check
 
@@ -99,8 +99,8 @@ class Backlog:
         """Recount the bytes that ended connections have left.
 
         received: messages delivered so far, from all peers. connected: number of open connections.
-        grown: bytes by which the process grew since the last check. drained: the queue was empty
-        at some time since the last check.
+        grown: bytes by which the process grew since the last check. drained: the queue was empty at
+        some time since the last check.
         """
         turns = _EMPTY_ROUNDS * (connected + len(self)) + _EMPTY_MESSAGES
 

@@ -52,7 +52,7 @@ _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
 # Largest age (s) of a reading of the kernel's counters that shows life: while the device waits for
 # a reply, and before it sends. (The memory watch's readings are recent enough before it sends.)
 _POLL_S, _WATCH_S = 0.05, 0.3
-_PAUSE_S = (1.0, 30.0)  # pause (s) after an endless message: first, and last of a doubling
+_PAUSE_S = (1.0, 30.0)  # pause (s) after an endless message: first, largest; it doubles each time
 _OWNER_IDLE_S = 1.0  # an owner that has not polled for this time (s) may be asleep
 _CLOSE_S = 0.5  # longest wait (s) for a closing context; it then ends in the background
 _CONNECTION_NUMBERS = count(1)  # numbers that are unique in this process

@@ -127,8 +127,8 @@ class AllowList:
 class EdgeKeys:
     """The edge's secret key and the devices that it admits.
 
-    former: the former secret key, accepted during a rotation. fault: the reason why
-    it cannot be read.
+    former: the former secret key, accepted during a rotation. fault: the reason why it cannot be
+    read.
     """
 
     secret: bytes

@@ -28,7 +28,7 @@ _POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
 _GROWTH_BYTES: Final = 4 << 20  # growth of the process after which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIN_TRIM_BYTES: Final = 16 << 20  # smaller growth is not worth a trim
-_TRIM_S = (0.1, 60.0)  # least and largest pause (s) between trims: doubles while they free little
+_TRIM_S = (0.1, 60.0)  # pause (s) between trims: least, largest; it doubles while trims free little
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
 _HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second from an idle peer; True: encrypted
@@ -78,7 +78,7 @@ class ReceiveCounter:
     overhead_bytes: int = 0
     shared_overhead_bytes: int = 0
     _read: int = 0
-    _drained_messages: int = 0  # this count and the next two: when ZeroMQ's queue was last empty
+    _drained_messages: int = 0  # this and the next two: counts when the queue was last empty
     _drained_delivered: int = 0
     _drained_received: int = 0
     _received: int = 0

@@ -94,8 +94,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hel
 class Chunk(Header, tag="chunk", frozen=True):
     """Bytes of a large request from ``offset`` on, in frame 0.
 
-    `wire.transfer.pack` makes the bytes of the message. An empty chunk asks how many bytes of
-    the message the edge has.
+    `wire.transfer.pack` makes the bytes of the message. An empty chunk asks how many bytes of the
+    message the edge has.
     """
 
     transfer: TransferId
@@ -251,8 +251,8 @@ class Pull(Header, tag="pull", frozen=True):
 class Hint(Header, tag="hint", frozen=True):
     """Drafts for the target's next passes (`ahead`).
 
-    Frame 0: ids [n]; frame 1: acceptance probabilities u8 [n]. The edge never
-    answers a hint, and drops a hint that does not fit.
+    Frame 0: ids [n]; frame 1: acceptance probabilities u8 [n]. The edge never answers a hint, and
+    drops a hint that does not fit.
     """
 
     session: SessionId

@@ -93,7 +93,7 @@ class Layout:
         return raised
 
     def ids(self, lengths: Ints, remainders: Ints) -> Ints:
-        """Return the ids [N] of gaps with these remainders; lengths: the quotients' unary lengths."""
+        """Return the ids [N]. lengths: the unary lengths of the gaps' quotients."""
         # each is its gap plus 1
         steps = lengths << self.parameters
         steps += remainders

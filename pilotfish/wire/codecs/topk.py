@@ -35,7 +35,7 @@ from pilotfish.wire.codecs.bits import Ints
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import Buffer
 
-TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the first is the default; code = index
+TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # default first; a format's index is its code
 MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
 
 _HEAD: Final = 4  # bytes: one for form, tilt and the heights' parameter; three for K

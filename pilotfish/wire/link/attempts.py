@@ -22,7 +22,7 @@ import zmq
 
 from pilotfish.wire.address import literal_address
 
-CERTAIN_HANG_UPS = 8  # broken handshakes in a row; with two keys an edge breaks about half
+CERTAIN_HANG_UPS = 8  # broken in a row: a wrong key; an edge with two keys breaks only half
 _RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # an option of libzmq and its value; pyzmq lacks both
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _RETRIED_S = 0.2  # time (s) within which ZeroMQ reports its own retry
@@ -30,10 +30,11 @@ _BETWEEN_S = 0.25  # least time (s) between two attempts for waiting callers
 _FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
 _JITTER = 0.25  # share by which pauses vary, so that devices do not retry all at once
 # Time-outs of an attempt. On a path that was dead when the attempt began, the kernel retries more
-# and more rarely, so a new attempt is better. It has twice the time: the round trip may be long.
+# and more rarely, so a new attempt is better. The new attempt has twice the time: the round trip
+# may be long.
 _FIRST_TIMEOUT_MS, _MAX_TIMEOUT_MS = 3000, 12_000
 _TIMED_OUT = 0.9  # share of its time-out after which an attempt counts as unanswered
-_FAMILY_PAUSE_S = (0.1, 1.0)  # pause (s) after both families failed: first, largest; doubles
+_FAMILY_PAUSE_S = (0.1, 1.0)  # pause (s) after both families failed: first, largest; it doubles
 
 
 class ConnectFailure(Enum):
@@ -205,7 +206,7 @@ class DualStack:
         self.ipv6 = "[" in endpoint
         self._due_s = math.inf
         self._pause_s = _FAMILY_PAUSE_S[0]
-        self._other_failed = False  # the last attempt failed in the other family
+        self._other_failed = False  # the previous attempt failed, in the other family
 
     def note_connected(self) -> None:
         """Note that the present family has connected."""

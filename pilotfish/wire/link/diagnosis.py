@@ -24,7 +24,7 @@ _TIMEOUT_S = 5.0  # time-out of each step (s); slow paths have an RTT of seconds
 _HANG_UP_S = 1.0  # time (s) within which an edge that accepts no connections hangs up
 # A lack of descriptors or memory on this machine says nothing about the address.
 _LOCAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PAUSE_S = (1.0, 30.0)  # pause (s) between probes: first, largest; doubles while the state stays
+_PAUSE_S = (1.0, 30.0)  # pause (s) between probes: first, largest; doubles without a change
 
 
 class AddressState(Enum):

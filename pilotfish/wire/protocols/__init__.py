@@ -1,4 +1,4 @@
-"""The speculation protocols: each has a file, and is registered at the end of this one.
+"""The speculation protocols: each has its own file, and is registered at the end of this file.
 
 Another package can add a protocol: its module calls `register`, and the environment variable
 ``PILOTFISH_PROTOCOLS`` on device and edge names the module (commas separate several modules). These

@@ -34,7 +34,7 @@ from pilotfish.wire.protocols.protocol import (
     count_window_ids,
 )
 
-MOST_DRAFTS = 15  # most drafts in a pass; with the committed token: a TensorRT engine's 16 rows
+MOST_DRAFTS = 15  # most drafts in a pass: with the committed token, a TensorRT engine's 16 rows
 DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # sources of hints
 _BYTE = 255.0
 

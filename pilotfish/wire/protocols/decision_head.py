@@ -1,9 +1,9 @@
 """The base of `wisv-full` and `wisv-selective`: a decision head judges drafts (wisv §III-A).
 
-The device drafts its argmax, as under `greedy`. By one pass the edge finds the mismatches:
-drafts that are not the target's argmax. For each mismatch its decision head reads both models'
-hidden states at that token, and the link's state, which the device measured before the request. The
-head forgives a mismatch, and the draft stays, or rejects it. The target's argmax replaces the first
+The device drafts its argmax, as under `greedy`. By one pass the edge finds the mismatches: drafts
+that are not the target's argmax. For each mismatch its decision head reads both models' hidden
+states at that token, and the link's state, which the device measured before the request. The head
+forgives a mismatch, and the draft stays, or rejects it. The target's argmax replaces the first
 rejected draft. The two protocols differ in how the device's states reach the edge.
 """
 
@@ -80,8 +80,7 @@ class BoundDecisionHead(Protocol):
     ) -> NDArray[np.bool_]:
         """Decide which of m mismatches to reject, bool [m].
 
-        drafter, target: f32 [m, d] each. tokens: i64 [m, 2], the drafter's and the
-        target's token.
+        drafter, target: f32 [m, d] each. tokens: i64 [m, 2], the drafter's and the target's token.
         """
 
 

@@ -46,7 +46,7 @@ from pilotfish.wire.protocols.protocol import (
     verify_window,
 )
 
-_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # equal candidates share a node
+_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # exceeds MAX_WINDOW: equal candidates share a node
 _BRANCHING = (2, 2)  # the first levels of the default expansion
 
 
