@@ -23,7 +23,7 @@ class ChildPipe:
         self._unread = b""
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None: the other end is closed. May raise `TimeoutError`."""
+        """Return the next message; None: the peer has closed its end. May raise `TimeoutError`."""
         while b"\n" not in self._unread:
             try:
                 part = self._end.recv(65536)

@@ -40,7 +40,7 @@ class PairMismatchError(PilotfishError):
 
 
 class UnsupportedError(PilotfishError, ValueError):
-    """A protocol, option or argument that this end does not offer."""
+    """A protocol, option or argument that the device or the edge does not offer."""
 
     code = "unsupported"
     exit_code = 64

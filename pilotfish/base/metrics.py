@@ -69,11 +69,11 @@ class Described(Protocol):
 
     @property
     def name(self) -> str:
-        """Return its name."""
+        """The quantity's name."""
 
     @property
     def help(self) -> str:
-        """Return its help text."""
+        """The quantity's help text."""
 
 
 _Described = TypeVar("_Described", bound=Described)

@@ -1,6 +1,6 @@
 """Read files from outside, which may be damaged, of another kind, or endless.
 
-`reading_file` converts all errors of reading and decoding such a file into one typed error.
+`reading_file` converts all errors of reading and decoding a file into one typed error.
 `read_content` and `read_text` read a regular file as a whole; a pipe in its place would block, and
 an endless file would fill the memory. `naming_file` adds a file's name to the errors of writing it.
 The module needs the standard library only.
@@ -81,7 +81,7 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def utf8_path(path: Path) -> str:
-    """Return a path as a string whose UTF-8 bytes are the file's name.
+    """Return a path as a string; its UTF-8 bytes are the file's name.
 
     C++ libraries encode strings as UTF-8, while Python decodes file names by the locale. Raises
     `UnicodeDecodeError` for a name that is not UTF-8.

@@ -4,7 +4,7 @@ In: bytes of TCP connections (`Flow`), with their time of arrival. Out: a deque 
 flow, and the time at which the first is due.
 
 Bytes are cut into segments of at most 1500 bytes. The segments of all flows share one queue, in
-order of arrival. A segment starts when it has arrived and the one before it has left. It leaves
+order of arrival. A segment starts when it has arrived and the segment before it has left. It leaves
 after size·8/rate seconds, or at its delivery opportunity in a trace. It is due rtt/2 plus jitter
 later, and not before the segment ahead of it. All times are computed from earlier times, not from
 the time of a call of `advance`, so that the delays of late calls do not add up.

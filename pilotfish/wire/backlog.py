@@ -5,7 +5,7 @@ reconnects at once could queue as much again each time. Their bytes count for th
 without keys, and for strangers (connections without a message so far), they count for the empty
 key. They stop counting when ZeroMQ delivers them, or when its queue was empty. They also stop after
 a number of messages of other connections: ZeroMQ serves all connections in turn, so it would have
-delivered theirs by then.
+delivered all messages of the ended connection by then.
 
 The number of bytes that arrive between the last check of a connection and its end is unknown; the
 growth of the process in that time is the estimate.

@@ -268,7 +268,7 @@ class EdgeChannel:
         return liveness.stuck
 
     def liveness(self, most_s: float = _POLL_S) -> Liveness | None:
-        """Return the liveness of the TCP connection; None without one. Thread-safe.
+        """Return the TCP connection's liveness; None: TCP is not connected. Thread-safe.
 
         most_s: how old a reading that shows life may be; 0: read the counters now.
         """

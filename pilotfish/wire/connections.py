@@ -8,9 +8,9 @@ ZeroMQ bounds neither the number of connections nor the bytes of queued and inco
 had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
 A connection is a stranger until its first message. No stranger displaces a peer that has sent a
-message. If there are too many strangers, one of them is cut, from the address with most strangers:
-the oldest, if it has had enough time for a handshake; else the newest before the one that just
-arrived.
+message. If there are too many strangers, one is cut, from the address with most strangers: the
+oldest, if it has had enough time for a handshake; else the newest, apart from the connection that
+just arrived.
 """
 
 import math
@@ -134,7 +134,7 @@ class Connections:
     def note_message(
         self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
     ) -> bool:
-        """Count a message of this size from ``client``; ``frame`` is one of its frames.
+        """Count a message of this size from ``client``; ``frame``: any of its frames.
 
         Return False if the message must be dropped because its connection was cut for memory.
         """

@@ -6,7 +6,7 @@ header is a msgpack array: the type's name, then the fields in the order of decl
 wrong numbers of fields and values outside their bounds raise `MalformedError`. Arrays are never
 inside a header, and never copied.
 
-Strings from the other end reach logs, terminals and JSON. So a `Name` must be printable ASCII, and
+Strings from the peer reach logs, terminals and JSON. So a `Name` must be printable ASCII, and
 `decode_checked` makes each `Text` one printable line.
 """
 

@@ -1,7 +1,7 @@
 """Log the keys that an edge refuses, their former names, and the command that admits them.
 
-A device whose key is not on the list retries for ever, and strangers may try without end. So each
-key is logged once, and again after ten minutes with the number of its attempts since.
+A refused device retries for ever, and so may strangers. So each key is logged once, and again after
+ten minutes with the number of its attempts since then.
 """
 
 import logging

@@ -1,9 +1,10 @@
 """Replace the secret key of a listening socket while it serves (key rollover).
 
 ZeroMQ copies a socket's secret key when it binds, so each further key gets its own listening socket
-on the same port. The kernel chooses one of them. A client with the ``edge.pub`` of another key
-fails its handshake and reconnects after a tenth of a second; its address is then routed to the
-other key. If clients of both keys share an address (NAT), the kernel chooses at random.
+on the same port. For each connection the kernel chooses one of these sockets. A client with the
+``edge.pub`` of another key fails its handshake and reconnects after a tenth of a second; its
+address is then routed to the other key. If clients of both keys share an address (NAT), the kernel
+chooses at random.
 """
 
 import logging

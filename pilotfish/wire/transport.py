@@ -101,7 +101,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def is_own_host(header: str, names: Collection[str]) -> bool:
-    """Return whether a ``Host`` header is an address, ``localhost``, or one of these names.
+    """Return whether a ``Host`` header is an address, ``localhost``, or one of ``names``.
 
     If a foreign page directs a browser here (DNS rebinding), the browser sends the page's host
     name. A request without ``Host`` is not a browser's. names: in lower case.
@@ -258,7 +258,7 @@ class Listener:
         return size
 
     def stop_accepting(self) -> None:
-        """Refuse new connections and keep the open ones, which an unbind would end."""
+        """Refuse new connections; keep the open connections, which an unbind would end."""
         self.connections.closing = True
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -307,8 +307,8 @@ def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
             socket.send(part, _NOBLOCK | more, copy=len(part) < zmq.COPY_THRESHOLD)
         except zmq.Again:
             if at and more:
-                # the connection ended within this message, and ZeroMQ drops all parts up to a last
-                # one: end this message, so that the next one is not dropped with it
+                # The connection ended within this message, so ZeroMQ drops all parts up to a last
+                # part. Send a last part; otherwise ZeroMQ would drop the next message, too.
                 socket.send(b"", _NOBLOCK)
             raise
 

@@ -45,7 +45,7 @@ class BitSlots:
 def write_frame(head: bytes, lengths: Ints, fixed: Ints, slots: BitSlots) -> bytes:
     """Return a frame: ``head``, then two sections of at least one number each.
 
-    lengths: length of each unary number in bits, one more than the number. fixed: the numbers of
+    lengths: length of each unary number in bits, which is the number plus 1. fixed: the numbers of
     fixed width; bits above the width are dropped.
     """
     # positions of the 1 bits, counted from one extra bit before the first section
@@ -65,7 +65,7 @@ class BitReader:
     def __init__(self, frame: Buffer, head: int, numbers: int) -> None:
         """Read ``numbers`` ≥ 1 unary numbers after a head of ``head`` bytes.
 
-        ``lengths`` i64 [numbers]: length of each unary number in bits, one more than the number.
+        ``lengths`` i64 [numbers]: length of each unary number in bits: the number plus 1.
         """
         if 8 * (len(frame) - head) > MAX_BITS_PER_NUMBER * numbers:
             raise MalformedError(f"A coded frame has {len(frame)} bytes for {numbers} numbers.")

@@ -135,7 +135,7 @@ class ConnectAttempts:
 
     @property
     def surely_wrong_key(self) -> bool:
-        """Whether a reachable edge certainly has another key than the one in ``edge.pub``."""
+        """Whether the edge is reachable, but its key is certainly not the key in ``edge.pub``."""
         return (
             self.failure is ConnectFailure.CLOSED
             and self.wrong_key

@@ -29,7 +29,7 @@ _DENSE_S: Final = 0.6  # updates further apart than this (s) do not measure a pa
 # time-out up to which we set it, and the kernel's default.
 _RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
 LARGE_BYTES: Final = 4096  # more outstanding bytes than heartbeats cause
-# A rate (bytes/s) above that of heartbeats, which have 80, or 400 if encrypted.
+# A rate (bytes/s) that heartbeats do not reach: they have 80, or 400 if encrypted.
 _MESSAGES_BPS: Final = 800.0
 _WINDOW_S: Final = 0.5
 # A handshake's next step is due within 3 RTT plus twice the longest step so far. The connection is

@@ -63,7 +63,7 @@ class _Samples:
 
     @property
     def _valid(self) -> list[tuple[int, float, int]]:
-        """The samples, without those that look like a stall next to both neighbours."""
+        """The samples, except samples that look like a stall compared with both neighbours."""
         samples = list(self._all)
         return [
             sample
@@ -174,7 +174,7 @@ class LinkMeter:
             min(rtts), sum(transit)
         ):  # the RTT is unknown, or this exchange stalled
             return
-        # half the least RTT: the larger ones contain waiting times
+        # half the least RTT, since larger RTTs contain waiting times
         way_s = min(rtts) / 2
         # a shorter transfer time cannot be distinguished from jitter
         least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)

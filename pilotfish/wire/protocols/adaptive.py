@@ -1,9 +1,9 @@
 """adaptive: tokens that matter little may deviate from the target (decentralized-dsd §2.3).
 
-up:    ids [γ], truncated q̂ of each, as `tslt`
+up:    ids [γ], truncated q̂ of each, as under `tslt`
 down:  accepted count, token; note: deviation
 law:   not the target's. At each verified position the edge computes the total variation from the
-       target's law; it sends the sum with the verdict. With τ = 0 every draw is that of `tslt`
+       target's law; it sends the sum with the verdict. With τ = 0 every draw is as under `tslt`
 
 Key tokens are verified as under `tslt`, other tokens against p̃ ∝ p^(1−τ)·q̂^τ
 (`speculation.adaptive`, docs/adaptive.md). After any rejection the residual of p is sampled. τ and
@@ -85,7 +85,7 @@ class Adaptive(Tslt):
     Options = RelaxationOptions
     counters = (DEVIATION,)
     lossless = False
-    relative_acceptance = 1.04  # that of tslt, plus the gain with `BUILT_IN`
+    relative_acceptance = 1.04  # tslt's acceptance, plus the gain with `BUILT_IN`
     strict_relative_acceptance = Tslt.relative_acceptance
 
     def __init__(self, options: ProtocolOptions | None = None) -> None:

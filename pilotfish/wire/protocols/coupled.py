@@ -1,14 +1,14 @@
-"""coupled: both ends share their randomness, so that no distribution crosses the link.
+"""coupled: device and edge share their randomness, so that no distribution crosses the link.
 
 up:    ids [γ]
 down:  accepted count, token
 law:   the target's own seeded sample, token for token, as under `stream`
 
-Both ends derive the noise of each position t from (seed, t) alone. The device drafts the token that
-wins under q with this noise. The edge chooses the token that wins under p with the same noise, and
-accepts drafts while they equal its choices. The text consists of the target's choices alone. So the
-drafter, its truncation, the window and retries cannot change it; they only change how often the
-drafts agree.
+Device and edge derive the noise of each position t from (seed, t) alone. The device drafts the
+token that wins under q with this noise. The edge chooses the token that wins under p with the same
+noise, and accepts drafts while they equal its choices. The text consists of the target's choices
+alone. So the drafter, its truncation, the window and retries cannot change it; they only change how
+often the drafts agree.
 """
 
 from pilotfish.speculation.agreement import count_agreed

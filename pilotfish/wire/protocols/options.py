@@ -1,8 +1,8 @@
 """A protocol's options, and the counters of its rounds.
 
 Flags, TOML keys, the HTTP object ``pilotfish``, the options in `wire.messages.Begin`, metrics of
-both ends, run files and reports follow from these declarations; no other code names an option or a
-counter.
+device and edge, run files and reports follow from these declarations. No other code names an option
+or a counter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The base class of speculation protocols, with both halves of a round, and its types.
 
-Each protocol is a subclass of `SpeculationProtocol` in a file of its own, with its options and
-counters (`wire.protocols.options`). The device calls `draw` for each row of logits, `make_draft`
-and `encode_draft` with the drawn tokens, and `finish_round` with the verdict. The edge calls
+Each protocol is a subclass of `SpeculationProtocol` in its own file, with its options and counters
+(`wire.protocols.options`). The device calls `draw` for each row of logits, `make_draft` and
+`encode_draft` with the drawn tokens, and `finish_round` with the verdict. The edge calls
 `count_tokens` and `decode_draft` with the frames, and `verify` with the target's logits. A protocol
 object holds the options of one generation and no other state; all else is in the arguments.
 
@@ -281,7 +281,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         round_start: int,
         vocab_size: int,
     ) -> int:
-        """Return the token after the accepted ones: the edge's choice, except under `dssd`."""
+        """Return the token after the accepted tokens: the edge's choice, except under `dssd`."""
         if decision.token is None or decision.frames:
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return decision.token

@@ -7,7 +7,7 @@ law:   exactly the target's
 The device draws k candidates at each node, independently and with replacement, from its truncated
 q̂. Equal candidates share a node, so its subtree is drafted, sent and computed once. The
 verification still takes every candidate in the order drawn. One target pass covers the tree. The
-edge walks down while a candidate is accepted, and both ends keep the K/V of that path.
+edge walks down while a candidate is accepted, and device and edge keep the K/V of that path.
 """
 
 from collections.abc import Sequence

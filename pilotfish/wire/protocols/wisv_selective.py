@@ -79,7 +79,7 @@ class WisvSelective(JudgedProtocol):
     def verify_with_states(
         self, draft: JudgedDraft, needed: StatesNeeded, frames: Sequence[Buffer]
     ) -> Decision:
-        """Decide by the received states, exactly the requested ones."""
+        """Decide by the received states, which must be exactly the requested states."""
         check_frame_count(frames, 1)
         return self.decide_by_states(
             draft, needed, self.decode_hidden_frame(frames[0], len(needed.at))
