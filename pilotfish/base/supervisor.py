@@ -23,7 +23,7 @@ from pilotfish.base.errors import NotReloadedError
 from pilotfish.base.files import write_whole
 from pilotfish.base.prose import one_line
 
-_FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
+_FIRST_DESCRIPTOR = 3  # first descriptor from systemd (SD_LISTEN_FDS_START)
 _RUNTIME = "RUNTIME_DIRECTORY"  # systemd's environment variable: folders separated by ':'
 _OUTCOME = "reload"  # name of the file with the outcome of a reload
 _POLL_S = 0.02

@@ -52,7 +52,7 @@ class SocketEnd:
         self.connecting = False
         self.finished = False  # no more bytes can be read
         self.broken = False  # the connection was reset, or the kernel gave up on it
-        self.hung = False  # both sides have sent FIN, but bytes are unread
+        self.hung = False  # both sides have sent FIN; some bytes are unread
         self.blocked = False  # the kernel's send buffer is full
         self._rest = b""  # bytes that the kernel did not accept
         self._watched: int | None = None  # events registered with epoll; None: not registered

@@ -97,7 +97,7 @@ class Proxy:
             return
         self._refused_until_s = until_s
         for end in list(self._ends.values()):
-            if end.descriptor in self._ends:  # not dropped together with its peer
+            if end.descriptor in self._ends:  # otherwise it was dropped together with its peer
                 self._drop(end)
 
     def traffic(self) -> Traffic:

@@ -140,11 +140,11 @@ class LinkShaper(Generic[F]):
 
     def __init__(self, shape: LinkShape, now: float) -> None:
         self._waiting: deque[tuple[F, bytes | None, float]] = deque()
-        self._left_s = now  # departure of the last segment
-        self._next_s = math.inf  # departure of the first waiting segment
+        self._left_s = now  # departure time of the last segment
+        self._next_s = math.inf  # departure time of the first waiting segment
         self._apply_shape(shape, now)
-        self.waiting_bytes = 0  # memory of the waiting segments
-        self._queued_bytes = 0  # payload of the waiting segments
+        self.waiting_bytes = 0  # memory of the waiting segments (bytes)
+        self._queued_bytes = 0  # payload of the waiting segments (bytes)
         self.lost = 0
         self.moved: set[F] = set()  # flows with new segments in transit; the caller clears the set
 

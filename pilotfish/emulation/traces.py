@@ -74,7 +74,7 @@ class Trace:
 
     def first_from(self, time_s: float) -> int:
         """Return the index of the first opportunity at ``time_s`` or later."""
-        # a nanosecond of tolerance: sums of clock readings are not exact
+        # tolerance of 1 ns, since sums of clock readings are not exact
         cycle, rest_ms = divmod(math.ceil(time_s * 1e3 - 1e-6), self.times_ms[-1])
         if rest_ms == 0 and cycle > 0:  # the end of one cycle is the start of the next
             cycle, rest_ms = cycle - 1, self.times_ms[-1]

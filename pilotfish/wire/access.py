@@ -45,8 +45,8 @@ class Gate:
         self.allowed = allowed
         self.present_domain = DOMAIN
         self.is_full: Callable[[bytes], bool] = lambda key: False
-        self._domains: dict[bytes, bytes] = {}  # admitted key → domain
-        self._bans: dict[bytes, float] = {}  # key → end of its ban, monotonic seconds
+        self._domains: dict[bytes, bytes] = {}  # admitted key → ZAP domain of its last handshake
+        self._bans: dict[bytes, float] = {}  # key → end of its ban (monotonic, s)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)

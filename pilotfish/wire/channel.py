@@ -99,7 +99,7 @@ class EdgeChannel:
         self._poller.register(int(self._monitor.fd), zmq.POLLIN)
         self._events_lock = threading.Lock()  # guards the monitor; the memory watch reads it, too
         self._unreported = False  # the memory watch read events that the owner has not seen
-        self._polled_s = time.monotonic()  # when the owner last read the monitor
+        self._polled_s = time.monotonic()  # time at which the owner last read the monitor
         self._encrypted, self._drained = keys is not None, False
         self._counter = ReceiveCounter(self._encrypted)
         self._most_bytes = message_bytes + SLACK_BYTES
@@ -107,13 +107,13 @@ class EdgeChannel:
         self.endpoint = endpoint
         self.connected = False
         self.connections = 0  # handshakes that succeeded so far
-        # identifies the present or last connection within this process
+        # number of the present or last connection, unique in this process
         self.connection = next(_CONNECTION_NUMBERS)
         self.attempts = ConnectAttempts()
         self.handshake_s = 0.0  # duration of the last handshake, without TCP's handshake
         self._quiet_most_s = quiet_most_s
         self._liveness: Liveness | None = None  # None: TCP is not connected
-        # when TCP connected, and the approximate bytes sent since then
+        # time at which TCP connected, and the approximate number of bytes sent since then
         self._connected_s, self._sent_bytes = 0.0, 0
         self._descriptor: int | None = None  # ZeroMQ's descriptor, while TCP is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
@@ -369,7 +369,7 @@ def _close(
 ) -> None:
     while (
         next_event(monitor) is not None
-    ):  # a full monitor would block ZeroMQ's thread, and this one
+    ):  # a full monitor would block ZeroMQ's thread, and so this thread
         pass
     socket.disable_monitor()
     monitor.close(0)

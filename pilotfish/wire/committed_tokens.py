@@ -88,7 +88,7 @@ def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> i
     """Return the length of the common prefix of a [n] and b [m]."""
     shorter = min(len(a), len(b))
     a, b = a[:shorter], b[:shorter]
-    if a.tobytes() == b.tobytes():  # the usual case, and much faster than numpy's comparison
+    if a.tobytes() == b.tobytes():  # the usual case; much faster than numpy's comparison
         return shorter
     differing = (a != b).nonzero()[0]
     return int(differing[0]) if len(differing) else shorter

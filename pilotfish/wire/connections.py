@@ -36,7 +36,7 @@ from pilotfish.wire.socket_events import next_event
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_EVENTS_PER_CALL = 256  # events read in one call
+_EVENTS_PER_CALL = 256  # most events read in one call
 _MAX_TOTAL_OVERHEAD_BYTES = 2 * MAX_OVERHEAD_BYTES
 # Most unread bytes of replies: for one connection, and for all connections of a key together.
 _MAX_UNREAD, _MAX_UNREAD_PER_KEY = 1 << 17, 8 << 20
@@ -93,7 +93,7 @@ class Connections:
             int, PeerConnection
         ] = {}  # connections without a message, by descriptor
         self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's routing id
-        self._local: int | str | None = None  # the bound port or path
+        self._local: int | str | None = None  # the bound port (TCP) or path (ipc)
         self._lock = threading.RLock()  # guards these tables and the monitor
         self.drained = False  # the queue was empty at some time since the last check
         self.encrypted = overhead is None

@@ -23,7 +23,7 @@ from pilotfish.wire.memory_watch import ReceiveCounter
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TASKS: Final = Path("/proc/self/task")
-_MINFLT_FIELD = 7  # index of minflt in a thread's `stat`, counted after its name
+_MINFLT_FIELD = 7  # index of minflt among the fields after the name in a thread's `stat`
 _CONTEXT_NUMBERS = count(1)  # numbers for the names of the contexts' threads
 _EXPLAINED_PER_BYTE = 4  # bytes of memory that one byte read explains
 _MAX_MEMORY_PER_BYTE = 32  # bytes of memory that one byte of tiny frames takes

@@ -27,7 +27,7 @@ _log = logging.getLogger("pilotfish.wire")
 _POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
 _GROWTH_BYTES: Final = 4 << 20  # growth of the process after which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_MIN_TRIM_BYTES: Final = 16 << 20  # smaller growth is not worth a trim
+_MIN_TRIM_BYTES: Final = 16 << 20  # least growth of the process that is worth a trim
 _TRIM_S = (0.1, 60.0)  # pause (s) between trims: least, largest; it doubles while trims free little
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake

@@ -30,17 +30,17 @@ from pilotfish.speculation.logits_options import (
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
-MAX_FRAMES: Final = 8  # array frames of a message
+MAX_FRAMES: Final = 8  # most array frames of a message
 MAX_WINDOW: Final = 128
-MAX_OPTIONS: Final = 32  # options of a protocol
-MAX_NOTES: Final = 16  # notes of a round
-MAX_HIDDEN: Final = 65536  # width of a drafter's hidden states
-MAX_PROBE: Final = 256 * 1024  # bytes of a ping
+MAX_OPTIONS: Final = 32  # most options of a protocol
+MAX_NOTES: Final = 16  # most notes of a round
+MAX_HIDDEN: Final = 65536  # largest width of a drafter's hidden states
+MAX_PROBE: Final = 256 * 1024  # most bytes of a ping
 PART_BYTES: Final = 64 * 1024  # bytes of a vocabulary's part before compression
-MAX_LOGPROBS: Final = 20  # likeliest tokens with log-probabilities, per position
-MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
-MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all parts of a vocabulary
-MAX_CHUNK: Final = 256 * 1024  # bytes of a transfer's chunk
+MAX_LOGPROBS: Final = 20  # largest number of likeliest tokens with log-probabilities, per position
+MAX_GRAMMAR: Final = 64 * 1024  # most bytes of a grammar
+MAX_VOCABULARY: Final = 64 * 1024 * 1024  # most bytes of all parts of a vocabulary
+MAX_CHUNK: Final = 256 * 1024  # most bytes of a transfer's chunk
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -68,10 +68,10 @@ class Header(
 class Limits(Header, frozen=True):
     """Limits for one client."""
 
-    context: U31  # tokens of a session, prompt and answer together
-    window: U31  # draft tokens of a round
-    message_bytes: U31  # header and frames of one message together
-    sessions: U31  # open sessions of one client
+    context: U31  # most tokens of a session, prompt and answer together
+    window: U31  # most draft tokens of a round
+    message_bytes: U31  # most bytes of a message, header and frames together
+    sessions: U31  # most open sessions of one client
 
 
 # Device to edge
@@ -318,10 +318,10 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     protocols: Annotated[list[Name], msgspec.Meta(max_length=64)]
     limits: Limits
     received_ns: U63
-    sent_ns: U63  # both on the edge's monotonic clock
+    sent_ns: U63  # received_ns and sent_ns: on the edge's monotonic clock
     passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
     digest: Name = ""  # digest of the target's artifact, different for each precision
-    tokenizer: Text = ""  # fingerprint
+    tokenizer: Text = ""  # fingerprint of the target's tokenizer
     vocabulary: Name = ""  # SHA-256 (hex) of the vocabulary; "": `Fetch` is not offered
     vocabulary_bytes: U31 = 0
     # pass times of the edge's own drafter, if it has one

@@ -15,7 +15,7 @@ _log = logging.getLogger("pilotfish.wire")
 
 _REPEAT_S = 600.0  # least time between two lines about one key
 _MIN_PAUSE_S = 1.0  # least time between any two lines
-_MAX_PAUSE_S = 60.0  # the pause between strangers' lines doubles up to this
+_MAX_PAUSE_S = 60.0  # largest pause between strangers' lines, which doubles
 _MAX_STRANGERS = 1024  # most strangers' keys; beyond it, the key silent for longest is dropped
 
 

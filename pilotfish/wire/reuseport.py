@@ -26,7 +26,7 @@ _RANDOM: Final = 0xFFFFF038
 _V4_SOURCE, _V6_SOURCE = 12, 8  # offsets of the source address in a header
 
 _Step = tuple[int, int, int, int]  # operation, steps to skip if true and if false, operand
-Route = tuple[int] | tuple[int, int]  # a socket's number, or two to choose from at random
+Route = tuple[int] | tuple[int, int]  # a socket's number, or two numbers to choose from at random
 
 
 class SharedPort:

@@ -43,7 +43,7 @@ class KeyRollover:
         self._secrets = [secret]  # index: number of the key's socket
         self._present, self._former = 0, 0  # numbers of keys; equal: there is one key
         self._port: SharedPort | None = None
-        self._routes: dict[str, Route] = {}  # by address; "": all others
+        self._routes: dict[str, Route] = {}  # by address; "": all other addresses
         self._routed_s: dict[str, float] = {}
         self._steered_s = self._logged_s = -math.inf
         self._lock = threading.Lock()  # guards routes and keys

@@ -37,9 +37,9 @@ _SEND_QUEUE = 128
 # `wire.memory_watch` bounds the memory.
 _RECEIVE_QUEUE = 0
 _LOCAL_RECEIVE_QUEUE = 16  # most received messages; without heartbeats a bound is safe
-_BACKLOG = 256  # connections that wait in the kernel to be accepted
+_BACKLOG = 256  # most connections that wait in the kernel to be accepted
 _MOST_PARTS = MAX_FRAMES + 3  # parts read of a message: address, header, and one frame too many
-_PARTS_PER_TURN = 1000  # excess parts dropped in one call
+_PARTS_PER_TURN = 1000  # most excess parts dropped in one call
 _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut, and its key banned
 
 _UNKNOWN_ADDRESS = (
@@ -79,12 +79,12 @@ def configure_socket(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: 
     socket.sndhwm = _SEND_QUEUE
     if endpoint.startswith(
         "ipc://"
-    ):  # the kernel does not count its bytes, and its path never fails
+    ):  # the kernel does not count a local socket's bytes, and its path never fails
         socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
     else:
         socket.rcvhwm = _RECEIVE_QUEUE
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
-        socket.heartbeat_timeout = 0  # ZeroMQ never cuts; `wire.link.liveness` decides
+        socket.heartbeat_timeout = 0  # ZeroMQ never ends a connection; `wire.link.liveness` decides
     socket.ipv6 = "[" in endpoint  # for host names, `DualStack` decides
 
 
@@ -158,9 +158,9 @@ class Listener:
         # client and owner of a message with too many parts, and the number of parts dropped
         self._fragmented: tuple[bytes, bytes] | None = None
         self._dropped_parts = 0
-        self._arrived_ns = 0  # when the next message was first noticed; 0: not yet
+        self._arrived_ns = 0  # time at which the next message was noticed; 0: not yet
         if descriptor is not None:
-            os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
+            os.set_blocking(descriptor, False)  # otherwise ZeroMQ could block in `accept`
             self.socket.setsockopt(zmq.USE_FD, descriptor)
         try:
             _bind(self.socket, endpoint)

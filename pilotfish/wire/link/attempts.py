@@ -42,7 +42,7 @@ class ConnectFailure(Enum):
 
     CONNECT = auto()  # there is no TCP connection, or the name is unknown
     KEY = auto()  # the key is not on the edge's allow-list
-    MECHANISM = auto()  # one end has keys, the other has none
+    MECHANISM = auto()  # either the device or the edge has no keys
     CLOSED = auto()  # the peer hung up: wrong edge.pub, or not an edge
     TIMEOUT = auto()  # the peer sent nothing for too long
     OTHER = auto()  # the peer does not speak ZMTP, or its message is too long

@@ -32,10 +32,10 @@ class AddressState(Enum):
 
     NO_NAME = auto()  # the name is unknown, or cannot be resolved now
     REFUSED = auto()  # the machine answers, and nothing listens on the port
-    NO_ROUTE = auto()  # no machine answers: the network, the address, a firewall
+    NO_ROUTE = auto()  # no machine answers; causes: the network, the address, a firewall
     MUTE = auto()  # a peer accepts the connection and sends nothing
     NO_EDGE = auto()  # the peer is not an edge, or hangs up
-    HANGS_UP = auto()  # an edge hangs up on every connection: it stops or is full
+    HANGS_UP = auto()  # an edge that hangs up on every connection: it is stopping or full
     PLAIN = auto()  # an edge without keys
     CURVE = auto()  # an edge with keys
 
@@ -141,7 +141,7 @@ class Diagnosis:
         if self._lock.acquire(blocking=False):
             try:
                 threading.Thread(target=self._probe, name="diagnosis", daemon=True).start()
-            except RuntimeError:  # the machine has no room for a thread
+            except RuntimeError:  # the machine cannot start another thread
                 self._lock.release()
 
     def _probe(self) -> None:

@@ -120,7 +120,7 @@ class LinkMeter:
     """A device's measurements of its link. Times are monotonic; ``edge_…``: on the edge's clock."""
 
     def __init__(self) -> None:
-        self._offset_ns = 0  # the edge's clock minus ours
+        self._offset_ns = 0  # the edge's clock minus the device's clock
         self._quickest_ns, self._compared_ns = 2**62, 0
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)

@@ -18,12 +18,12 @@ _TCP_INFO = 11  # Linux; the socket module has the name from Python 3.14 on
 # struct tcp_info of linux/tcp.h: 8 bytes, 24 u32 of which total_retrans is the last, 4 u64, then
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
-_ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+_ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # offsets of u64 fields
 _ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
 # Error (s) of times that the kernel counts in ticks and rounds to milliseconds: one tick (the
 # resolution of CLOCK_MONOTONIC_COARSE, clock 6) and one millisecond.
 _TICK_S = time.clock_getres(6) + 0.001
-_LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # ms, µs, µs
+_LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # in ms, µs, µs
 _THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # linux/tcp.h
 # The kernel gives up after this time without an acknowledgement; `Liveness` gives up earlier.
 _GIVEN_UP_MS = 60_000

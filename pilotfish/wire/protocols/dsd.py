@@ -113,7 +113,7 @@ def check_distributions(ids: Ids, q: NDArray[np.float32]) -> None:
     if not q.size:
         return
     # A NaN or an infinity makes the sum wrong, so checks of the sum and the minimum suffice.
-    with np.errstate(invalid="ignore"):  # ∞ − ∞
+    with np.errstate(invalid="ignore"):  # for ∞ − ∞
         sums = q.sum(axis=1, dtype=np.float64)
     if not np.all(np.abs(sums - 1.0) <= _SUM_TOLERANCE):
         raise BadDraftError("A drafter's distribution does not sum to 1, or holds a NaN.")
