@@ -16,7 +16,7 @@ STOP_S = 5.0
 
 
 class ChildPipe:
-    """One end of the socket pair."""
+    """One end of the pipe between parent and child."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -37,7 +37,7 @@ class ChildPipe:
         return message
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
+        """Send a message to the peer."""
         self._end.sendall(json.dumps(message, default=os.fspath).encode() + b"\n")
 
     def send_error(self, error: PilotfishError) -> None:
@@ -45,7 +45,7 @@ class ChildPipe:
         self.send({"code": error.code, "message": str(error)})
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the pipe."""
         self._end.close()
 
 

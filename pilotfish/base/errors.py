@@ -26,7 +26,7 @@ class MalformedError(PilotfishError):
 
 
 class VersionMismatchError(PilotfishError):
-    """The two ends speak different versions of the wire."""
+    """Device and edge have different versions of the wire protocol."""
 
     code = "version-mismatch"
     exit_code = 76
@@ -66,7 +66,7 @@ class TooLargeError(PilotfishError):
 
 
 class PromptTooLongError(TooLargeError):
-    """The prompt leaves no room in the context of one of the models."""
+    """The prompt leaves no room in the drafter's or the target's context."""
 
     code = "prompt-too-long"
 
@@ -79,14 +79,14 @@ class TokenOutOfRangeError(PilotfishError):
 
 
 class BadDraftError(PilotfishError):
-    """Distributions from which the window cannot have been sampled."""
+    """The window's tokens cannot have been sampled from the distributions sent with them."""
 
     code = "bad-draft"
     exit_code = 65
 
 
 class DivergedError(PilotfishError):
-    """The two ends disagree about the committed tokens."""
+    """Device and edge disagree about the committed tokens."""
 
     code = "diverged"
     exit_code = 70
@@ -114,7 +114,7 @@ class TooManySessionsError(PilotfishError):
 
 
 class RateLimitedError(PilotfishError):
-    """More messages per second than the edge accepts from one client."""
+    """The client sends more messages per second than the edge accepts."""
 
     code = "rate-limited"
     exit_code = 75
@@ -226,7 +226,7 @@ class DeviceInUseError(PilotfishError):
 
 
 class DeviceClosedError(PilotfishError):
-    """The device was closed, or belongs to the process that this one was forked from."""
+    """The device was closed, or belongs to the parent process of this forked process."""
 
     code = "device-closed"
     exit_code = 70

@@ -32,8 +32,9 @@ _POLL_S = 0.02
 class Supervisor:
     """The connection to systemd; without systemd it does nothing.
 
-    address: the datagram socket, a path or "@" and an abstract name; None: no systemd. watchdog_s:
-    the watchdog's time-out; None: no watchdog. runtime: the process's runtime folder; None: none.
+    address: systemd's datagram socket, as a path, or as "@" and an abstract name; None: no systemd.
+    watchdog_s: the watchdog's time-out; None: no watchdog. runtime: the process's runtime folder;
+    None: none.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class SocketEnd:
 
     @property
     def has_rest(self) -> bool:
-        """Whether due bytes wait for the kernel."""
+        """Whether bytes that are due wait for room in the kernel's send buffer."""
         return bool(self._rest)
 
     def watch(self, epoll: select.epoll, *, paused: bool) -> None:

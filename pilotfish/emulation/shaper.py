@@ -169,7 +169,7 @@ class LinkShaper(Generic[F]):
 
     @property
     def room(self) -> int:
-        """The payload bytes that fit into the queue; may be below 0."""
+        """The payload bytes that still fit into the queue; may be below 0."""
         return self.buffer_bytes - self._queued_bytes
 
     def wake_s(self) -> float:
@@ -199,7 +199,7 @@ class LinkShaper(Generic[F]):
         self._waiting.append((flow, data, now))
 
     def _schedule(self) -> None:
-        """Compute the departure of the first waiting segment."""
+        """Compute the departure time of the first waiting segment."""
         if not self._waiting:
             self._next_s = math.inf
             return

@@ -68,7 +68,7 @@ class Trace:
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_s
 
     def time_s(self, index: int) -> float:
-        """Return the time of opportunity ``index``, counted through all repetitions."""
+        """Return the time of opportunity ``index``; the index counts through all repetitions."""
         cycle, place = divmod(index, len(self.times_ms))
         return (cycle * self.times_ms[-1] + self.times_ms[place]) / 1e3
 
@@ -92,7 +92,7 @@ class TraceClock:
         self._room = 0  # bytes that still fit into the opportunity
 
     def leave(self, arrival_s: float, size: int) -> float:
-        """Return the departure of the last byte of a segment that arrived at ``arrival_s``."""
+        """Return the departure time of the last byte of a segment that arrived at ``arrival_s``."""
         if self._time_s < arrival_s:
             first = self._trace.first_from(arrival_s - self._start_s)
             self._use_opportunity(max(self._index + 1, first))

@@ -53,7 +53,7 @@ class Gate:
 
     @property
     def allowed(self) -> Collection[bytes]:
-        """The keys that are admitted."""
+        """The public keys (Z85) that are admitted."""
         return self._allowed
 
     @allowed.setter

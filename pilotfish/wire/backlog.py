@@ -70,7 +70,7 @@ class Backlog:
         return in_all or backlog[key] > _MAX_PER_KEY * self._limit
 
     def add(self, connection: PeerConnection, received: int) -> None:
-        """Add a connection that ended; received: messages delivered so far, from all peers."""
+        """Add an ended connection; received: number of messages delivered so far, of all peers."""
         counter, key = connection.counter, self._charged_key(connection)
         ended = _EndedConnection(key, counter, connection.drop_messages, received, counter.messages)
         if connection.client:
@@ -164,5 +164,5 @@ class Backlog:
             held_by[connection.owner] -= held
 
     def _charged_key(self, connection: PeerConnection) -> bytes:
-        """Return the key that a connection's bytes count for."""
+        """Return the key for which a connection's bytes count."""
         return connection.owner if self._keyed else b""

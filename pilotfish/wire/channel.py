@@ -205,7 +205,7 @@ class EdgeChannel:
             self._stop_connecting()
 
     def _read_events(self) -> bool:
-        """Read all events of the monitor; return whether there were any."""
+        """Read all events of the monitor; return whether there were events."""
         some = False
         while (event := next_event(self._monitor)) is not None:
             self._note(*event)
@@ -294,7 +294,7 @@ class EdgeChannel:
         return liveness is not None and liveness.quiet
 
     def reconnect_now(self) -> None:
-        """Reconnect, on the same socket."""
+        """End any connection and connect again, on the same socket."""
         self._stop_connecting()
         self._socket.ipv6 = self._dual_stack.switch_family()
         self.attempts.note_started()
@@ -309,7 +309,7 @@ class EdgeChannel:
                 self._socket.disconnect(self.endpoint)
 
     def segments(self) -> Segments | None:
-        """Return the kernel's segment counters; None without a TCP connection."""
+        """Return the kernel's segment counters; None: TCP is not connected."""
         if self._descriptor is None or not self._port:
             return None
         return read_segments(self._descriptor, self._port)

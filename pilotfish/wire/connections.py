@@ -105,7 +105,7 @@ class Connections:
         self._rejecting = False  # the kernel drops packets of new peers
 
     def start(self, endpoint: str) -> None:
-        """Start the checks; the socket is bound to this endpoint."""
+        """Start the checks; endpoint: the endpoint to which the socket is bound."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
         MEMORY_WATCH.add(self)
@@ -191,7 +191,7 @@ class Connections:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
     def _unread(self, connection: PeerConnection) -> int:
-        """Return the bytes sent and not acknowledged, as the kernel counts them for TCP."""
+        """Return the number of bytes sent and not acknowledged, by the kernel's count for TCP."""
         with borrow_socket(connection.descriptor, self._is_ours) as lent:
             counters = read_volume(lent)
         # the kernel's count includes heartbeats and the handshake

@@ -121,7 +121,7 @@ class DecisionConditions(Header, frozen=True):
 
     @property
     def channel(self) -> Channel:
-        """The link; raises `MalformedError` for impossible values."""
+        """The link's state; raises `MalformedError` for impossible values."""
         try:
             return Channel(
                 rtt_s=self.rtt_s, up_bps=self.up_bps, down_bps=self.down_bps, loss=self.loss
@@ -134,7 +134,7 @@ class LogitsOptionsMsg(Header, frozen=True):
     """Changes to a generation's logits before sampling.
 
     since: number of prompt tokens; the penalties count the answer's tokens, which follow. grammar:
-    the grammar's kind, with its text in UTF-8 as frame 1 of the `Begin`; "": no grammar, no frame.
+    the grammar's kind (frame 1 of the `Begin` has its text in UTF-8); "": no grammar, no frame.
     """
 
     since: U31
@@ -456,7 +456,7 @@ def decode_request(header: Buffer) -> Request:
 
 
 def is_hint(header: Buffer) -> bool:
-    """Return whether a header is a hint's, valid or not, by its first bytes alone."""
+    """Return whether a header, valid or not, is a `Hint`'s, by its first bytes alone."""
     # a msgpack array of fewer than 16 elements, then a string of 4 bytes
     return bytes(header[1:6]) == b"\xa4hint"
 
@@ -469,7 +469,7 @@ def decode_reply(header: Buffer) -> Reply:
 def decode_checked(
     decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES
 ) -> M:
-    """Decode a header of one of the decoder's types; raises `MalformedError`."""
+    """Decode a header of at most ``most`` bytes; raises `MalformedError`."""
     if len(header) > most:
         raise MalformedError(f"The header has {len(header)} bytes; the limit is {most}.")
     try:

@@ -42,5 +42,5 @@ class PeerConnection:
         self.liveness = Liveness(self.accepted_s)
 
     def note_cut(self, reason: str) -> None:
-        """Note that this end cuts the connection."""
+        """Note that this process cuts the connection, for this reason."""
         self.cut, self.drop_messages = True, reason in _DROPPING

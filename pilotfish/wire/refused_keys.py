@@ -20,9 +20,9 @@ _MAX_STRANGERS = 1024  # most strangers' keys; beyond it, the key silent for lon
 
 
 class _KeyLog:
-    """The time of each key's last line, and the number of its attempts since.
+    """For each key, the time of its last log line and the number of its attempts since then.
 
-    max_pause_s: the longest pause between two lines.
+    max_pause_s: the longest pause between two log lines, in seconds.
     """
 
     def __init__(self, max_pause_s: float) -> None:
@@ -63,7 +63,7 @@ class RefusedKeys:
         self._known, self._strangers = _KeyLog(_MIN_PAUSE_S), _KeyLog(_MAX_PAUSE_S)
 
     def add_names(self, allowed: Collection[bytes]) -> None:
-        """Remember the names of an allow-list, if it has names."""
+        """Remember the keys' names in an allow-list, if it has names."""
         if isinstance(allowed, Mapping):
             self._names.update(allowed)
 

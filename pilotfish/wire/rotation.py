@@ -52,7 +52,7 @@ def begin(directory: Path) -> Path:
 
 
 def finish(directory: Path) -> list[Path]:
-    """Remove the former pair; return its files. Raises `KeysError` without one."""
+    """Remove the former pair; return its files. Raises `KeysError` if there is no former pair."""
     files = [directory / f"{FORMER}.key", directory / f"{FORMER}.pub"]
     with locked_folder(files[0], 0o700):
         if not any(map(os.path.lexists, files)):

@@ -232,7 +232,7 @@ class Listener:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message has arrived; cheaper than `receive` without one."""
+        """Whether a message has arrived; without a message, this is cheaper than `receive`."""
         if self._arrivals.poll(0):
             self._arrived_ns = self._arrived_ns or time.monotonic_ns()
             return True
@@ -325,7 +325,7 @@ def receive_parts(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
 
 
 def check_size(envelope: Envelope, message_bytes: int) -> None:
-    """Raise for a message with too many frames or bytes."""
+    """Raise `MalformedError` for too many frames, `TooLargeError` for too many bytes."""
     if len(envelope.frames) > MAX_FRAMES:
         raise MalformedError(f"A message has at most {MAX_FRAMES} array frames.")
     if envelope.size > message_bytes:

@@ -46,7 +46,7 @@ _SUM_TOLERANCE: Final = 1e-3  # largest error of ρ, as in `dsd`; far above floa
 def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
     """Encode ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; no rows give an empty frame.
 
-    Raises `ValueError` for values that are no softmax's: NaN, negative, a sum of 0 or above 1.
+    Raises `ValueError` if a softmax cannot give the values: NaN, negative, a sum of 0 or above 1.
     """
     count, k = len(rows), rows.k
     if not count:

@@ -117,7 +117,7 @@ class DraftAhead:
         self._depth = 0
 
     def _clear_drafts(self) -> None:
-        """Clear the drafts' data."""
+        """Clear acceptances and margins, and mark the whole text as sent."""
         self._acceptances.clear()
         self._margins.clear()
         self._sent, self._sent_hash = len(self.text), self.text.hash
@@ -233,7 +233,7 @@ class HintChain:
         return self._committed.hash_after(self.ids[:offset])
 
     def drop_committed(self, ids: Sequence[int]) -> None:
-        """Drop these newly committed ids, or the whole chain if they differ."""
+        """Drop newly committed ids from the chain, or the whole chain if it differs."""
         agree = self.ids[: len(ids)] == list(ids)
         del self.ids[: len(ids) if agree else None], self.acceptances[: len(ids) if agree else None]
 

@@ -60,7 +60,7 @@ class ProtocolOptions(
             raise ValueError(str(error).replace("`$.", "`")) from error
 
     def with_defaults(self, defaults: "Self | None") -> "Self":
-        """Return these options with ``defaults`` in place of None."""
+        """Return these options, with the values of ``defaults`` in place of None."""
         if defaults is None:
             return self
         missing = [name for name in self.__struct_fields__ if getattr(self, name) is None]
@@ -106,12 +106,12 @@ class RoundCounter:
         return accepted if self.unit == "accepted" else min(window, accepted + 1)
 
     def is_valid(self, value: float, window: int, accepted: int) -> bool:
-        """Return whether a round can have this value; false for NaN."""
+        """Return whether a round can have this value; False for NaN."""
         kind = isinstance(value, int) if self.counts_tokens else True
         return kind and 0 <= value <= self.upper_bound(window, accepted)
 
     def total(self, rounds: Iterable[CountedRound]) -> float:
-        """Return the sum over these rounds."""
+        """Return the sum of the counter's values in these rounds."""
         return sum(round_.notes.get(self.name, 0) for round_ in rounds)
 
     def share(self, rounds: Sequence[CountedRound]) -> float | None:
@@ -135,7 +135,7 @@ class RoundCounter:
 
     @property
     def heading(self) -> str:
-        """The heading of `summarize_total` in a table."""
+        """The table heading for values of `summarize_total`."""
         if self.counts_tokens:
             return f"{self.name} tokens"
         return f"{self.name} a{' position' if self.unit == 'verified' else 'n accepted token'}"

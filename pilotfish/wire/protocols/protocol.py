@@ -46,7 +46,7 @@ WINDOW_BYTES, VERDICT_BYTES, STATES_REQUEST_BYTES = 42, 58, 50
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one end: the drafter's for q, the target's for p.
+    """Sampling parameters: the drafter's for q (device), or the target's for p (edge).
 
     seed: the key of all draws. logits_options: changes to the logits before sampling; protocols
     receive processed logits.
@@ -97,8 +97,8 @@ class Draft:
 class DrawKey:
     """The key of the random draws of a node's candidates.
 
-    depth: the candidates' depth, 0 for the window's first token. candidates: their numbers among
-    all candidates of this depth; a chain has one.
+    depth: the candidates' depth, 0 for the window's first token. candidates: their numbers
+    among all candidates of this depth; a chain has one candidate at each depth.
     """
 
     round_start: int
@@ -237,7 +237,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate the bytes of a round before one was measured.
+        """Estimate the bytes of a round, before any round was measured.
 
         drafter: sampling parameters of q. acceptance: α.
         """
@@ -306,7 +306,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         return values
 
     def encode_states(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
-        """Encode the states that the frames of a `StatesRequest` ask for."""
+        """Encode the hidden states that the frames of a `StatesRequest` name."""
         raise MalformedError(f"The edge asks for hidden states, which {self.name} does not send.")
 
     # The edge's half
