@@ -1,1 +1,1 @@
-"""Settings, files, child processes, metrics, errors: used by all rooms, sent over no link."""
+"""Base modules for all packages: settings, files, child processes, metrics, errors."""

@@ -16,14 +16,14 @@ STOP_S = 5.0
 
 
 class ChildPipe:
-    """One end of the socket pair."""
+    """One end of the pipe between parent and child."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._unread = b""
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None: the other end is closed. May raise `TimeoutError`."""
+        """Return the next message; None: the peer has closed its end. May raise `TimeoutError`."""
         while b"\n" not in self._unread:
             try:
                 part = self._end.recv(65536)
@@ -37,7 +37,7 @@ class ChildPipe:
         return message
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
+        """Send a message to the peer."""
         self._end.sendall(json.dumps(message, default=os.fspath).encode() + b"\n")
 
     def send_error(self, error: PilotfishError) -> None:
@@ -45,17 +45,21 @@ class ChildPipe:
         self.send({"code": error.code, "message": str(error)})
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the pipe."""
         self._end.close()
 
 
 class ChildProcess:
-    """A child; its command gets one more argument, the descriptor of its end of the pipe."""
+    """A child process with a pipe.
+
+    command: gets one more argument, the descriptor number of the child's end of the pipe.
+    timeout_s: the longest wait of `receive`.
+    """
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            # a session of its own: Ctrl-C reaches the parent only, which then stops the child
+            # in its own session the child gets no Ctrl-C; the parent does, and stops the child
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -66,7 +70,7 @@ class ChildProcess:
         self.pipe = ChildPipe(ours)
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the child's next message; None: it has ended. Raises an error that it sends."""
+        """Return the child's next message; None: the child ended. Raise an error that it sent."""
         message = self.pipe.receive()
         if message is not None and "code" in message:
             raise from_code(message["code"], message["message"])

@@ -1,8 +1,8 @@
-"""The number of CPUs that this process may use: its affinity and its control groups' quota.
+"""The number of CPUs that this process may use, by its CPU affinity and its cgroups' quota.
 
 A quota (`docker --cpus`, a Kubernetes limit, ``CPUQuota=`` of a unit) does not change the affinity.
-When the threads have used it up, the kernel stops all of them for the rest of the period. Threads
-that wait for each other, as in a pass, then lose more time than the quota takes.
+When the threads have used it up, the kernel stops all of them for the rest of the period. The
+threads of a model's pass wait for each other, so they lose more time than the quota takes.
 """
 
 import os
@@ -17,8 +17,8 @@ _ROOT = Path("/")
 def usable_cpus(root: Path = _ROOT) -> int:
     """Return the number of threads that can run at full speed, at least 1.
 
-    A fraction of a CPU does not count, as in Rust's `available_parallelism`: the other threads
-    would wait for the one that has it. root: the folder of /proc and /sys.
+    A fraction of a CPU is not counted (nor by Rust's `available_parallelism`): its thread would
+    be slow, and the others would wait for it. root: the folder that holds /proc and /sys.
     """
     cores = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
@@ -26,7 +26,7 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the least CPU quota of the control groups' levels; None: no quota."""
+    """Return the least quota (CPUs) of the process's cgroups and their parents; None: no quota."""
     quotas = [
         quota
         for group in _find_groups(root)
@@ -37,10 +37,10 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 class _Group(NamedTuple):
-    """A control group of this process, in one hierarchy.
+    """The cgroup of this process in one hierarchy.
 
-    mount: where the hierarchy is mounted. top: the group at the mount's root; a container sees only
-    the groups below it. path: the process's group.
+    mount: the folder where the hierarchy is mounted. top: the cgroup at the mount's root; a
+    container sees only the cgroups below it. path: the process's cgroup.
     """
 
     mount: PurePosixPath
@@ -49,9 +49,9 @@ class _Group(NamedTuple):
 
 
 def _find_groups(root: Path) -> Iterator[_Group]:
-    """Yield the groups in the unified hierarchy (v2) and in the cpu controller's (v1)."""
+    """Yield this process's cgroups, in the unified (v2) and the cpu controller's hierarchy (v1)."""
     paths = {}
-    for line in _read_lines(root / "proc/self/cgroup"):  # number:controllers:path
+    for line in _read_lines(root / "proc/self/cgroup"):  # the format: number:controllers:path
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (number, controllers) == ("0", ""):
@@ -70,10 +70,10 @@ def _find_groups(root: Path) -> Iterator[_Group]:
 
 
 def _list_levels(root: Path, group: _Group) -> Iterator[Path]:
-    """Yield the folders from the process's group up to the mount's root.
+    """Yield the folders of the process's cgroup and its parents, up to the hierarchy's mount.
 
-    A group outside the mount (a container without a cgroup namespace) counts as the root, which has
-    the container's quota.
+    A cgroup outside the mount (in a container without a cgroup namespace) has no folder below the
+    mount. The mount itself then has the container's quota.
     """
     mount = root / group.mount.relative_to("/")
     below = group.path
@@ -87,9 +87,9 @@ def _list_levels(root: Path, group: _Group) -> Iterator[Path]:
 
 
 def _read_quota(folder: Path) -> float | None:
-    """Return a group's own quota, in CPUs; None: no quota."""
+    """Return the quota of one cgroup, in CPUs; None: no quota."""
     with suppress(ValueError, ZeroDivisionError):
-        if lines := _read_lines(folder / "cpu.max"):  # "max 100000" or "20000 100000", in µs
+        if lines := _read_lines(folder / "cpu.max"):  # quota and period (µs): "max 100000"
             quota, period = lines[0].split()
             return None if quota == "max" else int(quota) / int(period)
         if lines := _read_lines(folder / "cpu.cfs_quota_us"):

@@ -5,18 +5,18 @@ import os
 import resource
 from contextlib import suppress
 
-# Errors of `accept` or `open` if the machine or the process has no room left.
+# Error numbers of `accept` and `open` that mean: no descriptor or no memory is left.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
-_MIN_RESERVED = 48  # descriptors reserved for other files under a small limit
+_MIN_RESERVED = 48  # descriptors for files other than connections, even if the limit is small
 
 
 def raise_limit(wanted: int) -> int | None:
-    """Raise the soft limit towards ``wanted``, within the hard one.
+    """Raise the soft limit of open files to ``wanted``, or to the hard limit if that is lower.
 
     Return the limit in force; None: no limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < wanted:  # below 0: unlimited
+    if 0 <= soft < wanted:  # a negative limit: unlimited
         most = wanted if hard < 0 else min(wanted, hard)
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
@@ -25,9 +25,10 @@ def raise_limit(wanted: int) -> int | None:
 
 
 def connection_room(connections: int, reserved: int) -> int:
-    """Return how many of these connections fit beside ``reserved`` open files.
+    """Return how many of ``connections`` can be open together with ``reserved`` other files.
 
-    A limit that is too small for both is divided; at most three quarters go to the reserved files.
+    If the limit is too small for both, the other files get at most three quarters of it, and the
+    connections get the rest.
     """
     limit = raise_limit(connections + reserved)
     if limit is None or limit >= connections + reserved:
@@ -37,4 +38,4 @@ def connection_room(connections: int, reserved: int) -> int:
 
 def open_files() -> int:
     """Count the open descriptors of this process."""
-    return len(os.listdir("/proc/self/fd")) - 1  # minus the listing's own
+    return len(os.listdir("/proc/self/fd")) - 1  # minus the descriptor of the listing itself

@@ -1,8 +1,8 @@
-"""Errors of both ends, each with a code, an exit code and advice.
+"""Errors of device and edge, each with a code, an exit code and advice.
 
-Each kind is a class. ``code`` crosses the wire, ``exit_code`` is a command's exit status, and the
-message is a whole sentence that says what to do. `from_code` turns a received code into its class,
-so that a caller catches the same type on either end.
+Each kind of error is a class. ``code`` crosses the wire, ``exit_code`` is a command's exit status,
+and the message is a whole sentence that says what to do. `from_code` turns a received code into its
+class, so that a caller on the device catches the type that the edge raised.
 """
 
 from typing import ClassVar
@@ -26,7 +26,7 @@ class MalformedError(PilotfishError):
 
 
 class VersionMismatchError(PilotfishError):
-    """The two ends speak different versions of the wire."""
+    """Device and edge have different versions of the wire protocol."""
 
     code = "version-mismatch"
     exit_code = 76
@@ -40,7 +40,7 @@ class PairMismatchError(PilotfishError):
 
 
 class UnsupportedError(PilotfishError, ValueError):
-    """A protocol, option or argument that this end does not offer."""
+    """A protocol, option or argument that the device or the edge does not offer."""
 
     code = "unsupported"
     exit_code = 64
@@ -49,7 +49,8 @@ class UnsupportedError(PilotfishError, ValueError):
 class BadGrammarError(PilotfishError):
     """A grammar that does not compile, is too complex, or leaves no token.
 
-    part: the name of the tool with the schema at fault; "": the answer's format; None: unknown.
+    part: the part at fault. A tool's name means the tool's schema; "" means the answer's format;
+    None: unknown.
     """
 
     code = "bad-grammar"
@@ -65,7 +66,7 @@ class TooLargeError(PilotfishError):
 
 
 class PromptTooLongError(TooLargeError):
-    """The prompt leaves no room in the context of one of the models."""
+    """The prompt leaves no room in the drafter's or the target's context."""
 
     code = "prompt-too-long"
 
@@ -78,21 +79,21 @@ class TokenOutOfRangeError(PilotfishError):
 
 
 class BadDraftError(PilotfishError):
-    """Distributions from which the window cannot have been sampled."""
+    """The window's tokens cannot have been sampled from the distributions sent with them."""
 
     code = "bad-draft"
     exit_code = 65
 
 
 class DivergedError(PilotfishError):
-    """The two ends disagree about the committed tokens."""
+    """Device and edge disagree about the committed tokens."""
 
     code = "diverged"
     exit_code = 70
 
 
 class ConflictError(PilotfishError):
-    """A different window at a start that has already been answered, or is being answered."""
+    """The edge has already received another window for the same start position."""
 
     code = "conflict"
     exit_code = 70
@@ -113,14 +114,14 @@ class TooManySessionsError(PilotfishError):
 
 
 class RateLimitedError(PilotfishError):
-    """More messages per second than the edge accepts from one client."""
+    """The client sends more messages per second than the edge accepts."""
 
     code = "rate-limited"
     exit_code = 75
 
 
 class BusyError(PilotfishError):
-    """The edge's machine cannot serve this now; the request itself may be valid."""
+    """The edge's machine cannot serve the request now; the request may be valid."""
 
     code = "busy"
     exit_code = 75
@@ -225,7 +226,7 @@ class DeviceInUseError(PilotfishError):
 
 
 class DeviceClosedError(PilotfishError):
-    """The device was closed, or belongs to the process that this one was forked from."""
+    """The device was closed, or belongs to the parent process of this forked process."""
 
     code = "device-closed"
     exit_code = 70
@@ -253,7 +254,7 @@ class NotReloadedError(PilotfishError):
 
 
 def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]]:
-    """Return the kinds of this file by code; no others cross the wire."""
+    """Return the classes of this module by code; other subclasses never cross the wire."""
     kinds = {kind.code: kind}
     for child in kind.__subclasses__():
         if child.__module__ == __name__:
@@ -262,9 +263,10 @@ def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]
 
 
 def from_code(code: str, message: str) -> PilotfishError:
-    """Make the error that ``code`` names; an unknown code (a newer edge's) is an InternalError.
+    """Return an error of the class for ``code``; InternalError for an unknown (newer) code.
 
-    The texts come from `wire.messages.decode_checked`, or from our own child process.
+    Both texts are printable: they come from `wire.messages.decode_checked`, which makes them so, or
+    from our own child process.
     """
     kind = _kinds_by_code(PilotfishError).get(code)
     if kind is None:

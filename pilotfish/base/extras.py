@@ -13,7 +13,7 @@ _PACKAGE = "pilotfish"
 def install_command(extra: str) -> str:
     """Return a command that installs an extra, such as ``pip install -e '/src/pilotfish[cpu]'``.
 
-    If the source of this installation is unknown, the command is for a checkout.
+    If the source of this installation is unknown, the command assumes a checkout.
     """
     url, editable = _origin()
     if not url:
@@ -38,7 +38,7 @@ def _origin() -> tuple[str, bool]:
 
 
 def _location(record: dict[str, Any]) -> str:
-    """Return a record's URL in pip's form, which for a repository includes its kind."""
+    """Return the URL of a record of PEP 610 in pip's form, such as ``git+https://…@COMMIT``."""
     url = str(record["url"])
     if repository := record.get("vcs_info"):
         url = f"{repository['vcs']}+{url}@{repository['commit_id']}"

@@ -17,8 +17,8 @@ _PARTIAL = ".pilotfish-partial"
 def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = None) -> None:
     """Replace a file's content; until the file has its ``mode``, only its owner can read it.
 
-    group: the file's group; None: the writer's. Allows one writer at a time. Raises `OSError`; then
-    the old content is intact, and no partial file is left.
+    group: the file's group; None: the writer's. Only one process may write a file at a time. Raises
+    `OSError`; then the old content is intact, and no partial file is left.
     """
     partial = partial_path(path)
     try:
@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            if group is not None:  # our units forbid services this call
+            if group is not None:  # avoided without a group: our units forbid `fchown`
                 os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
@@ -37,7 +37,7 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the partial file for ``path``; remove one that a kill has left."""
+    """Return the path of the partial file for ``path``; remove a killed writer's partial file."""
     partial = path.with_name(f".{path.name}{_PARTIAL}")
     partial.unlink(missing_ok=True)
     return partial
@@ -46,7 +46,7 @@ def partial_path(path: Path) -> Path:
 def private_folder(path: Path) -> None:
     """Make a folder and its missing parents, for their owner only.
 
-    An existing folder stays as it is. Raises `OSError`, also for a file of that name.
+    An existing folder stays as it is. Raises `OSError`, also if a file has that name.
     """
     if not path.is_dir():
         private_folder(path.parent)
@@ -54,7 +54,7 @@ def private_folder(path: Path) -> None:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Remove the partial files that kills have left in a folder."""
+    """Remove the partial files that killed writers have left in a folder."""
     for partial in folder.glob(f".*{_PARTIAL}"):
         partial.unlink(missing_ok=True)
 

@@ -22,8 +22,8 @@ def home() -> Path | None:
 def user_folder(variable: str, below_home: str) -> Path | None:
     """Return the folder that an XDG variable names, else its default; None without a home.
 
-    variable: such as ``XDG_CACHE_HOME``; the specification ignores relative paths. below_home: such
-    as ``.cache``.
+    variable: the variable's name, such as ``XDG_CACHE_HOME``; a relative path in it is ignored, as
+    the specification demands. below_home: the default's path below the home, such as ``.cache``.
     """
     named = os.environ.get(variable, "")
     if os.path.isabs(named):

@@ -1,10 +1,10 @@
-"""Metrics of both ends: plain numbers, declared once, nearly free to count.
+"""Metrics of device and edge: plain numbers, declared once, cheap to count.
 
 A dataclass declares each metric as a field: `counter`, `gauge`, `histogram`, `notes`. Its owner
 counts by plain arithmetic: ``counts.pings += 1``, ``counts.windows["greedy"] += 1``,
-``counts.queue_s.add(0.01)``. A field with labels is a dict by the label's value, or by a tuple for
-several labels. `metric_families` and `metric` convert the fields for Prometheus' library (extra
-`serve`), which nothing else needs.
+``counts.queue_s.add(0.01)``. A field with labels is a dict; its keys are label values, or tuples of
+them for several labels. `metric_families` and `metric` convert the fields for Prometheus' library
+(extra `serve`); only these two functions need it.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """Counts of values between ascending bounds, and above the last one."""
+    """Counts of values: one for each interval between ascending bounds, one above the last."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -45,21 +45,21 @@ class Histograms(dict[Any, Histogram]):
 
 
 def counter(name: str, text: str, *labels: str, known: Sequence[str] = ()) -> Any:
-    """Declare a counter: an int, or a `Counter` by label. text: its help.
+    """Declare a counter: an int; with labels, a `Counter` by label.
 
-    known: labels that are exported with 0 before they are counted.
+    text: the help text. known: label values that are exported as 0 before their first count.
     """
     first = Counter[str](dict.fromkeys(known, 0)).copy if labels else int
     return _declare(first, "counter", name, text, *labels)
 
 
 def gauge(name: str, text: str, *labels: str, first: Callable[[], float] = int) -> Any:
-    """Declare a gauge with the initial value ``first()``, or a dict by label."""
+    """Declare a gauge with the initial value ``first()``; with labels, a dict by label."""
     return _declare(dict if labels else first, "gauge", name, text, *labels)
 
 
 def histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> Any:
-    """Declare a `Histogram`, or `Histograms` by label; bounds are exported as they are."""
+    """Declare a `Histogram`; with labels, `Histograms`. bounds: the buckets' upper bounds."""
     kind = Histograms if labels else Histogram
     return _declare(lambda: kind(bounds), "histogram", name, text, *labels)
 
@@ -69,18 +69,18 @@ class Described(Protocol):
 
     @property
     def name(self) -> str:
-        """Return its name."""
+        """The quantity's name."""
 
     @property
     def help(self) -> str:
-        """Return its help text."""
+        """The quantity's help text."""
 
 
 _Described = TypeVar("_Described", bound=Described)
 
 
 def notes(kinds: Callable[[], Mapping[str, _Described]], name: Callable[[_Described], str]) -> Any:
-    """Declare the protocols' counters: a dict by the counter's name and the protocol.
+    """Declare the protocols' counters: a dict by (counter's name, protocol).
 
     kinds: returns the counters by name. name: returns a counter's metric name.
     """
@@ -98,7 +98,7 @@ def notes(kinds: Callable[[], Mapping[str, _Described]], name: Callable[[_Descri
 def metric_families(counts: Any, prefix: str, *, without: str = "") -> Iterator["Metric"]:
     """Yield the metrics that the dataclass of ``counts`` declares, with their present values.
 
-    without: a label; metrics with it are left out.
+    without: a label; metrics that have this label are left out.
     """
     for metric_field in fields(counts):
         if metric_field.metadata and without not in metric_field.metadata["labels"]:
@@ -113,7 +113,7 @@ def metric(
     value: Any,
     *labels: str,
 ) -> "Metric":
-    """Make a family of samples; value: that of a field of this kind with these labels."""
+    """Return Prometheus' metric family. value: the value of a field of this kind and labels."""
     from prometheus_client import core
 
     kinds = {
@@ -122,7 +122,7 @@ def metric(
         "histogram": core.HistogramMetricFamily,
     }
     family: Any = kinds[kind](prefix + name, text, labels=labels)
-    # a copy, since other threads go on counting
+    # `dict` copies the values, since other threads go on counting
     samples = sorted(dict(value).items()) if labels else [((), value)]
     for key, sample in samples:
         label_values = (key,) if isinstance(key, str) else key

@@ -5,14 +5,14 @@ from typing import Final
 
 MOST_CHARACTERS: Final = 1024
 
-_BLANK = re.compile(r"[^\S ]+")  # whitespace but for the plain space: line breaks, tabs
+_BLANK = re.compile(r"[^\S ]+")  # all whitespace except the plain space: line breaks, tabs
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Make ``text`` one printable line of at most ``most`` characters.
 
-    Line breaks become spaces. Other unprintable characters, such as a terminal's escapes or marks
-    that turn the direction of writing, are escaped as in Python.
+    Line breaks become spaces. Other unprintable characters, such as terminal escapes and marks of
+    writing direction, are escaped as in a Python string.
     """
     text = _BLANK.sub(" ", text[:most])
     if not text.isprintable():

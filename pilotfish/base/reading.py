@@ -1,9 +1,9 @@
 """Read files from outside, which may be damaged, of another kind, or endless.
 
-`reading_file` converts all errors of reading and decoding such a file into one typed error.
+`reading_file` converts all errors of reading and decoding a file into one typed error.
 `read_content` and `read_text` read a regular file as a whole; a pipe in its place would block, and
-an endless file would fill the memory. `naming_file` is for files that are written. The module needs
-the standard library only.
+an endless file would fill the memory. `naming_file` adds a file's name to the errors of writing it.
+The module needs the standard library only.
 """
 
 import codecs
@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MOST_BYTES = 1 << 30  # the largest file that is read as a whole
-_LEAST_READ = 1 << 16  # also if the kernel reports no size
+MOST_BYTES = 1 << 30  # the largest file (bytes) that is read as a whole
+_LEAST_READ = 1 << 16  # least size (bytes) of a read: the kernel reports 0 for files of /proc
 
 
 @contextmanager
 def reading_file(make_error: Callable[[str], Exception]) -> Iterator[None]:
     """Raise ``make_error(problem)`` for any error in reading or decoding a file.
 
-    problem: half a sentence, such as "Permission denied". A missing file is a problem, too; to give
-    it another text, catch `FileNotFoundError` inside. The caller checks the decoded values.
+    problem: half a sentence, such as "Permission denied". A missing file is a problem, too; for
+    another text, catch `FileNotFoundError` inside the block. The caller checks decoded values.
     """
     try:
         yield
@@ -38,14 +38,14 @@ def reading_file(make_error: Callable[[str], Exception]) -> Iterator[None]:
         raise make_error("what it holds is nested too deeply") from error
     except MemoryError as error:
         raise make_error("it is too large for this machine's memory") from error
-    except ValueError as error:  # from json, msgspec, tomllib, and from int for endless digits
+    except ValueError as error:  # from json, msgspec, tomllib, and from `int` for too many digits
         problem = str(error).partition("; use sys.set_int_max_str_digits")[0]
         raise make_error(problem) from error
 
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Add the file's name to an `OSError` that lacks it, such as a full disk's."""
+    """Add the file's name to an `OSError` that lacks it, such as "No space left on device"."""
     try:
         yield
     except OSError as error:
@@ -55,10 +55,9 @@ def naming_file(path: Path) -> Iterator[None]:
 
 
 def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file's bytes within `reading_file`.
+    """Return a file's bytes; call it within `reading_file`.
 
-    Raises `OSError`, and `ValueError` for anything but a regular file, and for one that is too
-    large.
+    Raises `OSError`, and `ValueError` if it is not a regular file or has more than ``most`` bytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     status = os.fstat(descriptor)
@@ -68,7 +67,7 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
             raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, no file")
         raise ValueError("it is no file")
     parts, left = [], most + 1
-    # bounded, since `read` allocates the whole size at once
+    # near the file's size, since `read` allocates the size that it is called with
     step = min(most, max(status.st_size, _LEAST_READ)) + 1
     with os.fdopen(descriptor, "rb") as file:
         while left > 0 and (part := file.read(min(left, step))):
@@ -82,7 +81,7 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def utf8_path(path: Path) -> str:
-    """Return a path as a string whose UTF-8 bytes are the file's name.
+    """Return a path as a string; its UTF-8 bytes are the file's name.
 
     C++ libraries encode strings as UTF-8, while Python decodes file names by the locale. Raises
     `UnicodeDecodeError` for a name that is not UTF-8.
@@ -96,7 +95,7 @@ def without_bom(data: bytes) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Read a file of UTF-8 text within `reading_file`, without a byte order mark.
+    """Return a UTF-8 file's text without a byte order mark; call it within `reading_file`.
 
     All line ends become ``\\n``. Raises the errors of `read_content`, and `UnicodeDecodeError`.
     """

@@ -5,8 +5,8 @@ A field is declared once; flags, TOML keys, help and reloads follow from its dec
     drain_s: Annotated[float, setting("seconds in which …", ge=0, flag="drain", live=True)] = 5.0
 
 `setting` returns a `msgspec.Meta`, so msgspec checks the bounds when it decodes. A field without a
-description has no flag. A field that is such a struct itself is a group of settings; with a title
-it is a group in the help, too.
+description has no flag. A field with a struct as its type is a group of settings; if the field has
+a title, the help shows the group, too.
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,14 @@ def setting(
     title: str | None = None,
     **extra: Any,
 ) -> Meta:
-    """Return the metadata of a setting. extra may have:
+    """Return the metadata of a setting. ``extra`` may have these keys:
 
-    flag: flag and TOML key, with dashes for underscores; default: the field's name, without a final
-        ``_s`` for seconds.
+    flag: name of the flag and the TOML key, with dashes for underscores; default: the field's
+        name, without a final ``_s`` for seconds.
     metavar: placeholder of the value in the help; default: N for an int, S for seconds.
     live: True if a running daemon can change the setting; others need a restart.
-    repeat: True for a tuple whose flag is repeated for each item; default: separated by commas.
+    repeat: True if a tuple's flag is repeated for each item; default: one flag, items separated
+        by commas.
     choices: the allowed values, if the type is not a ``Literal``.
     positional: True for a positional argument.
     exclusive: a name shared by settings of which a caller may give only one.
@@ -49,7 +50,10 @@ def setting(
 
 
 class Setting(NamedTuple):
-    """A field. type: without bounds and None; default: `REQUIRED` if there is none."""
+    """A field of a settings struct.
+
+    type: the field's type without bounds and None. default: `REQUIRED` if the field has none.
+    """
 
     name: str
     type: Any
@@ -69,7 +73,7 @@ class Setting(NamedTuple):
 
     @property
     def metavar(self) -> str | None:
-        """The placeholder of the value in the help; None: the flag itself."""
+        """The placeholder of the value in the help; None: the flag's name."""
         usual = "S" if self.name.endswith("_s") else "N" if self.type is int else None
         metavar: str | None = self.extra.get("metavar", usual)
         return metavar
@@ -81,7 +85,7 @@ class Setting(NamedTuple):
 
 
 def settings(struct: type[Struct]) -> Iterator[Setting]:
-    """Yield the fields of a struct in order, its own before inherited ones."""
+    """Yield the settings of a struct: its own fields in order, then the inherited fields."""
     hints = get_type_hints(struct, include_extras=True)
     defaults = {field.name: _default(field) for field in structs.fields(struct)}
     for owner in struct.__mro__:
@@ -104,7 +108,7 @@ def fixed_changes(old: Struct, new: Struct) -> list[str]:
 
 
 def with_live_changes(old: _Settings, new: _Settings) -> _Settings:
-    """Return the old settings with the new values of those that a running daemon can change."""
+    """Return ``old`` with the values of ``new`` for settings that a running daemon can change."""
     live = [setting.name for setting in settings(type(old)) if setting.extra.get("live")]
     return structs.replace(old, **{name: getattr(new, name) for name in live})
 

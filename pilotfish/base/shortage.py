@@ -1,12 +1,12 @@
-"""Distinguish the errors of a machine without room from those of a program."""
+"""Recognize errors that mean: the machine lacks memory, threads or file descriptors."""
 
 from pilotfish.base.descriptors import EXHAUSTED
 
-_NO_THREAD = "can't start new thread"  # CPython's message for it
+_NO_THREAD = "can't start new thread"  # the start of CPython's message
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return the resource that the machine lacks, if that caused the error; else None."""
+    """Return the resource that the machine lacks, if its lack caused the error; else None."""
     if isinstance(error, MemoryError):
         return "memory"
     if isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):

@@ -1,8 +1,8 @@
-"""Notify systemd: readiness, watchdog, reload; inherit its socket.
+"""Report to systemd (readiness, watchdog, reload), and inherit the socket that it opened.
 
 In: the environment from systemd (sd_notify(3), sd_listen_fds(3)). Out: datagrams of ``NAME=value``
-lines. Without systemd every call does nothing, so a daemon's code is the same on a shell. No call
-of a daemon blocks: a datagram that systemd does not receive is lost.
+lines. Without systemd every call does nothing, so a daemon started from a shell needs no other
+code. Calls from a daemon never block: a datagram that systemd does not receive is lost.
 
 A datagram cannot report a failed reload: ``Type=notify-reload`` (systemd 253) waits for the end of
 a reload, but knows no failure. So the daemon writes a file of two lines to its runtime directory:
@@ -23,17 +23,18 @@ from pilotfish.base.errors import NotReloadedError
 from pilotfish.base.files import write_whole
 from pilotfish.base.prose import one_line
 
-_FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
-_RUNTIME = "RUNTIME_DIRECTORY"  # systemd's variable; may list several folders
-_OUTCOME = "reload"  # the file's name
+_FIRST_DESCRIPTOR = 3  # first descriptor from systemd (SD_LISTEN_FDS_START)
+_RUNTIME = "RUNTIME_DIRECTORY"  # systemd's environment variable: folders separated by ':'
+_OUTCOME = "reload"  # name of the file with the outcome of a reload
 _POLL_S = 0.02
 
 
 class Supervisor:
     """The connection to systemd; without systemd it does nothing.
 
-    address: the datagram socket, a path or "@" and an abstract name; None: no systemd. watchdog_s:
-    the watchdog's time-out; None: no watchdog. runtime: the process's runtime folder; None: none.
+    address: systemd's datagram socket, as a path, or as "@" and an abstract name; None: no systemd.
+    watchdog_s: the watchdog's time-out; None: no watchdog. runtime: the process's runtime folder;
+    None: none.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Supervisor:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
             self._address = "\0" + address[1:] if address.startswith("@") else address
-        # twice an interval, so that systemd does not kill for a single late one
+        # half the time-out, so that one late feed does not make systemd kill the daemon
         self.feed_s = watchdog_s / 2 if self._socket is not None and watchdog_s else None
         self._fed_s = -1e9
         self._last_status = ""
@@ -58,7 +59,7 @@ class Supervisor:
     def from_environment(cls) -> "Supervisor":
         """Connect to the supervisor that started this process.
 
-        The variables are removed, so that child processes cannot notify in its name.
+        The variables are removed, so that child processes cannot send messages in its name.
         """
         address = os.environ.pop("NOTIFY_SOCKET", None)
         watchdog = _number(os.environ.pop("WATCHDOG_USEC", None))
@@ -80,7 +81,7 @@ class Supervisor:
             self._send(_status_line(text))
 
     def feed(self) -> None:
-        """Feed the watchdog if that is due; call it at any rate."""
+        """Feed the watchdog if a feed is due; the caller may call this at any rate."""
         if self.feed_s is not None:
             now_s = time.monotonic()
             if now_s - self._fed_s >= self.feed_s / 2:
@@ -100,7 +101,7 @@ class Supervisor:
 
     def reloaded(self, status: str, problem: str) -> None:
         """Report the end of a reload. problem: the failure in one line; "": success."""
-        # before the outcome, which ends the waiting command: systemd must see this first
+        # READY comes before the outcome file, which ends the ExecReload= command
         self.ready(status)
         if self._runtime is not None:
             outcome = f"{self._reloading_us}\n{one_line(problem)}\n"
@@ -148,14 +149,14 @@ def reload(pid: int, within_s: float) -> None:
         raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
     outcome = Path(folders.partition(":")[0]) / _OUTCOME
     requested_us = _now_us()
-    with suppress(OSError):  # clocks of different boots cannot be compared
+    with suppress(OSError):  # an old file may have a time of another boot
         outcome.unlink()
     _signal(pid, signal.SIGHUP)
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        with suppress(OSError, ValueError):  # missing so far, or not written by the daemon
+        with suppress(OSError, ValueError):  # the file is missing so far, or invalid
             began_us, _, problem = outcome.read_text().partition("\n")
-            if int(began_us) >= requested_us:  # not an earlier reload's outcome
+            if int(began_us) >= requested_us:  # otherwise the file is an earlier reload's
                 if problem.strip():
                     raise NotReloadedError(problem.strip())
                 return
@@ -174,7 +175,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _status_line(text: str) -> str:
-    """Format a status line, without line breaks: one in a file's name would begin a new message."""
+    """Return the line ``STATUS=text``; a line break in ``text`` would begin another field."""
     return f"STATUS={one_line(text)}"
 
 

@@ -1,1 +1,1 @@
-"""Emulate a link in front of an edge: slow, long, lossy, or by a trace."""
+"""Emulate a network link to an edge: slow, long, lossy, or with the rates of a trace."""

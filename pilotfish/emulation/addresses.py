@@ -11,15 +11,15 @@ Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
 
 def endpoint_of(sock: socket.socket) -> str:
-    """Return the endpoint that this socket is bound to."""
+    """Return the ZeroMQ endpoint to which a socket is bound."""
     host, port = sock.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def address_of(endpoint: str) -> Address:
-    """Resolve the address to connect to.
+    """Return the address of an edge's endpoint, for a TCP connection.
 
-    Raises UnsupportedError (misspelt), EdgeUnreachableError (no such host).
+    Raises UnsupportedError (endpoint misspelt), EdgeUnreachableError (no such host).
     """
     require_address(endpoint)
     parsed = _parse(endpoint)
@@ -32,7 +32,7 @@ def address_of(endpoint: str) -> Address:
 
 
 def listen_on(endpoint: str) -> socket.socket:
-    """Open a non-blocking listener; ``*`` is every IPv4 address. Raises ListenError."""
+    """Open a non-blocking listener; host ``*`` is every IPv4 address. Raises ListenError."""
     require_listenable(endpoint)
     parsed = _parse(endpoint)
     if parsed is None:
@@ -55,7 +55,7 @@ def _parse(endpoint: str) -> tuple[str, int] | None:
 
 
 def _resolve(host: str, port: int) -> Address:
-    """Resolve a name, IPv4 before IPv6, as ZeroMQ does."""
+    """Resolve a host's name to one address; prefer IPv4 to IPv6, as ZeroMQ does."""
     results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(results, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address

@@ -1,11 +1,11 @@
 """`Emulator`: a slow, long or lossy link in front of an edge, for tests, benchmarks and demos.
 
-In: the address of the edge, and `Conditions`, which may change at run time. Out: an endpoint to
-connect to instead; its traffic is delayed as `emulation.shaper` describes.
+In: the address of the edge, and `Conditions`, which may change at run time. Out: the endpoint of a
+proxy; clients connect to it, and it delays their traffic as `emulation.shaper` describes.
 
-The proxy is that of `pilotfish emulate`, in a process of its own, because it would be late by
-milliseconds in one interpreter with a busy test. A socket pair carries conditions and totals; the
-proxy stops when its parent ends for any reason.
+The proxy is the same as in `pilotfish emulate`. It has its own process: in the interpreter of a
+busy test it would be late by milliseconds. A socket pair carries conditions and totals; the proxy
+stops when its parent ends for any reason.
 """
 
 import math
@@ -53,8 +53,9 @@ class Conditions(Struct, frozen=True, kw_only=True):
     trip; each segment draws uniformly from [0, jitter_s/2] each way, without reordering. up_bps,
     down_bps: bit/s of TCP payload; None: no limit. trace_up, trace_down: paths of Mahimahi traces,
     in place of a rate. loss: share of lost segments (≤ 1500 bytes); TCP sends them again, so loss
-    shows as stalls. seed: seed of jitter and loss. buffer_bytes: payload bytes each way that may
-    wait for the link before the sender must wait; None: the bytes of 0.25 s, from 3,000 to 512 KiB.
+    shows as stalls. seed: seed of jitter and loss. buffer_bytes: payload bytes that may queue for
+    the link, each way, before the sender must wait; None: the bytes that the link carries in 0.25
+    s, at least 3,000 and at most 512 KiB.
     """
 
     rtt_s: Annotated[float, setting("round trip, as 50ms", form="duration", metavar="TIME")] = 0.0
@@ -115,7 +116,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Totals: payload bytes delivered, segments lost (and sent again), connections."""
+    """Totals so far: payload bytes delivered, segments lost (and sent again), connections."""
 
     up_bytes: int = 0
     down_bytes: int = 0
@@ -125,10 +126,11 @@ class Traffic:
 
 
 class Emulator:
-    """Runs the proxy inside a ``with`` block; clients connect to ``endpoint``.
+    """A proxy that runs inside a ``with`` block; clients connect to its ``endpoint``.
 
-    connect: the edge, ``tcp://HOST:PORT``, which may start later. listen: port 0 means a free port.
-    ``since_s``: the start of the present ``conditions`` and of their traces (``time.monotonic()``).
+    connect: the edge's address, ``tcp://HOST:PORT``; the edge may start later. listen: the proxy's
+    address; port 0 means a free port. since_s: the time (``time.monotonic()``) at which the present
+    ``conditions`` and their traces began.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class Emulator:
         self.since_s = math.nan
         self._connect = connect
         self._listen = listen
-        self._lock = threading.Lock()  # one request at a time
+        self._lock = threading.Lock()  # allows the proxy one request at a time
         self._child: ChildProcess | None = None
 
     @property
@@ -180,8 +182,8 @@ class Emulator:
     def set(self, conditions: Conditions | None = None, /, **changes: Any) -> None:
         """Change the link; return when the change is in effect.
 
-        changes: the changed fields of `Conditions`, such as ``set(rtt_s=0.1)``. Segments that have
-        left keep their delay; waiting ones use the new rate. Traces start again.
+        changes: the changed fields of `Conditions`, such as ``set(rtt_s=0.1)``. Segments in
+        transit keep their delay; waiting segments use the new rate. Traces start again.
         """
         wanted = structs.replace(conditions or self.conditions, **changes)
         self.since_s = self._request(set=structs.asdict(wanted))["since_s"]

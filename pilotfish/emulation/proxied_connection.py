@@ -7,13 +7,13 @@ from contextlib import suppress
 
 from pilotfish.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShaper
 
-# Bytes that the kernel buffers before the emulated queue, per socket. With a small buffer the
-# sender is blocked at once, and its acknowledgements follow the link's rate.
+# Bounds of the kernel's receive buffer (bytes a socket); bytes pass it before the emulated queue.
+# A small buffer blocks the sender soon, so that it notices the link's rate.
 _LEAST_RECEIVED, _MOST_RECEIVED = 2304, 256 * 1024
 _READ_BYTES = 43 * SEGMENT_BYTES
 _SEND_BYTES = 256 * 1024
-_SEND_PARTS = 1024  # IOV_MAX
-_LINGER_0 = struct.pack("ii", 1, 0)  # close() then sends a reset
+_SEND_PARTS = 1024  # most buffers of one `sendmsg` (IOV_MAX)
+_LINGER_0 = struct.pack("ii", 1, 0)  # SO_LINGER with 0 s: `close` sends a reset
 
 
 class DirectedFlow(Flow):
@@ -25,10 +25,10 @@ class DirectedFlow(Flow):
     def __init__(self, shaper: "LinkShaper[DirectedFlow]") -> None:
         super().__init__()
         self.shaper = shaper
-        self.finished = False  # its FIN was delivered
+        self.finished = False  # the flow's FIN was delivered
 
     def take_due(self, now: float) -> list[bytes]:
-        """Remove and return due bytes, up to a FIN or RESET and up to `_SEND_BYTES`."""
+        """Remove and return the bytes that are due, up to a FIN, a RESET or `_SEND_BYTES`."""
         parts: list[bytes] = []
         size = 0
         while size < _SEND_BYTES and len(parts) < _SEND_PARTS - 1 and self.due_s() <= now:
@@ -51,8 +51,8 @@ class SocketEnd:
         self.into = into
         self.connecting = False
         self.finished = False  # no more bytes can be read
-        self.broken = False  # reset, or given up by the kernel
-        self.hung = False  # both sides have sent FIN, but bytes are unread
+        self.broken = False  # the connection was reset, or the kernel gave up on it
+        self.hung = False  # both sides have sent FIN; some bytes are unread
         self.blocked = False  # the kernel's send buffer is full
         self._rest = b""  # bytes that the kernel did not accept
         self._watched: int | None = None  # events registered with epoll; None: not registered
@@ -66,7 +66,7 @@ class SocketEnd:
 
     @property
     def has_rest(self) -> bool:
-        """Whether due bytes wait for the kernel."""
+        """Whether bytes that are due wait for room in the kernel's send buffer."""
         return bool(self._rest)
 
     def watch(self, epoll: select.epoll, *, paused: bool) -> None:
@@ -74,7 +74,7 @@ class SocketEnd:
         reads = not (self.finished or self.connecting or paused)
         writes = self.blocked or self.connecting
         wanted: int | None = select.EPOLLIN * reads | select.EPOLLOUT * writes
-        # epoll reports errors even without events; they are useful while the end is paused
+        # epoll reports errors even if no event is registered; a paused end needs these reports
         if not wanted and (self.finished or self.hung):
             wanted = None
         if wanted == self._watched:
@@ -100,7 +100,7 @@ class SocketEnd:
         return shaper.full or self.out.full or stuck
 
     def receive(self) -> bytes | None:
-        """Read bytes, FIN or RESET; raises BlockingIOError if there are none yet."""
+        """Return received bytes, FIN or RESET; raises BlockingIOError if nothing has arrived."""
         room = self.out.shaper.room
         size = max(SEGMENT_BYTES, min(_READ_BYTES, room - room % SEGMENT_BYTES))
         try:
@@ -113,7 +113,10 @@ class SocketEnd:
         return data
 
     def send(self, parts: list[bytes]) -> int:
-        """Send the rest and these bytes; return the number sent. Raises OSError on a reset."""
+        """Send the rest of the last call and ``parts``; return the number of bytes sent.
+
+        Raises OSError if the connection was reset.
+        """
         if self._rest:
             parts = [self._rest, *parts]
         try:
@@ -138,8 +141,8 @@ class SocketEnd:
 def limit_received(sock: socket.socket, shaper: LinkShaper[DirectedFlow]) -> None:
     """Bound the kernel's receive buffer by the link's queue.
 
-    Connections inherit the option from their listener. Segments are as short as the emulated ones,
-    since a sender would wait for room for a whole loopback segment of 64 KiB.
+    Accepted connections inherit both options from their listener. TCP's segments get the emulated
+    size: with the loopback's 64 KiB, a sender would wait until a whole segment fits.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
     size = max(_LEAST_RECEIVED, min(shaper.buffer_bytes // 2, _MOST_RECEIVED))

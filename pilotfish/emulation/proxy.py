@@ -1,8 +1,9 @@
 """The proxy of `Emulator` and `pilotfish emulate`: sockets and a clock around two shapers.
 
-The proxy has one thread. The time-outs of epoll are whole milliseconds, too coarse for a link of
-1 ms, so `select` waits for the epoll descriptor with a time-out in microseconds. A machine still
-wakes 0.1 to 0.2 ms late after a long sleep; the loop measures that delay and wakes earlier by it.
+The proxy has one thread. The time-outs of epoll are whole milliseconds, too coarse for a link of 1
+ms, so `select` waits for the epoll descriptor with a time-out in microseconds. A machine still
+wakes 0.1 to 0.2 ms late after a long sleep; the loop measures this delay and shortens its time-outs
+by it.
 
 The end, half-close and reset of a connection cross the link in order with its bytes. The proxy does
 not model TCP's handshake (it accepts at once), slow start, headers, or congestion control after a
@@ -33,9 +34,9 @@ from pilotfish.emulation.shaper import RESET, LinkShaper, split_conditions
 
 _log = logging.getLogger("pilotfish.emulate")
 
-_EARLY_S = 0.0001  # bytes that are due within this time are sent now
-_LATE_S = 0.001  # longer delays are a busy machine's, not the timer's
-_LONGEST_S = 3600.0  # a selector's longest time-out
+_EARLY_S = 0.0001  # time (s): bytes that are due within it are sent now
+_LATE_S = 0.001  # longest delay (s) ascribed to the timer; a longer one is a busy machine's
+_LONGEST_S = 3600.0  # longest time-out of one `select` (s)
 _BROKEN = select.EPOLLERR | select.EPOLLHUP
 
 
@@ -46,7 +47,7 @@ def take_precedence() -> None:
 
 
 class Proxy:
-    """Listens on ``endpoint`` and relays connections to ``connect`` over the emulated link.
+    """A listener at ``endpoint`` that relays connections to ``connect`` over the emulated link.
 
     Raises ListenError, UnsupportedError, EdgeUnreachableError, TraceError.
     """
@@ -67,7 +68,7 @@ class Proxy:
         self._refused_until_s = self._silent_until_s = -math.inf
         self._target_absent = False
         self._full_logged = False
-        self._late_s = 0.00015  # mean delay of this machine in waking
+        self._late_s = 0.00015  # mean delay of a wake-up on this machine (s)
         self._running = True
         self._listener = listen_on(listen)
         limit_received(self._listener, self._up)
@@ -75,7 +76,7 @@ class Proxy:
         self._epoll = select.epoll()
         self._watchers: dict[int, Callable[[], None]] = {}
         self._set_accepting(True)
-        # two descriptors a connection, and 32 for other files
+        # a connection takes two descriptors; 32 are reserved for other files
         self._max_connections = max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 32) // 2)
 
     def change(self, conditions: Conditions) -> None:
@@ -96,7 +97,7 @@ class Proxy:
             return
         self._refused_until_s = until_s
         for end in list(self._ends.values()):
-            if end.descriptor in self._ends:  # not dropped together with its peer
+            if end.descriptor in self._ends:  # otherwise it was dropped together with its peer
                 self._drop(end)
 
     def traffic(self) -> Traffic:
@@ -123,7 +124,8 @@ class Proxy:
         while self._running:
             self._sleep(self._deliver(monotonic() + _EARLY_S))
             happened = self._epoll.poll(0)
-            # sockets first: a new connection must not reuse a descriptor with a pending event
+            # listener first, while connections with pending events are open: a new connection
+            # cannot get a descriptor that has a pending event
             happened.sort(key=lambda event: event[0] not in self._watchers)
             for descriptor, events in happened:
                 if (other := self._watchers.get(descriptor)) is not None:
@@ -132,7 +134,7 @@ class Proxy:
                     self._serve(end, events)
 
     def _sleep(self, until_s: float) -> None:
-        """Wait for a socket or for this time; wake earlier by the mean delay."""
+        """Wait for a socket or for this time; the mean delay is subtracted from the time-out."""
         if math.isinf(until_s):
             select.select([self._epoll], [], [])
             return
@@ -174,7 +176,7 @@ class Proxy:
                 reset(near)
             else:
                 self._open(near)
-        self._set_accepting(False)  # until a connection ends
+        self._set_accepting(False)  # until `_forget` closes a connection
         if not self._full_logged:
             _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
         self._full_logged = True
@@ -209,7 +211,7 @@ class Proxy:
         self._watch(end)
 
     def _refuse(self, end: SocketEnd, failed: int) -> None:
-        if not self._target_absent:  # one line, though a device retries several times a second
+        if not self._target_absent:  # logged once: a device retries several times a second
             _log.warning("%s does not answer: %s", self._connect, os.strerror(failed))
         self._target_absent = True
         self._drop(end)
@@ -226,7 +228,7 @@ class Proxy:
             self._active.discard(side.out)
             self._paused.discard(side)
             if self._ends.pop(side.descriptor, None) is not None:
-                side.socket.close()  # this also removes it from epoll
+                side.socket.close()  # epoll forgets a closed socket
         self._set_accepting(True)
 
     def _watch(self, end: SocketEnd) -> None:
@@ -245,7 +247,7 @@ class Proxy:
         elif events & select.EPOLLHUP:
             end.hung = True
         if end.blocked and events & (select.EPOLLOUT | _BROKEN):
-            end.blocked = False  # `_deliver` sends, or meets the error
+            end.blocked = False  # `_deliver` sends, or gets the error
         if end.descriptor in self._ends:
             self._watch(end)
 
@@ -319,13 +321,13 @@ class Proxy:
         except OSError:
             self._break(end)
             return
-        if end.blocked and flow.source.broken:  # nobody would ever read the rest
+        if end.blocked and flow.source.broken:  # nobody may ever read the rest
             self._drop(end)
         else:
             self._watch(end)
 
     def _finish(self, flow: DirectedFlow) -> None:
-        """Deliver a sender's FIN."""
+        """Pass a sender's FIN on to the receiver."""
         flow.sink.finish()
         flow.finished = True
         if flow.sink.out.finished:

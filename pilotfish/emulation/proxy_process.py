@@ -1,8 +1,8 @@
 """The emulator's process: a `Proxy` with a pipe to the `Emulator` that started it.
 
 `python -m pilotfish.emulation.proxy_process DESCRIPTOR` reads requests from a socket, one JSON
-object a line, and answers each with one. The first request configures the proxy; later ones change
-the link or request totals. When the other end closes, the process ends.
+object a line, and answers each with one JSON object. The first request configures the proxy; later
+ones change the link or request totals. When the other end closes, the process ends.
 """
 
 import gc
@@ -40,7 +40,7 @@ def main(descriptor: int) -> int:
             return error.exit_code
 
         def serve_request() -> None:
-            request = pipe.receive()  # the parent writes whole lines, one at a time
+            request = pipe.receive()  # never blocks: the parent writes whole lines
             if request is None:
                 proxy.stop()
                 return

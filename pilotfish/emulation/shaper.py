@@ -3,16 +3,16 @@
 In: bytes of TCP connections (`Flow`), with their time of arrival. Out: a deque of segments for each
 flow, and the time at which the first is due.
 
-Bytes are cut into segments of at most 1500. The segments of all flows share one queue, in order of
-arrival. A segment starts when it has arrived and the one before it has left. It leaves after
-size·8/rate seconds, or at its delivery opportunity in a trace. It is due rtt/2 plus jitter later,
-and not before the segment ahead of it. All times follow from the schedule, not from the calls of
-`advance`, so that late calls do not add up.
+Bytes are cut into segments of at most 1500 bytes. The segments of all flows share one queue, in
+order of arrival. A segment starts when it has arrived and the segment before it has left. It leaves
+after size·8/rate seconds, or at its delivery opportunity in a trace. It is due rtt/2 plus jitter
+later, and not before the segment ahead of it. All times are computed from earlier times, not from
+the time of a call of `advance`, so that the delays of late calls do not add up.
 
 Loss shows as TCP's retransmissions. A lost segment arrives one RTT after the third segment that
 follows it on its flow (three duplicate acknowledgements, RFC 5681 §3.2), or after a time-out of RTT
-+ 200 ms (RFC 6298 with Linux's least variance) when fewer follow until then. Later segments of its
-flow wait for it. A retransmission is never lost.
++ 200 ms (RFC 6298 with Linux's least variance) if fewer segments follow before then. Later segments
+of its flow wait for it. A retransmission is never lost.
 """
 
 import math
@@ -27,22 +27,23 @@ SEGMENT_BYTES = OPPORTUNITY_BYTES
 FOLLOWERS = 3
 RETRANSMISSION_VARIANCE_S = 0.2
 
-MAX_WAITING_BYTES = 512 * 1024  # queue of a direction, unless `Conditions.buffer_bytes` is larger
-BUFFER_S = 0.25  # default queue in seconds of the rate, as in a modem of moderate size
-_LEAST_BUFFER = 2 * SEGMENT_BYTES  # with less the link would idle between two segments
-MAX_HELD_BYTES = 32 * 1024 * 1024  # bytes of a flow: those in transit at 1 Gbit/s and 250 ms
-_OBJECT_BYTES = 256  # memory of a segment besides its bytes
+MAX_WAITING_BYTES = 512 * 1024  # largest queue of a direction without `Conditions.buffer_bytes`
+BUFFER_S = 0.25  # default queue: the bytes of this time (s), as in a modem of moderate size
+_LEAST_BUFFER = 2 * SEGMENT_BYTES  # bytes; with fewer the link would idle between two segments
+MAX_HELD_BYTES = 32 * 1024 * 1024  # most memory of a flow: that in transit at 1 Gbit/s and 250 ms
+_OBJECT_BYTES = 256  # memory of a segment without its data (bytes)
 
-# a segment's data: the sender has finished (FIN), or the connection is broken (RST)
+# Data of two special segments: the sender has finished (FIN), the connection is broken (RST).
 FIN = b""
 RESET = None
-_DEPARTURES_S = 0.001  # departures may be processed so late, since arrivals are later
+_DEPARTURES_S = 0.001  # longest delay (s) of `advance` after a departure
 
 
 class Segment(NamedTuple):
     """Bytes in transit (or FIN, RESET).
 
-    left_s, due_s: departure and arrival as if not lost. repair_s: the RTT if lost; None: not lost.
+    left_s: departure. due_s: arrival, if the segment is not lost. repair_s: the RTT, which a
+    retransmission takes; None: not lost.
     """
 
     data: bytes | None
@@ -56,7 +57,7 @@ class Flow:
 
     def __init__(self) -> None:
         self.in_transit: deque[Segment] = deque()
-        self.held_bytes = 0  # memory from `LinkShaper.put` until `take`
+        self.held_bytes = 0  # memory of the segments from `LinkShaper.put` until `take`
         self.dead = False  # the receiver has ended; new bytes are dropped
 
     @property
@@ -65,7 +66,7 @@ class Flow:
         return self.held_bytes >= MAX_HELD_BYTES
 
     def due_s(self) -> float:
-        """Return the arrival of the next segment as known now; inf without one."""
+        """Return the arrival time of the next segment, as known now; inf: none is in transit."""
         if not self.in_transit:
             return math.inf
         first = self.in_transit[0]
@@ -78,13 +79,13 @@ class Flow:
         return arrives
 
     def take(self) -> bytes | None:
-        """Remove the next segment."""
+        """Remove the next segment and return its data."""
         data = self.in_transit.popleft().data
         self.held_bytes -= _memory_bytes(data)
         return data
 
     def drop(self) -> None:
-        """Drop all segments, now and from now on."""
+        """Drop the segments in transit and all later segments."""
         self.dead = True
         self.in_transit.clear()
         self.held_bytes = 0
@@ -139,13 +140,13 @@ class LinkShaper(Generic[F]):
 
     def __init__(self, shape: LinkShape, now: float) -> None:
         self._waiting: deque[tuple[F, bytes | None, float]] = deque()
-        self._left_s = now  # departure of the last segment
-        self._next_s = math.inf  # departure of the first waiting segment
+        self._left_s = now  # departure time of the last segment
+        self._next_s = math.inf  # departure time of the first waiting segment
         self._apply_shape(shape, now)
-        self.waiting_bytes = 0  # memory of the waiting segments
-        self._queued_bytes = 0  # payload of the waiting segments
+        self.waiting_bytes = 0  # memory of the waiting segments (bytes)
+        self._queued_bytes = 0  # payload of the waiting segments (bytes)
         self.lost = 0
-        self.moved: set[F] = set()  # flows with new departures; the owner clears it
+        self.moved: set[F] = set()  # flows with new segments in transit; the caller clears the set
 
     def _apply_shape(self, shape: LinkShape, now: float) -> None:
         self._shape = shape
@@ -168,7 +169,7 @@ class LinkShaper(Generic[F]):
 
     @property
     def room(self) -> int:
-        """The payload bytes that fit into the queue; may be below 0."""
+        """The payload bytes that still fit into the queue; may be below 0."""
         return self.buffer_bytes - self._queued_bytes
 
     def wake_s(self) -> float:
@@ -198,7 +199,7 @@ class LinkShaper(Generic[F]):
         self._waiting.append((flow, data, now))
 
     def _schedule(self) -> None:
-        """Compute the departure of the first waiting segment."""
+        """Compute the departure time of the first waiting segment."""
         if not self._waiting:
             self._next_s = math.inf
             return

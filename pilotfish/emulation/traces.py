@@ -1,11 +1,11 @@
 """Packet-delivery traces in the format of Mahimahi's `mm-link`.
 
 In: a text file; each line is a time in whole milliseconds, in order, at which the link can carry
-one packet of 1500 bytes. A repeated line is two packets. Out: the departure of each segment, in
-order.
+one packet of 1500 bytes. A line that stands twice means two packets. Out: the departure of each
+segment, in order.
 
-The trace repeats, with its last time as its period. An opportunity without waiting bytes is lost;
-small segments share one, and a segment without room continues in the next one. (Mahimahi,
+The trace repeats, with its last time as its period. An opportunity is lost if no bytes wait. Small
+segments share an opportunity; a segment that does not fit continues in the next one. (Mahimahi,
 link_queue.cc; Netravali et al., USENIX ATC 2015, §4)
 """
 
@@ -22,14 +22,14 @@ OPPORTUNITY_BYTES = 1500
 
 
 class Trace:
-    """The delivery opportunities of one direction of a link; ``times_ms`` in order, never empty."""
+    """The delivery opportunities of one direction of a link; times_ms: ascending, never empty."""
 
     def __init__(self, times_ms: "array[int]") -> None:
         self.times_ms = times_ms
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """Read a trace file; raises TraceError, with the line at fault."""
+        """Read a trace file; raises TraceError, which names the line at fault."""
         try:
             lines = without_bom(Path(path).read_bytes()).splitlines()
         except OSError as error:
@@ -68,13 +68,13 @@ class Trace:
         return len(self.times_ms) * OPPORTUNITY_BYTES * 8 / self.period_s
 
     def time_s(self, index: int) -> float:
-        """Return the time of opportunity ``index``, counted through all repetitions."""
+        """Return the time of opportunity ``index``; the index counts through all repetitions."""
         cycle, place = divmod(index, len(self.times_ms))
         return (cycle * self.times_ms[-1] + self.times_ms[place]) / 1e3
 
     def first_from(self, time_s: float) -> int:
         """Return the index of the first opportunity at ``time_s`` or later."""
-        # a nanosecond of tolerance: sums of clock readings are not exact
+        # tolerance of 1 ns, since sums of clock readings are not exact
         cycle, rest_ms = divmod(math.ceil(time_s * 1e3 - 1e-6), self.times_ms[-1])
         if rest_ms == 0 and cycle > 0:  # the end of one cycle is the start of the next
             cycle, rest_ms = cycle - 1, self.times_ms[-1]
@@ -82,17 +82,17 @@ class Trace:
 
 
 class TraceClock:
-    """Assigns segments to the opportunities of a trace that began at ``start_s``."""
+    """The position in a trace that began at ``start_s``; assigns opportunities to segments."""
 
     def __init__(self, trace: Trace, start_s: float) -> None:
         self._trace = trace
         self._start_s = start_s
-        self._index = -1  # the opportunity in use
+        self._index = -1  # number of the opportunity in use
         self._time_s = -math.inf
-        self._room = 0  # bytes left in it
+        self._room = 0  # bytes that still fit into the opportunity
 
     def leave(self, arrival_s: float, size: int) -> float:
-        """Return the departure of the last byte of a segment that arrived at ``arrival_s``."""
+        """Return the departure time of the last byte of a segment that arrived at ``arrival_s``."""
         if self._time_s < arrival_s:
             first = self._trace.first_from(arrival_s - self._start_s)
             self._use_opportunity(max(self._index + 1, first))

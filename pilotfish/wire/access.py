@@ -1,8 +1,8 @@
 """Access control: the answering side of ZeroMQ's authentication protocol (ZAP, RFC 27).
 
-ZeroMQ sends a request for every CURVE handshake over an in-process socket; if nobody answered it
-would admit every key. The reply names the key as ``User-Id``, so that each message carries its
-sender's key, and a session can belong to a key.
+ZeroMQ sends a request for every CURVE handshake over an in-process socket; if nothing answered
+there, ZeroMQ would admit every key. The reply names the key as ``User-Id``, so that each message
+carries its sender's key, and a session can belong to a key.
 """
 
 import logging
@@ -15,7 +15,7 @@ from zmq.utils import z85
 from pilotfish.wire.refused_keys import RefusedKeys
 
 _ADDRESS = "inproc://zeromq.zap.01"
-DOMAIN = b"pilotfish"  # domain of the edge's first key; `key_domain` names the others'
+DOMAIN = b"pilotfish"  # ZAP domain of the edge's first key; `key_domain` returns the others
 BAN_S = 60.0
 # ZAP's status codes. After 300, a temporary failure, ZeroMQ closes the connection; the peer
 # retries.
@@ -25,16 +25,17 @@ _log = logging.getLogger("pilotfish.wire")
 
 
 def key_domain(number: int) -> bytes:
-    """Return the ZAP domain of the edge's key with this number, from 0."""
+    """Return the ZAP domain of the edge's key with this number; the first key has number 0."""
     return DOMAIN + b".%d" % number if number else DOMAIN
 
 
 class Gate:
-    """Answers ZeroMQ's requests from an allow-list of public keys in Z85.
+    """A server that answers ZeroMQ's requests by an allow-list of public keys in Z85.
 
     ``allowed`` may be replaced at any time. ``refused`` counts and logs refused handshakes.
-    ``is_full`` returns whether too many messages of a key still wait; then its handshake fails for
-    a time, and the client retries. ``present_domain``: the domain of the edge's present key.
+    ``is_full`` returns whether too many bytes of a key's messages still wait; a handshake with the
+    key then fails, and the client retries. ``present_domain``: ZAP domain of the edge's present
+    key.
     """
 
     def __init__(
@@ -44,15 +45,15 @@ class Gate:
         self.allowed = allowed
         self.present_domain = DOMAIN
         self.is_full: Callable[[bytes], bool] = lambda key: False
-        self._domains: dict[bytes, bytes] = {}  # admitted key → domain
-        self._bans: dict[bytes, float] = {}  # key → end of its ban, monotonic seconds
+        self._domains: dict[bytes, bytes] = {}  # admitted key → ZAP domain of its last handshake
+        self._bans: dict[bytes, float] = {}  # key → end of its ban (monotonic, s)
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ADDRESS)
 
     @property
     def allowed(self) -> Collection[bytes]:
-        """The keys that are admitted."""
+        """The public keys (Z85) that are admitted."""
         return self._allowed
 
     @allowed.setter
@@ -70,12 +71,12 @@ class Gate:
 
     @property
     def clients_of_former_key(self) -> set[bytes]:
-        """The listed keys that last connected with the edge's former key."""
+        """The allowed keys of clients that last connected with the edge's former key."""
         domains = [*self._domains.items()]
         return {key for key, by in domains if by != self.present_domain and key in self.allowed}
 
     def answer_requests(self) -> bool:
-        """Answer all waiting requests; `socket` is readable when there are some. Return False."""
+        """Answer all waiting requests; `socket` is readable while requests wait. Return False."""
         while self.socket.poll(0):
             self._answer_one()
         return False

@@ -1,4 +1,4 @@
-"""Check the address of an edge as people write it, to connect to or to listen on."""
+"""Check an edge's address as people write it: an address to connect to, or to listen on."""
 
 import ipaddress
 import re
@@ -11,19 +11,19 @@ _FORBIDDEN = re.compile(r"[\s@/?#]")  # characters that no host name has
 
 
 def require_address(endpoint: str, party: str = "an edge") -> None:
-    """Raise `UnsupportedError`, with advice, unless it is ``tcp://HOST:PORT`` or local."""
+    """Raise `UnsupportedError` with advice, unless ``endpoint`` is ``tcp://HOST:PORT`` or local."""
     if advice := _advice(endpoint, listens=False):
         raise UnsupportedError(f"{endpoint!r} is no address of {party}{advice}")
 
 
 def require_listenable(endpoint: str) -> None:
-    """Raise `ListenError`, with advice, unless it is such an address; port 0 means a free port."""
+    """Raise `ListenError`, with advice, unless an edge can listen there; port 0: a free port."""
     if advice := _advice(endpoint, listens=True):
         raise ListenError(f"{endpoint!r} is no address to listen on{advice}")
 
 
 def _advice(endpoint: str, *, listens: bool) -> str:
-    """Return the end of a sentence that begins "… is no address"; "" if it is an address."""
+    """Return the end of a sentence that begins "… is no address"; "" for an address."""
     if endpoint.startswith(_LOCAL):
         return ""
     if endpoint.isdecimal():
@@ -44,7 +44,7 @@ def _advice(endpoint: str, *, listens: bool) -> str:
 
 
 def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an IP address, an IPv4-mapped one as IPv4; return None for a name."""
+    """Parse an IP address, and an IPv4-mapped address as IPv4; return None for a name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,13 +1,14 @@
 """Count the messages that ended connections left in ZeroMQ's queue.
 
 ZeroMQ keeps the queued messages of a connection that is cut. If they did not count, a client that
-reconnects at once could queue as much each time. Their bytes count for the client's key; without
-keys, and for strangers, they count for the empty key. They stop counting when ZeroMQ delivers them,
-when the queue was empty, or after so many messages of other connections that one of theirs must
-have been among them, since ZeroMQ serves all connections in turn.
+reconnects at once could queue as much again each time. Their bytes count for the client's key;
+without keys, and for strangers (connections without a message so far), they count for the empty
+key. They stop counting when ZeroMQ delivers them, or when its queue was empty. They also stop after
+a number of messages of other connections: ZeroMQ serves all connections in turn, so it would have
+delivered all messages of the ended connection by then.
 
-The bytes that arrive between the last check of a connection and its end are unknown; the growth of
-the process in that time serves as the estimate.
+The number of bytes that arrive between the last check of a connection and its end is unknown; the
+growth of the process in that time is the estimate.
 """
 
 from collections import Counter
@@ -18,11 +19,12 @@ from typing import Final
 from pilotfish.wire.memory_watch import SLACK_BYTES, ReceiveCounter
 from pilotfish.wire.peer_connection import BACKLOG, UNFINISHED, PeerConnection
 
-# Messages of full size that may be incomplete at once: of all peers, and of one key with several
-# connections (or of all strangers, since a key is unknown before the first message).
+# Limits of undelivered bytes, in messages of full size: for all peers, and for one key with several
+# connections (or for all strangers, since a key is unknown before the first message).
 _MAX_TOTAL, _MAX_PER_KEY = 4, 0.5
 _MEMORY_PER_BYTE: Final = 4  # bytes of memory that one byte of a message takes
-# An ended connection has nothing left after 2 messages for each connection, and 64 more.
+# An ended connection has no message left in the queue after ZeroMQ has delivered 2 messages for
+# each connection, and 64 more.
 _EMPTY_ROUNDS, _EMPTY_MESSAGES = 2, 64
 
 
@@ -32,11 +34,11 @@ class _EndedConnection:
 
     key: bytes
     counter: ReceiveCounter
-    drop_messages: bool  # its messages are dropped
-    total_at_last: int  # messages delivered from all when its last one was
-    own_messages: int  # messages delivered from it by then
+    drop_messages: bool  # its remaining messages are dropped
+    total_at_last: int  # messages delivered from all peers up to its last delivered one
+    own_messages: int  # messages delivered from it
     estimated_bytes: int = 0  # bytes that arrived after the last check
-    checked: bool = False  # it had ended before the last check
+    checked: bool = False  # the connection had ended before the last check
 
     @property
     def left_bytes(self) -> int:
@@ -44,31 +46,31 @@ class _EndedConnection:
 
 
 class Backlog:
-    """The queued messages of ended connections; callers that change it hold a lock.
+    """The queued messages of ended connections; a caller that changes them must hold a lock.
 
     message_bytes: the most bytes of one message. keyed: clients have keys.
     """
 
     def __init__(self, message_bytes: int, *, keyed: bool) -> None:
-        # as of the last check, with the connections that ended since
+        # bytes at the last check, and bytes of connections that ended since then
         self.bytes_by_key: Counter[bytes] = Counter()
         self._limit = message_bytes + SLACK_BYTES
         self._keyed = keyed
         self._by_client: dict[bytes, _EndedConnection] = {}  # by ZeroMQ's routing id
-        self._unidentified: list[_EndedConnection] = []  # ended before a message was delivered
-        self._unidentified_messages = 0  # delivered messages that may be theirs
+        self._unidentified: list[_EndedConnection] = []  # connections without a delivered message
+        self._unidentified_messages = 0  # delivered messages that may be from these
 
     def __len__(self) -> int:
         return len(self._by_client) + len(self._unidentified)
 
     def is_full(self, key: bytes = b"") -> bool:
-        """Return whether a key's ended connections left so much that new ones have to wait."""
+        """Return whether a key's ended connections left so many bytes that new ones must wait."""
         backlog = self.bytes_by_key
         in_all = backlog[key] > 0 and backlog.total() > _MAX_TOTAL * self._limit
         return in_all or backlog[key] > _MAX_PER_KEY * self._limit
 
     def add(self, connection: PeerConnection, received: int) -> None:
-        """Add a connection that ended; received: messages delivered so far, from all peers."""
+        """Add an ended connection; received: number of messages delivered so far, of all peers."""
         counter, key = connection.counter, self._charged_key(connection)
         ended = _EndedConnection(key, counter, connection.drop_messages, received, counter.messages)
         if connection.client:
@@ -80,7 +82,7 @@ class Backlog:
     def note_message(self, client: bytes, size: int, frames: int) -> bool | None:
         """Count a delivered message of a client that is not connected.
 
-        Return whether to drop it; None: no ended connection has this name.
+        Return whether to drop it; None: no ended connection has this routing id.
         """
         ended = self._by_client.get(client)
         if ended is not None:
@@ -94,11 +96,11 @@ class Backlog:
         return None
 
     def check(self, received: int, connected: int, grown: int, *, drained: bool) -> None:
-        """Recount the bytes that are left.
+        """Recount the bytes that ended connections have left.
 
         received: messages delivered so far, from all peers. connected: number of open connections.
-        grown: bytes by which the process grew since the last check. drained: the queue was empty
-        since then.
+        grown: bytes by which the process grew since the last check. drained: the queue was empty at
+        some time since the last check.
         """
         turns = _EMPTY_ROUNDS * (connected + len(self)) + _EMPTY_MESSAGES
 
@@ -129,7 +131,7 @@ class Backlog:
             self.bytes_by_key[ended.key] += ended.left_bytes
 
     def excess(self, holders: list[PeerConnection]) -> Iterator[tuple[PeerConnection, str]]:
-        """Yield connections to cut, and the reason: strangers first, then keys that hold most.
+        """Yield connections to cut, with reasons: strangers first, then the keys with most bytes.
 
         holders: connections with held bytes.
         """
@@ -140,7 +142,8 @@ class Backlog:
 
         def order(connection: PeerConnection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), held_by[connection.owner]
-            # the key's most complete message is cut last
+            # of a key, the connection with most held bytes is cut last: it is nearest to the end of
+            # its message
             held = connection.counter.held_bytes
             return (known, -key, held) if known else (known, 0, -held)
 
@@ -152,7 +155,7 @@ class Backlog:
             if held > limit or total > _MAX_TOTAL * limit:
                 yield connection, UNFINISHED
             elif held < of_key > _MAX_PER_KEY * limit:
-                yield connection, BACKLOG  # the key (or the strangers) holds a larger one
+                yield connection, BACKLOG  # the key (or the strangers) has a connection with more
             elif left and (of_key + left > limit or in_all > _MAX_TOTAL * limit):
                 yield connection, BACKLOG
             else:
@@ -161,5 +164,5 @@ class Backlog:
             held_by[connection.owner] -= held
 
     def _charged_key(self, connection: PeerConnection) -> bytes:
-        """Return the key that a connection's bytes count for."""
+        """Return the key for which a connection's bytes count."""
         return connection.owner if self._keyed else b""

@@ -1,7 +1,7 @@
 """The device's socket to one edge, and the state of its connection.
 
-An edge may be as hostile as a device, so the memory that it can make this process hold is bounded
-here, as `wire.connections` does at the edge. Only `check_memory`, which the memory watch calls, and
+An edge may be hostile, too. So this module bounds the memory that the edge can make this process
+hold, as `wire.connections` does for devices. Only `check_memory`, which the memory watch calls, and
 `liveness` are thread-safe.
 """
 
@@ -49,21 +49,21 @@ from pilotfish.wire.transport import HANDSHAKE_MS, configure_socket, receive_par
 _log = logging.getLogger("pilotfish.wire")
 
 _SLOW_S = 4.5  # edges of earlier versions end a handshake after 5 s
-# How long a reading of the kernel's counters that shows life stays valid: while the device waits
-# for a reply, and before it sends (the memory watch's readings suffice for that).
+# Largest age (s) of a reading of the kernel's counters that shows life: while the device waits for
+# a reply, and before it sends. (The memory watch's readings are recent enough before it sends.)
 _POLL_S, _WATCH_S = 0.05, 0.3
-_PAUSE_S = (1.0, 30.0)  # disconnection after an endless message; doubling
-_OWNER_IDLE_S = 1.0  # an owner that has not polled for so long may be asleep
-_CLOSE_S = 0.5  # wait for a closed context, which then ends in the background
-_CONNECTION_NUMBERS = count(1)  # unique in this process
+_PAUSE_S = (1.0, 30.0)  # pause (s) after an endless message: first, largest; it doubles each time
+_OWNER_IDLE_S = 1.0  # an owner that has not polled for this time (s) may be asleep
+_CLOSE_S = 0.5  # longest wait (s) for a closing context; it then ends in the background
+_CONNECTION_NUMBERS = count(1)  # numbers that are unique in this process
 _NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
 
 
 class EdgeChannel:
     """A socket to one edge, and the state of its connection from ZeroMQ's monitor.
 
-    quiet_most_s: after so many quiet seconds the connection is ended, and ZeroMQ reconnects; 0: as
-    soon as it is quiet.
+    quiet_most_s: longest time (s) without a sign of life; then the connection is ended, and ZeroMQ
+    reconnects. 0: end the connection as soon as `Liveness.quiet` is true.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class EdgeChannel:
             self._socket.curve_publickey = keys.public
             self._socket.curve_secretkey = keys.secret
         self._monitor = self._socket.get_monitor_socket()
-        # without this, a channel that dies unclosed in a reference cycle would hang: the garbage
+        # without the finalizer, an unclosed channel in a reference cycle would hang: the garbage
         # collector would end the context before its sockets, and wait for them for ever
         self._close = finalize(self, _close, self._context, self._socket, self._monitor, 0.0)
         self._close.atexit = False
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(int(self._monitor.fd), zmq.POLLIN)
-        self._events_lock = threading.Lock()  # the memory watch reads the monitor, too
-        self._unreported = False  # events that the watch read, not yet returned by `receive_raw`
-        self._polled_s = time.monotonic()  # when the owner last read the monitor
+        self._events_lock = threading.Lock()  # guards the monitor; the memory watch reads it, too
+        self._unreported = False  # the memory watch read events that the owner has not seen
+        self._polled_s = time.monotonic()  # time at which the owner last read the monitor
         self._encrypted, self._drained = keys is not None, False
         self._counter = ReceiveCounter(self._encrypted)
         self._most_bytes = message_bytes + SLACK_BYTES
@@ -107,15 +107,15 @@ class EdgeChannel:
         self.endpoint = endpoint
         self.connected = False
         self.connections = 0  # handshakes that succeeded so far
-        # identifies the present or last connection within this process
+        # number of the present or last connection, unique in this process
         self.connection = next(_CONNECTION_NUMBERS)
         self.attempts = ConnectAttempts()
-        self.handshake_s = 0.0  # duration of the last handshake, without TCP's
+        self.handshake_s = 0.0  # duration of the last handshake, without TCP's handshake
         self._quiet_most_s = quiet_most_s
         self._liveness: Liveness | None = None  # None: TCP is not connected
-        # when TCP connected, and the approximate bytes sent since then
+        # time at which TCP connected, and the approximate number of bytes sent since then
         self._connected_s, self._sent_bytes = 0.0, 0
-        self._descriptor: int | None = None  # ZeroMQ's, while TCP is connected
+        self._descriptor: int | None = None  # ZeroMQ's descriptor, while TCP is connected
         self._port = urlsplit(endpoint).port if endpoint.startswith("tcp:") else None
         self._connecting = True
         try:
@@ -125,7 +125,7 @@ class EdgeChannel:
             raise UnsupportedError(
                 f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
-        self.read_events()  # only after that does ZeroMQ's descriptor signal events
+        self.read_events()  # ZeroMQ's descriptor signals events only after this call
         MEMORY_WATCH.add(self)
 
     @property
@@ -139,7 +139,7 @@ class EdgeChannel:
         return self._socket, int(self._monitor.fd)
 
     def send(self, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
-        """Send a message and return its bytes; `zmq.Again` without a connection."""
+        """Send a message and return its size in bytes; raises `zmq.Again` without a connection."""
         header = encode(message)
         send_parts(self._socket, [header, *frames])
         size = len(header) + sum(map(len, frames))
@@ -159,7 +159,7 @@ class EdgeChannel:
         return self._sent_bytes
 
     def receive(self, timeout_s: float) -> tuple[Reply, list[Buffer], int] | None:
-        """Return the next message, its frames and its size in bytes; else as `receive_raw`."""
+        """Return the next message, its frames and its size in bytes; None: see `receive_raw`."""
         message = self.receive_raw(timeout_s)
         if message is None:
             return None
@@ -182,7 +182,7 @@ class EdgeChannel:
                 parts = receive_parts(self._socket)
                 buffers: list[Buffer] = [part.buffer for part in parts]
                 more = parts[-1].more
-                while more:  # drop the excess parts: no message has so many
+                while more:  # drop the excess parts: no valid message has as many
                     more = self._socket.recv(_NOBLOCK, copy=False).more
                 size = sum(map(len, buffers))
                 self._counter.add(size, len(parts))
@@ -201,11 +201,11 @@ class EdgeChannel:
             self.reconnect_now()
         elif self.attempts.due or self._dual_stack.due:
             self.reconnect_now()
-        elif self._dual_stack.pauses:  # else ZeroMQ would go on with this family alone
+        elif self._dual_stack.pauses:  # otherwise ZeroMQ would retry in this IP family alone
             self._stop_connecting()
 
     def _read_events(self) -> bool:
-        """Read all events of the monitor; return whether there were any."""
+        """Read all events of the monitor; return whether there were events."""
         some = False
         while (event := next_event(self._monitor)) is not None:
             self._note(*event)
@@ -213,15 +213,16 @@ class EdgeChannel:
         return some
 
     def check_memory(self, sample: MemorySample) -> bool:
-        """Disconnect an edge that sends an endless message, or too many (for the memory watch).
+        """Disconnect an edge that sends an endless message or too many (for the memory watch).
 
-        When ZeroMQ reconnects within the pause, it is disconnected again; the pause doubles each
-        time. Return whether to check again soon.
+        If ZeroMQ reconnects within the pause, the edge is disconnected again; the pause doubles
+        each time. Return whether to check again soon.
         """
         paused = sample.now_s < self._paused_until_s
         if self._port is None:
             return False
-        # The owner may be asleep. If it waits, it should read the events itself, at once.
+        # An idle owner may be asleep, so its events are read here. An owner that waits in
+        # `receive_raw` reads them itself, at once.
         if sample.urgent or paused or sample.now_s - self._polled_s > _OWNER_IDLE_S:
             with self._events_lock:
                 self._unreported |= self._read_events()
@@ -267,7 +268,7 @@ class EdgeChannel:
         return liveness.stuck
 
     def liveness(self, most_s: float = _POLL_S) -> Liveness | None:
-        """Return the liveness of the TCP connection; None without one. For any thread.
+        """Return the TCP connection's liveness; None: TCP is not connected. Thread-safe.
 
         most_s: how old a reading that shows life may be; 0: read the counters now.
         """
@@ -293,7 +294,7 @@ class EdgeChannel:
         return liveness is not None and liveness.quiet
 
     def reconnect_now(self) -> None:
-        """Reconnect, on the same socket."""
+        """End any connection and connect again, on the same socket."""
         self._stop_connecting()
         self._socket.ipv6 = self._dual_stack.switch_family()
         self.attempts.note_started()
@@ -308,7 +309,7 @@ class EdgeChannel:
                 self._socket.disconnect(self.endpoint)
 
     def segments(self) -> Segments | None:
-        """Return the kernel's segment counters; None without a TCP connection."""
+        """Return the kernel's segment counters; None: TCP is not connected."""
         if self._descriptor is None or not self._port:
             return None
         return read_segments(self._descriptor, self._port)
@@ -316,7 +317,7 @@ class EdgeChannel:
     def queued_s(self) -> float:
         """Return the seconds since the edge's last bytes arrived; 0: unknown.
 
-        The time that a reply waited here is not the link's.
+        A reply has waited on this machine for that time, which is no time on the link.
         """
         return queued_s(self._descriptor)
 
@@ -368,7 +369,7 @@ def _close(
 ) -> None:
     while (
         next_event(monitor) is not None
-    ):  # a full monitor would block ZeroMQ's thread, and this one
+    ):  # a full monitor would block ZeroMQ's thread, and so this thread
         pass
     socket.disable_monitor()
     monitor.close(0)

@@ -1,4 +1,4 @@
-"""The committed tokens of a session; both ends hold them and compare a running hash.
+"""The committed tokens of a session; device and edge hold them and compare a running hash.
 
 hash(n) = BLAKE2b-64 of the first n ids as little-endian u32. Each round names the hash of the
 tokens that it extends, so that a divergence of the two ends is detected.
@@ -19,14 +19,14 @@ _EVERY = 256  # tokens between two stored copies of the running hash (448 bytes 
 class CommittedTokens:
     """A growing list of token ids that can be truncated; ``hash`` (8 bytes) is always current.
 
-    Truncating it, or computing an earlier hash, takes the same time for any length.
+    `truncate` and `hash_at` take the same time for any length.
     """
 
     def __init__(self) -> None:
         self._ids = np.empty(256, dtype=_U32)
         self._length = 0
         self._hash = hashlib.blake2b(digest_size=8)
-        self._marks = [self._hash.copy()]  # hashes of the first 0, 1, 2, … times _EVERY tokens
+        self._marks = [self._hash.copy()]  # hashes of the first 0, _EVERY, 2 · _EVERY, … tokens
         self.hash = self._hash.digest()
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class CommittedTokens:
             grown = np.empty(max(end, 2 * len(self._ids)), dtype=_U32)
             grown[: self._length] = self.ids
             self._ids = grown
-        # a copy of bytes: for a round's few tokens one call of numpy takes longer than all of this
+        # copied as bytes: for a round's few tokens, one numpy call takes longer than this method
         self._ids.data.cast("B")[4 * self._length : 4 * end] = new
         hashed = self._length
         while (mark := len(self._marks) * _EVERY) <= end:
@@ -88,7 +88,7 @@ def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> i
     """Return the length of the common prefix of a [n] and b [m]."""
     shorter = min(len(a), len(b))
     a, b = a[:shorter], b[:shorter]
-    if a.tobytes() == b.tobytes():  # the usual case, and much faster than numpy's comparison
+    if a.tobytes() == b.tobytes():  # the usual case; much faster than numpy's comparison
         return shorter
     differing = (a != b).nonzero()[0]
     return int(differing[0]) if len(differing) else shorter

@@ -4,12 +4,13 @@ In: events of ZeroMQ's monitor, and the connection of each message. Out: connect
 of the reasons.
 
 ZeroMQ bounds neither the number of connections nor the bytes of queued and incomplete messages.
-This class bounds both: it shuts down an excess connection on its descriptor, as if the network had
-failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
+`Connections` bounds both: it shuts down an excess connection on its descriptor, as if the network
+had failed. The memory watch (`wire.memory_watch`) checks memory in its own thread.
 
 A connection is a stranger until its first message. No stranger displaces a peer that has sent a
-message. When there are too many strangers, the address with most of them loses one: the newest
-before the present one, or the oldest if it has had enough time for a handshake.
+message. If there are too many strangers, one is cut, from the address with most strangers: the
+oldest, if it has had enough time for a handshake; else the newest, apart from the connection that
+just arrived.
 """
 
 import math
@@ -35,17 +36,17 @@ from pilotfish.wire.socket_events import next_event
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_EVENTS_PER_CALL = 256  # events read in one call
+_EVENTS_PER_CALL = 256  # most events read in one call
 _MAX_TOTAL_OVERHEAD_BYTES = 2 * MAX_OVERHEAD_BYTES
-# Unread bytes of replies that one connection, and all of a key's together, may have.
+# Most unread bytes of replies: for one connection, and for all connections of a key together.
 _MAX_UNREAD, _MAX_UNREAD_PER_KEY = 1 << 17, 8 << 20
-_LEAST_FRAME_BYTES = {False: 2, True: 35}  # a frame's overhead on the wire; encrypted
-_HANDSHAKE_S = 3.0  # handshake and first message take four round trips: rarely so long
-# A connection that is quiet for so long is ended. Devices, which wait for replies, give up sooner;
-# cellular paths may be silent for seconds and come back.
+_LEAST_FRAME_BYTES = {False: 2, True: 35}  # least overhead of a frame (bytes); True: encrypted
+_HANDSHAKE_S = 3.0  # enough time (s) for a handshake and a first message: four round trips
+# A connection without a sign of life for this time (s) is ended. Cellular paths may be silent for
+# seconds and come back. Devices, which wait for replies, give up sooner.
 _QUIET_MOST_S = 30.0
-_REVOCATION_NOTICE_S = 1.0  # time for a reply that reports the revocation
-_CROWDED_S = 8.0  # `crowded` stays true for so long
+_REVOCATION_NOTICE_S = 1.0  # time (s) for a reply that reports the revocation
+_CROWDED_S = 8.0  # time (s) for which `crowded` stays true after a cut
 _SRCFD = int(zmq.SRCFD)
 
 
@@ -60,8 +61,8 @@ class Bounds(NamedTuple):
 class Connections:
     """The connections of one listening socket.
 
-    The serving thread and the memory watch use them; a lock guards them. overhead: measures the
-    memory of an unencrypted socket's context; None: the socket is encrypted. inherited: another
+    The serving thread and the memory watch use this object; a lock guards it. overhead: the memory
+    meter of an unencrypted socket's context; None: the socket is encrypted. inherited: another
     process listens on the same socket.
     """
 
@@ -77,34 +78,34 @@ class Connections:
         self.bounds = bounds
         self.closing = False  # new connections are cut
         self.cuts: Counter[str] = Counter()
-        self.broken = 0  # ended before the first message, without those of refused keys
-        # failed handshakes of clients with another public key of the edge
+        self.broken = 0  # connections that ended before a message, without refused keys
+        # failed handshakes of clients that have another public key of the edge
         self.undecipherable = 0
-        # called with the address of such a client, or ""
+        # called for each of these handshakes, with the client's address; "": unknown
         self.on_undecipherable: Callable[[str], object] = lambda address: None
-        self.descriptor: int | None = None  # the socket that listened first
+        self.descriptor: int | None = None  # descriptor of the socket that listened first
         self._listening = listening
         self._inherited = inherited
-        self._crowded_s = -math.inf  # when a connection was last cut because of too many
-        self._denied = self._undeciphered = 0  # failed handshakes with connections still open
+        self._crowded_s = -math.inf  # time of the last cut for lack of room
+        self._denied = self._undeciphered = 0  # failed handshakes, until their connections end
         self._open: dict[int, PeerConnection] = {}  # by descriptor
         self._strangers: dict[
             int, PeerConnection
         ] = {}  # connections without a message, by descriptor
         self._known: dict[bytes, PeerConnection] = {}  # by ZeroMQ's routing id
-        self._local: int | str | None = None  # the bound port or path
+        self._local: int | str | None = None  # the bound port (TCP) or path (ipc)
         self._lock = threading.RLock()  # guards these tables and the monitor
-        self.drained = False  # the queue was empty since the last check
+        self.drained = False  # the queue was empty at some time since the last check
         self.encrypted = overhead is None
         self._overhead = overhead
-        self._allowed: Collection[bytes] = ()  # keys at the last check
+        self._allowed: Collection[bytes] = ()  # allowed keys at the last check
         self._connection_ended = False  # a connection ended since the memory was last checked
         self._message_count = 0  # messages received from all peers
         self.backlog = Backlog(bounds.message_bytes, keyed=self.encrypted)
         self._rejecting = False  # the kernel drops packets of new peers
 
     def start(self, endpoint: str) -> None:
-        """Start the checks; the socket is bound to this endpoint."""
+        """Start the checks; endpoint: the endpoint to which the socket is bound."""
         tcp = endpoint.startswith("tcp:")
         self._local = urlsplit(endpoint).port if tcp else endpoint.partition("://")[2]
         MEMORY_WATCH.add(self)
@@ -133,9 +134,9 @@ class Connections:
     def note_message(
         self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
     ) -> bool:
-        """Count a message of this size from ``client``; ``frame`` is one of its frames.
+        """Count a message of this size from ``client``; ``frame``: any of its frames.
 
-        Return False if it must be dropped because its connection was cut for memory.
+        Return False if the message must be dropped because its connection was cut for memory.
         """
         self._message_count += 1
         connection = self._known.get(client)
@@ -151,12 +152,12 @@ class Connections:
         return not connection.drop_messages
 
     def _identify(self, client: bytes, owner: bytes, frame: zmq.Frame) -> PeerConnection | None:
-        """Return the connection that sent its first message now; None if it has ended."""
-        self.read_events()  # its `ACCEPTED` event may be unread
+        """Return the connection of a client's first message; None: the connection has ended."""
+        self.read_events()  # the connection's `ACCEPTED` event may be unread
         connection = None
         with suppress(zmq.ZMQError):  # a ZMTP 1.0 peer has no descriptor
             connection = self._open.get(frame.get(_SRCFD))
-        # the sender may have ended, and the descriptor now belong to another peer
+        # after the sender's connection has ended, its descriptor may be another peer's
         if connection is None or connection.peer not in ("", _peer_address(frame)):
             return None
         self._note_first_message(connection, client, owner)
@@ -170,7 +171,7 @@ class Connections:
     def has_room(self, client: bytes, size: int) -> bool:
         """Return whether a reply of ``size`` bytes may be sent, given its key's unread replies.
 
-        A single reply may have any length, and each connection has an allowance of its own.
+        A single reply may have any length, and each connection may have `_MAX_UNREAD` bytes.
         """
         connection = self._known.get(client)
         if connection is None or connection.sent - connection.acknowledged + size <= _MAX_UNREAD:
@@ -190,7 +191,7 @@ class Connections:
             connection.sent += size + frames * _LEAST_FRAME_BYTES[self.encrypted]
 
     def _unread(self, connection: PeerConnection) -> int:
-        """Return the bytes sent and not acknowledged, as the kernel counts them for TCP."""
+        """Return the number of bytes sent and not acknowledged, by the kernel's count for TCP."""
         with borrow_socket(connection.descriptor, self._is_ours) as lent:
             counters = read_volume(lent)
         # the kernel's count includes heartbeats and the handshake
@@ -225,7 +226,7 @@ class Connections:
                 self._cut(connection, reasons.FRAGMENTED)
 
     def cut_revoked(self, allowed: Collection[bytes] | None) -> None:
-        """Cut connections of keys that were removed from the list; call it regularly.
+        """Cut connections of keys that were removed from the allow-list; must be called regularly.
 
         allowed: the keys on the list; None: there is no list. A connection is cut
         `_REVOCATION_NOTICE_S` after its revocation, so that a reply can report it first. Strangers
@@ -282,7 +283,7 @@ class Connections:
             return bool(len(self.backlog))
 
     def _reject_new_peers(self, reject: bool) -> None:
-        """Without keys, make the kernel drop packets of new peers, or stop doing so."""
+        """Make the kernel drop packets of new peers, or stop that; does nothing with keys."""
         if reject != self._rejecting and not self.encrypted and not self._inherited:
             with borrow_socket(self.descriptor, self._is_ours) as lent:
                 drop_incoming(lent, reject)
@@ -298,7 +299,7 @@ class Connections:
                 hang_up(lent)
 
     def _cut_costly(self, charged: list[PeerConnection]) -> None:
-        """Cut connections whose tiny frames take far more memory than they have bytes."""
+        """Cut connections with tiny frames that take far more memory than bytes on the wire."""
         total = sum(each.counter.overhead_bytes for each in charged)
         charged.sort(key=lambda each: (bool(each.client), -each.counter.overhead_bytes))
         for connection in charged:
@@ -332,9 +333,9 @@ class Connections:
             crowd = Counter(stranger.peer for stranger in self._strangers.values())
             busiest, _ = crowd.most_common(1)[0]
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
-            # if the oldest were always cut, a fleet that connects at once would never finish
+            # if the oldest were always cut, devices that connect together would never finish
             late = connection.accepted_s - theirs[0].accepted_s > _HANDSHAKE_S
-            # the newcomer stays: it may shake hands at once, which those before it have not
+            # the newcomer stays: it may finish its handshake at once; the others have not
             newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
             self._cut(theirs[0 if late else newest], reasons.CROWD)
             self._crowded_s = time.monotonic()
@@ -366,7 +367,7 @@ class Connections:
         self._strangers.pop(connection.descriptor, None)
         same = [each for each in self._known.values() if each.owner == owner and not each.cut]
         if len(same) > self.bounds.per_owner:
-            # a connection that its device has replaced is quiet; else cut the oldest
+            # cut a quiet connection, which its device has probably replaced; else the oldest
             quiet = [each for each in same[:-1] if each.liveness.quiet]
             self._cut((quiet or same)[0], reasons.PER_KEY)
 
@@ -385,12 +386,12 @@ class Connections:
 
 
 def _peer_address(frame: zmq.Frame) -> str:
-    return str(frame.get("Peer-Address")).partition("%")[0]  # drop the interface
+    return str(frame.get("Peer-Address")).partition("%")[0]  # removes the interface
 
 
 def _peer_host(lent: socket.socket) -> str:
     try:
         peer = lent.getpeername()
-    except OSError:  # it has ended already
+    except OSError:  # the connection has ended
         return ""
     return str(peer[0]) if isinstance(peer, tuple) else ""

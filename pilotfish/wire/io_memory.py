@@ -3,11 +3,11 @@
 A frame costs ZeroMQ at least 64 bytes, and up to 8 KiB if it arrives alone. Without encryption an
 empty frame has two bytes on the wire, so memory may be 32 to 230 times the bytes that the kernel
 counts. (CURVE adds 35 bytes to each frame; there memory is at most 4 times the bytes, and a bound
-on bytes suffices.) ZeroMQ does not report how many frames of a message it holds. But a single
-thread of its context reads all that arrives, and the kernel counts each thread's first touches of
-pages. Touched memory that the bytes read do not explain is charged to the connections that the
-thread read from, in proportion to their bytes. Passes, grammars and a device's models take memory
-in other threads.
+on bytes suffices.) ZeroMQ does not report how many frames of a message it holds. But one thread of
+a ZeroMQ context reads all its connections, and for each thread the kernel counts the pages that it
+touches for the first time (minor faults). If that thread touches more memory than the bytes that it
+read explain, the rest is charged to the connections that it read, in proportion to their bytes.
+Model passes, grammars and a device's models do not disturb the count: other threads run them.
 """
 
 import os
@@ -23,22 +23,22 @@ from pilotfish.wire.memory_watch import ReceiveCounter
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TASKS: Final = Path("/proc/self/task")
-_MINFLT_FIELD = 7  # index of minflt in a thread's `stat`, counted after its name
-_CONTEXT_NUMBERS = count(1)  # name the contexts' threads; a name has 15 characters
+_MINFLT_FIELD = 7  # index of minflt among the fields after the name in a thread's `stat`
+_CONTEXT_NUMBERS = count(1)  # numbers for the names of the contexts' threads
 _EXPLAINED_PER_BYTE = 4  # bytes of memory that one byte read explains
 _MAX_MEMORY_PER_BYTE = 32  # bytes of memory that one byte of tiny frames takes
-# Bytes that the thread may touch after the bytes read for them were counted.
+# Most memory (bytes) that is explained by bytes read, but that the thread touches only later.
 _MAX_CREDIT_BYTES = 8 << 20
-# The last bytes of a connection that ended are unknown, so the others are charged only this
-# fraction (1/8) of the memory that was touched meanwhile.
+# If a connection ended, its last bytes are unknown, and it may have caused the touched memory. So
+# the open connections are charged only 1/8 of that memory.
 _ENDED_DIVISOR = 8
-MAX_OVERHEAD_BYTES: Final = 8 << 20  # for one message; a connection with more is cut
+MAX_OVERHEAD_BYTES: Final = 8 << 20  # most memory of one message; a connection with more is cut
 
 
 class IoThread:
-    """The thread in which a context with a single I/O thread reads its connections.
+    """The I/O thread of a ZeroMQ context, which has one; it reads all the context's connections.
 
-    Create it before the context's first socket.
+    Create this object before the context's first socket.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -70,17 +70,17 @@ class IoThread:
 
 
 class OverheadMeter:
-    """Charges unexplained memory of one context to the connections that its thread reads."""
+    """A meter of a context's unexplained memory; charges that memory to its connections."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self._thread = IoThread(context)
         self._touched_bytes: int | None = None
-        self._unexplained_bytes = 0  # below 0: bytes explained but not touched yet
+        self._unexplained_bytes = 0  # negative: bytes explained but not touched yet
 
     def measure(self) -> None:
         """Read how much memory was touched; call it before the connections' bytes are counted."""
         touched, before = self._thread.touched_bytes(), self._touched_bytes
-        # drop what no connection was there to be charged with
+        # drop the bytes that could be charged to no connection
         self._unexplained_bytes = min(self._unexplained_bytes, 0)
         if touched is not None and before is not None:
             self._unexplained_bytes += touched - before
@@ -91,7 +91,7 @@ class OverheadMeter:
     ) -> None:
         """Charge the unexplained bytes to these connections, in proportion to their new bytes.
 
-        connection_ended: one has ended since the last call.
+        connection_ended: a connection has ended since the last call.
         """
         read = sum(each.new_bytes for each in counters)
         self._unexplained_bytes -= _EXPLAINED_PER_BYTE * read
@@ -106,7 +106,7 @@ class OverheadMeter:
 
 
 def clear_overhead(cut: Collection[ReceiveCounter], others: Collection[ReceiveCounter]) -> None:
-    """Reduce the others' charges by the memory that the connections that were cut can explain."""
+    """Reduce the charges of ``others`` by the memory that the ``cut`` connections can explain."""
     most = _MAX_MEMORY_PER_BYTE * sum(each.incomplete_bytes for each in cut)
     rest = max(0.0, 1.0 - most / max(1, *(each.shared_overhead_bytes for each in cut)))
     for each in others:

@@ -1,4 +1,4 @@
-"""CURVE keys on disk: one folder a machine, with the edge's allow-list.
+"""CURVE keys on disk: one folder for each machine, with the edge's allow-list.
 
     NAME.key        secret key, readable by its owner only      (edge.key, device.key)
     NAME.pub        public key                                  (device side also: the edge's)
@@ -38,7 +38,7 @@ DEVICE = "device"
 FORMER = f"{EDGE}.old"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
-_MAX_KEY_BYTES = 1024  # the most that is read of a key file
+_MAX_KEY_BYTES = 1024  # most bytes that are read of a key file
 
 
 def default_directory() -> Path:
@@ -72,7 +72,7 @@ class DeviceKeys:
 
     @classmethod
     def load(cls, directory: Path) -> "DeviceKeys":
-        """Read ``device.key`` and ``edge.pub``; `KeysError` names the one that is missing."""
+        """Read ``device.key`` and ``edge.pub``; `KeysError` names a missing file."""
         secret = _read_secret(directory, DEVICE)
         _require_home(directory)
         edge = directory / f"{EDGE}.pub"
@@ -127,7 +127,8 @@ class AllowList:
 class EdgeKeys:
     """The edge's secret key and the devices that it admits.
 
-    former: the former secret key, accepted during a rotation. fault: why it cannot be read.
+    former: the former secret key, accepted during a rotation. fault: the reason why it cannot be
+    read.
     """
 
     secret: bytes
@@ -200,7 +201,7 @@ def create(directory: Path, name: str) -> Path:
 
 
 def allow(directory: Path, public: Path, name: str | None = None) -> Path:
-    """Add a device's public key file to the allow-list; replace a broken entry of its name."""
+    """Add a device's public key file to the allow-list; replace a broken file of that name."""
     key = read_public(public)
     chosen = name or public.stem
     _check_name(chosen)
@@ -235,7 +236,7 @@ def deny(directory: Path, name: str) -> list[Path]:
     with locked_folder(target, 0o755):
         try:
             key = read_public(target)
-        except KeysError:  # it admitted nobody
+        except KeysError:  # a broken file admitted nobody
             same = [target]
         else:
             same = [path for path in listed if path == target or holds_key(path, key)]
@@ -283,7 +284,7 @@ def _read_start(path: Path) -> bytes:
 def _holds_another(path: Path, key: bytes) -> bool:
     try:
         return read_public(path) != key
-    except KeysError:  # it is missing or broken
+    except KeysError:  # the file is missing or broken
         return False
 
 
@@ -302,7 +303,7 @@ def locked_folder(path: Path, mode: int) -> Iterator[None]:
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
-            path.parent.chmod(mode)  # despite the umask: a service of another user reads it
+            path.parent.chmod(mode)  # despite the umask: a service's user must read the folder
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -361,7 +362,7 @@ def _require_key(key: bytes, path: Path) -> bytes:
     try:
         if len(z85.decode(key)) == 32:
             return key
-    except (ValueError, KeyError, struct.error):  # the last: five characters beyond 32 bits
+    except (ValueError, KeyError, struct.error):  # struct.error: five characters exceed 32 bits
         pass
     raise KeysError(f"{path} does not hold a key: 40 characters of Z85 are expected.")
 

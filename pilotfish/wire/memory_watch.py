@@ -2,9 +2,10 @@
 
 ZeroMQ reads whatever a peer sends. It bounds the length of a frame, but neither the number of
 frames of a message nor the number of queued messages (`wire.transport` says why). A thread that
-computes or sleeps cannot check these. So this thread checks every `Receiver` four times a second,
-and within 20 ms while the process grows: it compares the bytes that the kernel received with the
-bytes of the messages that ZeroMQ delivered. It also returns freed memory to the system.
+computes or sleeps cannot check these numbers. So a separate thread checks every `Receiver` four
+times a second, and within 20 ms while the process grows: it compares the bytes that the kernel
+received with the bytes of the messages that ZeroMQ delivered. The thread also returns freed memory
+to the system.
 """
 
 import ctypes
@@ -24,15 +25,15 @@ _log = logging.getLogger("pilotfish.wire")
 # Seconds between two readings of the process's memory while it is stable and while it grows, and
 # between two checks of the peers while it is stable.
 _POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
-_GROWTH_BYTES: Final = 4 << 20  # growth of the process from which peers are checked at once
+_GROWTH_BYTES: Final = 4 << 20  # growth of the process after which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_MIN_TRIM_BYTES: Final = 16 << 20  # smaller growth is not worth a trim
-_TRIM_S = (0.1, 60.0)  # between two trims: doubling while they free nothing
+_MIN_TRIM_BYTES: Final = 16 << 20  # least growth of the process that is worth a trim
+_TRIM_S = (0.1, 60.0)  # pause (s) between trims: least, largest; it doubles while trims free little
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
-_HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second from an idle peer; encrypted
-_FRAME_BYTES = {False: 9, True: 42}  # a frame's overhead on the wire; encrypted
-_PLAIN_SLACK_BYTES: Final = 1 << 12  # bytes that an idle unencrypted peer may leave
+_HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second from an idle peer; True: encrypted
+_FRAME_BYTES = {False: 9, True: 42}  # overhead of a frame on the wire (bytes); True: encrypted
+_PLAIN_SLACK_BYTES: Final = 1 << 12  # undelivered bytes that an idle unencrypted peer may have
 
 
 class MemorySample(NamedTuple):
@@ -56,15 +57,15 @@ class Receiver(Protocol):
 
 @dataclass(slots=True)
 class ReceiveCounter:
-    """Counts the bytes that one connection received.
+    """Counts of the bytes that one connection received.
 
     The receiver writes ``messages`` and ``delivered_bytes``, the memory watch the rest.
 
     delivered_bytes: approximate bytes on the wire of the messages delivered. held_bytes: bytes
-    received but not delivered, 0 within the usual overhead. new_bytes: bytes that ZeroMQ read since
-    the last check. incomplete: a message has begun. incomplete_bytes: bytes read since then.
-    overhead_bytes: memory charged to this connection for that message (`wire.io_memory`).
-    shared_overhead_bytes: memory charged to all connections meanwhile.
+    received but not delivered; 0 if they may be mere overhead. new_bytes: bytes that ZeroMQ read
+    since the last check. incomplete: a message has begun. incomplete_bytes: bytes read since it
+    began. overhead_bytes: memory charged to this connection for that message (`wire.io_memory`).
+    shared_overhead_bytes: memory charged to all connections in that time.
     """
 
     encrypted: bool
@@ -77,11 +78,11 @@ class ReceiveCounter:
     overhead_bytes: int = 0
     shared_overhead_bytes: int = 0
     _read: int = 0
-    _drained_messages: int = 0  # counts when ZeroMQ's queue was last empty
+    _drained_messages: int = 0  # this and the next two: counts when the queue was last empty
     _drained_delivered: int = 0
     _drained_received: int = 0
     _received: int = 0
-    _unfinished: int = 0  # bytes of an incomplete message at the last empty queue
+    _unfinished: int = 0  # bytes of an incomplete message when the queue was last empty
     _drained_s: float = field(default_factory=time.monotonic)
 
     def add(self, size: int, frames: int) -> None:
@@ -193,12 +194,12 @@ def _check(watched: Receiver, sample: MemorySample) -> bool:
 
 
 class MemoryTrimmer:
-    """Returns freed memory to the system; the C library would keep it."""
+    """A trimmer that returns freed memory to the system; the C library would keep it."""
 
     def __init__(self) -> None:
         self._least = self._after = 0
         self._pause_s, self._due_s = _TRIM_S[0], 0.0
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
 
     def trim_if_grown(self, resident: int, now_s: float) -> None:
         """Trim if the process has grown and a trim is due."""
@@ -221,7 +222,7 @@ class MemoryTrimmer:
 def _resident_bytes() -> int:
     """Return the process's resident bytes; 0: unknown."""
     with suppress(OSError, IndexError, ValueError):
-        # in a quarter of `Path.read_text`'s time
+        # four times as fast as `Path.read_text`
         descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return int(os.read(descriptor, 64).split()[1]) * _PAGE_BYTES

@@ -1,12 +1,12 @@
 """The headers of all messages, typed and bounded; `docs/wire.md` is the specification.
 
-A message is one ZeroMQ multipart message: a msgpack header, then raw little-endian array frames.
-A header is a msgpack array: the type's name, then the fields in the order of declaration. Only
-`Hello` and `Welcome` may have more, so that newer versions can extend them. Unknown types, wrong
-numbers of fields and values outside their bounds raise `MalformedError`. Arrays are never inside a
-header, and never copied.
+A message is one ZeroMQ multipart message: a msgpack header, then raw little-endian array frames. A
+header is a msgpack array: the type's name, then the fields in the order of declaration. Only
+`Hello` and `Welcome` may have more fields, so that newer versions can extend them. Unknown types,
+wrong numbers of fields and values outside their bounds raise `MalformedError`. Arrays are never
+inside a header, and never copied.
 
-Strings from the other end reach logs, terminals and JSON. So a `Name` must be printable ASCII, and
+Strings from the peer reach logs, terminals and JSON. So a `Name` must be printable ASCII, and
 `decode_checked` makes each `Text` one printable line.
 """
 
@@ -30,17 +30,17 @@ from pilotfish.speculation.logits_options import (
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
-MAX_FRAMES: Final = 8  # array frames of a message
+MAX_FRAMES: Final = 8  # most array frames of a message
 MAX_WINDOW: Final = 128
-MAX_OPTIONS: Final = 32  # options of a protocol
-MAX_NOTES: Final = 16  # notes of a round
-MAX_HIDDEN: Final = 65536  # width of a drafter's hidden states
-MAX_PROBE: Final = 256 * 1024  # bytes of a ping
+MAX_OPTIONS: Final = 32  # most options of a protocol
+MAX_NOTES: Final = 16  # most notes of a round
+MAX_HIDDEN: Final = 65536  # largest width of a drafter's hidden states
+MAX_PROBE: Final = 256 * 1024  # most bytes of a ping
 PART_BYTES: Final = 64 * 1024  # bytes of a vocabulary's part before compression
-MAX_LOGPROBS: Final = 20  # likeliest tokens with log-probabilities, per position
-MAX_GRAMMAR: Final = 64 * 1024  # bytes of a grammar
-MAX_VOCABULARY: Final = 64 * 1024 * 1024  # bytes of all parts of a vocabulary
-MAX_CHUNK: Final = 256 * 1024  # bytes of a transfer's chunk
+MAX_LOGPROBS: Final = 20  # largest number of likeliest tokens with log-probabilities, per position
+MAX_GRAMMAR: Final = 64 * 1024  # most bytes of a grammar
+MAX_VOCABULARY: Final = 64 * 1024 * 1024  # most bytes of all parts of a vocabulary
+MAX_CHUNK: Final = 256 * 1024  # most bytes of a transfer's chunk
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -68,34 +68,34 @@ class Header(
 class Limits(Header, frozen=True):
     """Limits for one client."""
 
-    context: U31  # tokens of a session, prompt and answer together
-    window: U31  # draft tokens of a round
-    message_bytes: U31  # header and frames of one message together
-    sessions: U31  # open sessions of one client
+    context: U31  # most tokens of a session, prompt and answer together
+    window: U31  # most draft tokens of a round
+    message_bytes: U31  # most bytes of a message, header and frames together
+    sessions: U31  # most open sessions of one client
 
 
 # Device to edge
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hello", gc=False):
-    """Opens a connection. More fields are allowed: newer devices may send some."""
+    """The first message of a connection. A newer device may send more fields."""
 
     version: U31
-    tokenizer: Text  # fingerprint
+    tokenizer: Text  # fingerprint of the drafter's tokenizer
     vocab_size: U31  # without padding
     padded_vocab_size: U31
     hidden_size: U31
     bridges: bool = False  # the device can draft for a target of another vocabulary
-    drafter: Name = ""  # origin of its weights; the edge selects a decision head by it
-    # replies with more bytes in frames cross in slices; 0: the device accepts no slices
+    drafter: Name = ""  # origin of the drafter's weights; selects the edge's decision head
+    # a reply with more bytes of frames crosses in slices; 0: the device accepts no slices
     reply_bytes: U31 = 0
 
 
 class Chunk(Header, tag="chunk", frozen=True):
     """Bytes of a large request from ``offset`` on, in frame 0.
 
-    `wire.transfer.pack` makes the bytes of the message. A chunk without bytes asks how many of them
-    the edge has.
+    `wire.transfer.pack` makes the bytes of the message. An empty chunk asks how many bytes of the
+    message the edge has.
     """
 
     transfer: TransferId
@@ -107,8 +107,8 @@ class DecisionConditions(Header, frozen=True):
     """The drafter and the link, as inputs of an edge's decision head.
 
     drafter: the origin of the drafter's weights. hidden_size: width d of its states. The other
-    fields are the link that the device measured before the request (wisv §III-A: CSI); None:
-    unknown.
+    fields are the state of the link, which the device measured before the request (wisv §III-A:
+    CSI); None: unknown.
     """
 
     drafter: Name
@@ -121,7 +121,7 @@ class DecisionConditions(Header, frozen=True):
 
     @property
     def channel(self) -> Channel:
-        """The link; raises `MalformedError` for impossible values."""
+        """The link's state; raises `MalformedError` for impossible values."""
         try:
             return Channel(
                 rtt_s=self.rtt_s, up_bps=self.up_bps, down_bps=self.down_bps, loss=self.loss
@@ -134,7 +134,7 @@ class LogitsOptionsMsg(Header, frozen=True):
     """Changes to a generation's logits before sampling.
 
     since: number of prompt tokens; the penalties count the answer's tokens, which follow. grammar:
-    the grammar's kind, with its text in UTF-8 as frame 1 of the `Begin`; "": no grammar, no frame.
+    the grammar's kind (frame 1 of the `Begin` has its text in UTF-8); "": no grammar, no frame.
     """
 
     since: U31
@@ -161,9 +161,10 @@ class LogitsOptionsMsg(Header, frozen=True):
 
 
 class Begin(Header, tag="begin", frozen=True):
-    """Starts a generation: keep the session's first ``keep`` tokens, append frame 0 (ids).
+    """The start of a generation: the edge keeps the session's first ``keep`` tokens.
 
-    A session that the edge does not know starts empty, so it needs ``keep`` = 0.
+    It appends the ids in frame 0. A session that the edge does not know starts empty, so it needs
+    ``keep`` = 0.
     """
 
     session: SessionId
@@ -177,13 +178,13 @@ class Begin(Header, tag="begin", frozen=True):
     top_p: float
     # the protocol's options that differ from their defaults
     options: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
-    # read by protocols that decide by the link
+    # for protocols that decide by the state of the link
     conditions: DecisionConditions | None = None
     min_p: float = 0.0
     shape: LogitsOptionsMsg | None = None
     # number of likeliest tokens to send with each token's log-probability; None: send none
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # likewise for the tokens that the session then holds, sent with the first reply
+    # the same for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
@@ -230,7 +231,7 @@ class Window(Header, tag="window", frozen=True):
 
 
 class States(Header, tag="states", frozen=True):
-    """Answers a `StatesRequest`: frame 0 holds the drafter's hidden states, in its order."""
+    """The answer to a `StatesRequest`: frame 0 holds the drafter's hidden states, in that order."""
 
     session: SessionId
     generation: U31
@@ -238,7 +239,7 @@ class States(Header, tag="states", frozen=True):
 
 
 class Pull(Header, tag="pull", frozen=True):
-    """Lets the target generate ``count`` tokens (`stream`, `ahead`)."""
+    """A request that the target generate ``count`` tokens (`stream`, `ahead`)."""
 
     session: SessionId
     generation: U31
@@ -250,44 +251,44 @@ class Pull(Header, tag="pull", frozen=True):
 class Hint(Header, tag="hint", frozen=True):
     """Drafts for the target's next passes (`ahead`).
 
-    Frame 0: ids [n]; frame 1: acceptance probabilities u8 [n]. A hint is never answered and never
-    an error: the edge drops one that does not fit.
+    Frame 0: ids [n]; frame 1: acceptance probabilities u8 [n]. The edge never answers a hint, and
+    drops a hint that does not fit.
     """
 
     session: SessionId
     generation: U31
     start: U31  # position of the first draft
-    hash: Digest  # hash of the tokens before it, committed or hinted
+    hash: Digest  # hash of the tokens before the first draft, committed or hinted
 
 
 class Cancel(Header, tag="cancel", frozen=True):
-    """Stops the generation; not answered."""
+    """A request to stop the generation; not answered."""
 
     session: SessionId
     generation: U31
 
 
 class Close(Header, tag="close", frozen=True):
-    """Ends the session; not answered."""
+    """A request to end the session; not answered."""
 
     session: SessionId
 
 
 class Ping(Header, tag="ping", frozen=True):
-    """Requests a `Pong` at once, even while the target is busy, with frame 0 if there is one."""
+    """A request for a `Pong` at once, even while the target is busy; may have a frame."""
 
     nonce: U63
 
 
 class Fetch(Header, tag="fetch", frozen=True):
-    """Requests a part of the target's vocabulary, counted from 0."""
+    """A request for a part of the target's vocabulary; ``part`` counts from 0."""
 
     vocabulary: Name  # digest of the vocabulary, from the `Welcome`
     part: U31
 
 
 class More(Header, tag="more", frozen=True):
-    """Requests at most ``bytes`` bytes of a sliced reply, from ``offset`` on."""
+    """A request for at most ``bytes`` bytes of a sliced reply, from ``offset`` on."""
 
     transfer: TransferId
     offset: U31
@@ -298,14 +299,14 @@ class More(Header, tag="more", frozen=True):
 
 
 class PassTime(Header, frozen=True):
-    """Duration of a target pass over ``tokens`` tokens of one session, measured at start."""
+    """Duration of a target pass over ``tokens`` tokens of a session, measured at start-up."""
 
     tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     ns: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="welcome", gc=False):
-    """The edge's side of the handshake. More fields are allowed."""
+    """The answer to `Hello`. A newer edge may send more fields."""
 
     version: U31
     software: Name
@@ -317,10 +318,10 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     protocols: Annotated[list[Name], msgspec.Meta(max_length=64)]
     limits: Limits
     received_ns: U63
-    sent_ns: U63  # both on the edge's monotonic clock
+    sent_ns: U63  # received_ns and sent_ns: on the edge's monotonic clock
     passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
     digest: Name = ""  # digest of the target's artifact, different for each precision
-    tokenizer: Text = ""  # fingerprint
+    tokenizer: Text = ""  # fingerprint of the target's tokenizer
     vocabulary: Name = ""  # SHA-256 (hex) of the vocabulary; "": `Fetch` is not offered
     vocabulary_bytes: U31 = 0
     # pass times of the edge's own drafter, if it has one
@@ -329,7 +330,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
 
 
 class Ack(Header, tag="ack", frozen=True):
-    """Answers a `Chunk`: the edge has the message's bytes before ``offset``."""
+    """The answer to a `Chunk`: the edge has the message's bytes before ``offset``."""
 
     transfer: TransferId
     offset: U31
@@ -338,8 +339,8 @@ class Ack(Header, tag="ack", frozen=True):
 class Slice(Header, tag="slice", frozen=True):
     """Bytes of a large reply from ``offset`` on, in frame 0.
 
-    The edge sends the first slice in place of the reply, the others for a `More`. ``total`` = 0:
-    the edge no longer has this reply.
+    The edge sends the first slice in place of the reply, and each further slice as the answer to a
+    `More`. ``total`` = 0: the edge no longer has this reply.
     """
 
     transfer: TransferId
@@ -348,16 +349,16 @@ class Slice(Header, tag="slice", frozen=True):
 
 
 class Times(Header, frozen=True):
-    """When a request arrived, on the edge's monotonic clock, and how long it stayed."""
+    """The arrival of a request on the edge's monotonic clock, and the parts of its stay there."""
 
     received_ns: U63
-    held_ns: U63  # until the reply was sent
+    held_ns: U63  # time from the arrival until the reply was sent
     queue_ns: U63  # part of held_ns: waiting for a target pass
     verify_ns: U63  # part of held_ns: target pass and verification
 
 
 class Verdict(Header, tag="verdict", frozen=True):
-    """Commits the path to node ``accepted`` of the window, and then ``token``.
+    """The verdict on a window, which commits the path to node ``accepted``, and then ``token``.
 
     In a chain ``accepted`` is the number of accepted tokens. Without a token the device samples it
     from the frames and sends it with the next window.
@@ -374,7 +375,7 @@ class Verdict(Header, tag="verdict", frozen=True):
 
 
 class StatesRequest(Header, tag="inquiry", frozen=True):
-    """Requests the drafter's hidden states before the edge can decide on a window.
+    """A request for the drafter's hidden states, by which the edge will decide on a window.
 
     Frame 0: indices of the tokens in the window, from 0, ascending, one byte each.
     """
@@ -388,8 +389,8 @@ class StatesRequest(Header, tag="inquiry", frozen=True):
 class Tokens(Header, tag="tokens", frozen=True):
     """Committed ids from position ``start`` on, in frame 0 (`stream`, `ahead`).
 
-    Under `ahead`: ``source`` and number (``drafted``) of the drafts in the pass, and the number
-    accepted; these are the first ids.
+    Under `ahead`: the pass included ``drafted`` drafts of this ``source``; the first ``accepted``
+    ids are accepted drafts.
     """
 
     session: SessionId
@@ -402,7 +403,7 @@ class Tokens(Header, tag="tokens", frozen=True):
 
 
 class Pong(Header, tag="pong", frozen=True):
-    """Answers a `Ping`, with its frame if it had one."""
+    """The answer to a `Ping`, with the ping's frame if it had one."""
 
     nonce: U63
     received_ns: U63
@@ -420,7 +421,7 @@ class Part(Header, tag="part", frozen=True):
 
 
 class Failure(Header, tag="failure", frozen=True):
-    """A typed error; the optional fields name the request, where it is known."""
+    """A typed error; the optional fields name the request, if it is known."""
 
     code: Name
     message: Text
@@ -455,7 +456,7 @@ def decode_request(header: Buffer) -> Request:
 
 
 def is_hint(header: Buffer) -> bool:
-    """Return whether a header is a hint's, valid or not, by its first bytes alone."""
+    """Return whether a header, valid or not, is a `Hint`'s, by its first bytes alone."""
     # a msgpack array of fewer than 16 elements, then a string of 4 bytes
     return bytes(header[1:6]) == b"\xa4hint"
 
@@ -468,13 +469,13 @@ def decode_reply(header: Buffer) -> Reply:
 def decode_checked(
     decoder: "msgspec.msgpack.Decoder[M]", header: Buffer, most: int = HEADER_BYTES
 ) -> M:
-    """Decode a header of one of the decoder's types; raises `MalformedError`."""
+    """Decode a header of at most ``most`` bytes; raises `MalformedError`."""
     if len(header) > most:
         raise MalformedError(f"The header has {len(header)} bytes; the limit is {most}.")
     try:
         message = decoder.decode(header)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        why = one_line(str(error))  # it may quote the header
+        why = one_line(str(error))  # the error may quote the header
         raise MalformedError(f"The header is not a known message: {why}.") from error
     for name in _text_fields(type(message)):
         msgspec.structs.force_setattr(message, name, one_line(getattr(message, name)))

@@ -1,10 +1,10 @@
-"""The headers between an edge and the nodes of its target; `docs/wire.md` is the specification.
+"""The message headers between an edge and its target's nodes; `docs/wire.md` specifies them.
 
 A node has a whole model (a worker of a federation) or one stage of a pipeline, with as many slots
-as the edge. The edge greets it, attaches it, and sends it steps: passes over some slots. A worker
-answers each step with the top K of every row. A stage sends the step on to the next stage, with the
-states that it computed, and the last stage answers. As between device and edge, a message is a
-msgpack header and raw little-endian frames.
+(places for a sequence) as the edge. The edge greets a node, attaches it, and sends it steps: passes
+over some slots. A worker answers each step with the top K of every row. A stage sends the step on
+to the next stage, with the states that it computed, and the last stage answers. As between device
+and edge, a message is a msgpack header and raw little-endian frames.
 
 Each attachment has a random name, its *incarnation*. A node that was restarted or attached again
 has empty slots, and refuses steps of other incarnations.
@@ -18,7 +18,7 @@ from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, 
 
 VERSION: Final = 1
 MAX_ITEMS: Final = 1024
-HEADER_BYTES: Final = 256 * 1024  # a step has an item for each slot
+HEADER_BYTES: Final = 256 * 1024  # largest header: a step may have an item for each slot
 Incarnation = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
@@ -26,13 +26,13 @@ Incarnation = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class Greet(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="greet", gc=False):
-    """First message of a connection. More fields are allowed."""
+    """The first message of a connection. A newer version may send more fields."""
 
     version: U31
 
 
 class Attach(Header, tag="attach", frozen=True):
-    """Attaches the node to this edge, with empty slots.
+    """The order to attach the node to this edge, with empty slots.
 
     top_k, values: K and the format of a worker's answers (`wire.codecs.topk`). states: the format
     of states between stages (`wire.codecs.hidden`). next, next_key: address and public key (Z85,
@@ -50,10 +50,10 @@ class Attach(Header, tag="attach", frozen=True):
 class Item(Header, frozen=True):
     """One slot's work in a step.
 
-    kept_nodes: nodes, numbered from 0, to keep of the tree that the slot's last step ended in;
-    None: no node. Then the slot is cut to ``start`` tokens, and ``size`` tokens are appended, the
-    last ``nodes`` of them a tree. rows: number of last tokens to answer for. temperature: the
-    sampling temperature of these answers; 0 is greedy.
+    kept_nodes: if the slot's last step ended in a tree, the numbers (from 0) of the tree's nodes to
+    keep; None: keep none. After that, the slot is cut to ``start`` tokens, and ``size`` tokens are
+    appended; the last ``nodes`` of these are a tree. rows: the number of last tokens for which the
+    node answers. temperature: the sampling temperature of these answers; 0 is greedy.
     """
 
     slot: U31
@@ -69,7 +69,7 @@ class Step(Header, tag="step", frozen=True):
     """A pass over some slots, each at most once.
 
     Frame 0: the tokens of all items, u32, for a worker; their states for a stage. Frame 1: the
-    parents of all tree nodes, i16, numbered within their tree, −1 for the token before it.
+    parents of all tree nodes, i16, numbered within their tree; −1: the token before the tree.
     compute_ns: compute time of each stage that has run the step.
     """
 
@@ -85,7 +85,7 @@ class Step(Header, tag="step", frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ready", gc=False):
-    """The node's model and slots. More fields are allowed.
+    """The node's model and slots. A newer version may send more fields.
 
     stage, stages: number of the stage and of all stages; 0 and 0 for a whole model. first_layer,
     layers: the stage's first layer and number of layers. whole: digest of the artifact that was
@@ -96,7 +96,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
     software: Name
     model: Text
     digest: Name
-    tokenizer: Text  # fingerprint
+    tokenizer: Text  # fingerprint of the tokenizer
     vocab_size: U31
     hidden_size: U31
     slots: U31
@@ -109,13 +109,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
 
 
 class AttachReply(Header, tag="attached", frozen=True):
-    """Confirms the attachment: the node serves this edge, and a stage reaches the next one."""
+    """The answer to `Attach`: the node serves this edge, and a stage has reached the next stage."""
 
     incarnation: Incarnation
 
 
 class Scored(Header, tag="scored", frozen=True):
-    """Answers a step: frame 0 holds a worker's rows, or the last stage's hidden states."""
+    """The answer to a `Step`: frame 0 holds a worker's rows, or the last stage's hidden states."""
 
     incarnation: Incarnation
     number: U63
@@ -123,7 +123,7 @@ class Scored(Header, tag="scored", frozen=True):
 
 
 class Refused(Header, tag="refused", frozen=True):
-    """Reports a typed error, which ends the attachment; the node may be attached again."""
+    """A typed error, which ends the attachment; the node may be attached again."""
 
     incarnation: Incarnation | None
     code: Name

@@ -1,7 +1,7 @@
 """Log the keys that an edge refuses, their former names, and the command that admits them.
 
-A device whose key is not on the list retries for ever, and strangers may try without end. So each
-key is logged once, and again after ten minutes with the number of its attempts since.
+A refused device retries for ever, and so may strangers. So each key is logged once, and again after
+ten minutes with the number of its attempts since then.
 """
 
 import logging
@@ -13,16 +13,16 @@ from shlex import quote
 
 _log = logging.getLogger("pilotfish.wire")
 
-_REPEAT_S = 600.0  # between two lines about one key
-_MIN_PAUSE_S = 1.0  # between any two lines
-_MAX_PAUSE_S = 60.0  # the pause between strangers' lines doubles up to this
-_MAX_STRANGERS = 1024  # strangers' keys; beyond that the one silent longest is dropped
+_REPEAT_S = 600.0  # least time between two lines about one key
+_MIN_PAUSE_S = 1.0  # least time between any two lines
+_MAX_PAUSE_S = 60.0  # largest pause between strangers' lines, which doubles
+_MAX_STRANGERS = 1024  # most strangers' keys; beyond it, the key silent for longest is dropped
 
 
 class _KeyLog:
-    """The time of each key's last line, and the number of its attempts since.
+    """For each key, the time of its last log line and the number of its attempts since then.
 
-    max_pause_s: the longest pause between two lines.
+    max_pause_s: the longest pause between two log lines, in seconds.
     """
 
     def __init__(self, max_pause_s: float) -> None:
@@ -50,10 +50,10 @@ class _KeyLog:
 
 
 class RefusedKeys:
-    """Counts and logs refused handshakes.
+    """Counts and a log of refused handshakes.
 
-    by_name: counts of keys that were once on the list, by name. These have a log of their own, so
-    that strangers with endless keys do not hide them.
+    by_name: counts of keys that were once on the list, by name. These keys have a separate log, so
+    that strangers with ever new keys do not hide them.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class RefusedKeys:
         self._known, self._strangers = _KeyLog(_MIN_PAUSE_S), _KeyLog(_MAX_PAUSE_S)
 
     def add_names(self, allowed: Collection[bytes]) -> None:
-        """Remember the names of an allow-list, if it has names."""
+        """Remember the keys' names in an allow-list, if it has names."""
         if isinstance(allowed, Mapping):
             self._names.update(allowed)
 

@@ -17,7 +17,7 @@ from typing import Final
 from pilotfish.base.errors import ListenError
 
 _ATTACH: Final = 51  # SO_ATTACH_REUSEPORT_CBPF, which the socket module lacks
-MOST_ADDRESSES: Final = 200  # with routes of their own: the program must fit in `optmem_max`, 20 kB
+MOST_ADDRESSES: Final = 200  # most addresses with a route: the program must fit in `optmem_max`
 # Opcodes of linux/filter.h: load a word, load a byte, X = A, A ^= X, A >>= k; jumps, return.
 _LOAD, _LOAD_BYTE, _COPY, _XOR, _SHIFT = 0x20, 0x30, 0x07, 0xAC, 0x74
 _SKIP, _IF_EQUAL, _IF_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
@@ -26,7 +26,7 @@ _RANDOM: Final = 0xFFFFF038
 _V4_SOURCE, _V6_SOURCE = 12, 8  # offsets of the source address in a header
 
 _Step = tuple[int, int, int, int]  # operation, steps to skip if true and if false, operand
-Route = tuple[int] | tuple[int, int]  # a socket's number, or two to choose from at random
+Route = tuple[int] | tuple[int, int]  # a socket's number, or two numbers to choose from at random
 
 
 class SharedPort:
@@ -61,7 +61,7 @@ class SharedPort:
             raise ListenError(f"A second socket cannot listen there: {error.strerror}.") from error
 
     def steer(self, default: Route, routes: Mapping[str, Route]) -> None:
-        """Route connections by source address, all others to ``default``.
+        """Route connections by source address; addresses without a route go to ``default``.
 
         Only the last `MOST_ADDRESSES` routes are used. Raises `ListenError`.
         """
@@ -78,7 +78,7 @@ class SharedPort:
 
 
 def _load_source() -> Iterator[_Step]:
-    """Load a word that identifies the source address: IPv4's own, the XOR of IPv6's four."""
+    """Yield steps that load the source address as a word: IPv4, or the XOR of IPv6's four words."""
     yield _LOAD_BYTE, 0, 0, _HEADER
     yield _SHIFT, 0, 0, 4
     yield _IF_EQUAL, 11, 0, 4  # IPv4: jump to the last step
@@ -92,7 +92,7 @@ def _load_source() -> Iterator[_Step]:
 
 
 def _match_routes(default: Route, routes: Mapping[str, Route]) -> Iterator[_Step]:
-    """Return the socket's number for the loaded address."""
+    """Yield steps that return the socket's number for the loaded address."""
     for address, route in islice(routes.items(), max(0, len(routes) - MOST_ADDRESSES), None):
         if (word := _address_word(address)) is not None:
             steps = [*_return_number(route)]

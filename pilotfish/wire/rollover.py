@@ -1,9 +1,10 @@
 """Replace the secret key of a listening socket while it serves (key rollover).
 
 ZeroMQ copies a socket's secret key when it binds, so each further key gets its own listening socket
-on the same port. The kernel chooses one of them. A client with the ``edge.pub`` of another key
-fails its handshake and reconnects after a tenth of a second; its address is then routed to the
-other key. If clients of both keys share an address (NAT), the kernel chooses at random.
+on the same port. For each connection the kernel chooses one of these sockets. A client with the
+``edge.pub`` of another key fails its handshake and reconnects after a tenth of a second; its
+address is then routed to the other key. If clients of both keys share an address (NAT), the kernel
+chooses at random.
 """
 
 import logging
@@ -21,18 +22,18 @@ from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
 _log = logging.getLogger("pilotfish.wire")
 
-_MOST_KEYS: Final = 8  # keys of one process, over time
-# A miss of a routed address after this time means that its client now has the present key; an
-# earlier miss, that clients of both keys share the address.
+_MOST_KEYS: Final = 8  # most keys of one process, over its life
+# A handshake that fails from a routed address after this time (s) means that its client now has the
+# present key. An earlier failure means that clients of both keys share the address.
 _ROUTE_HOLD_S: Final = 10.0
-_LOG_S: Final = 10.0  # least pause between two log entries
-_STEER_S: Final = 0.01  # least pause between two programs for the kernel
+_LOG_S: Final = 10.0  # least pause (s) between two log entries
+_STEER_S: Final = 0.01  # least pause (s) between two programs for the kernel
 
 
 class KeyRollover:
-    """The present key and, during a rotation, the former one.
+    """The edge's present secret key and, during a rotation, its former key.
 
-    `note_undecipherable` is thread-safe. backlog: connections that may wait to be accepted.
+    `note_undecipherable` is thread-safe. backlog: most connections that may wait to be accepted.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class KeyRollover:
     ) -> None:
         self._listening, self._gate, self._backlog = listening, gate, backlog
         self._secrets = [secret]  # index: number of the key's socket
-        self._present, self._former = 0, 0  # equal: there is one key
+        self._present, self._former = 0, 0  # numbers of keys; equal: there is one key
         self._port: SharedPort | None = None
-        self._routes: dict[str, Route] = {}  # by address; "": all others
+        self._routes: dict[str, Route] = {}  # by address; "": all other addresses
         self._routed_s: dict[str, float] = {}
         self._steered_s = self._logged_s = -math.inf
         self._lock = threading.Lock()  # guards routes and keys
@@ -56,7 +57,7 @@ class KeyRollover:
         """Accept new connections with these keys only; open connections go on.
 
         descriptor: the socket that listened first. Raises `ListenError`, and changes nothing, if
-        that needs a restart.
+        these keys need a restart.
         """
         secrets = [secret, former or secret]
         if secrets == [self._secrets[self._present], self._secrets[self._former]]:
@@ -90,10 +91,10 @@ class KeyRollover:
         self._secrets.append(secret)
 
     def note_undecipherable(self, address: str) -> None:
-        """Note that a client's handshake failed for another key; address "": unknown."""
+        """Note a failed handshake of a client with another key; address "": unknown."""
         with self._lock:
             now_s = monotonic()
-            # a client that is ignored because the last program is too new tries again
+            # just after a new program the failure is ignored, since the client tries again
             if self.overlaps and now_s - self._steered_s >= _STEER_S:
                 if self._reroute(address, now_s):
                     self._steered_s = now_s
@@ -120,7 +121,7 @@ class KeyRollover:
         return route != before
 
     def _route(self, address: str, route: Route, now_s: float) -> None:
-        self._routes.pop(address, None)  # the newest comes last
+        self._routes.pop(address, None)  # the newest route comes last
         self._routes[address], self._routed_s[address] = route, now_s
         if len(self._routes) > MOST_ADDRESSES:
             oldest = next(iter(self._routes))

@@ -52,7 +52,7 @@ def begin(directory: Path) -> Path:
 
 
 def finish(directory: Path) -> list[Path]:
-    """Remove the former pair; return its files. Raises `KeysError` without one."""
+    """Remove the former pair; return its files. Raises `KeysError` if there is no former pair."""
     files = [directory / f"{FORMER}.key", directory / f"{FORMER}.pub"]
     with locked_folder(files[0], 0o700):
         if not any(map(os.path.lexists, files)):
@@ -68,9 +68,10 @@ def finish(directory: Path) -> list[Path]:
 
 
 def _write_secret(path: Path, secret: bytes) -> None:
-    """Write a secret key; a folder that root keeps for a service's group gets a readable one.
+    """Write a secret key; if root owns the folder for a service's group, let the group read it.
 
-    Otherwise the service has its key as a systemd credential, which changes only at a restart.
+    Otherwise the service would have its key only as a systemd credential, which does not change
+    until a restart.
     """
     group = path.parent.stat().st_gid
     if os.geteuid() == 0 and group != 0:

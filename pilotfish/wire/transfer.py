@@ -2,7 +2,7 @@
 
 A slow link may break before a large message has crossed. In chunks, each acknowledged, the transfer
 resumes where it stopped (`docs/wire.md`, Large messages). In: header and frames. Out: a msgpack
-array of bins, which `wire.messages.Chunk` carries in order.
+array of byte strings, which `wire.messages.Chunk` carries in order.
 """
 
 from collections.abc import Sequence

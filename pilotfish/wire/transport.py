@@ -1,4 +1,4 @@
-"""The edge's listening ZeroMQ socket, and what both ends share: CURVE, limits, heartbeats.
+"""The edge's listening ZeroMQ socket, and the socket functions that device and edge share.
 
 `Listener` is the edge's ROUTER, `wire.channel.EdgeChannel` the device's DEALER. Both count bytes as
 the lengths of the frames that they hand to ZeroMQ, and return frames as views of ZeroMQ's memory.
@@ -29,17 +29,18 @@ from pilotfish.wire.rollover import KeyRollover
 # Time-out of a handshake. It takes four round trips, each of which may take seconds over a
 # satellite or a slow path with full queues. `wire.connections` bounds the number of strangers.
 HANDSHAKE_MS = 30_000
-# Messages per peer: a client that does not read loses its own replies only. ZeroMQ frees the queue
-# in batches of half its length, so only half of it is sure to be free.
+# Most queued replies per peer: a client that does not read loses only its own replies. ZeroMQ frees
+# the queue in batches of half its length, so only half of the queue is sure to be free.
 _SEND_QUEUE = 128
-# No bound: with one, libzmq 4.3.5 can end the process. It stops reading when a queue is full, and
-# if the peer then hangs up, the next heartbeat fails an assertion. `wire.memory_watch` sets bounds.
+# No bound on received messages: with a bound, libzmq 4.3.5 can end the process. It stops reading
+# when a queue is full; if the peer then hangs up, the next heartbeat fails an assertion.
+# `wire.memory_watch` bounds the memory.
 _RECEIVE_QUEUE = 0
-_LOCAL_RECEIVE_QUEUE = 16  # a bound is safe here, without heartbeats
-_BACKLOG = 256  # connections that wait in the kernel to be accepted
-_MOST_PARTS = MAX_FRAMES + 3  # address, header, and one frame too many
-_PARTS_PER_TURN = 1000  # excess parts dropped in one call
-_MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut and its key banned
+_LOCAL_RECEIVE_QUEUE = 16  # most received messages; without heartbeats a bound is safe
+_BACKLOG = 256  # most connections that wait in the kernel to be accepted
+_MOST_PARTS = MAX_FRAMES + 3  # parts read of a message: address, header, and one frame too many
+_PARTS_PER_TURN = 1000  # most excess parts dropped in one call
+_MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut, and its key banned
 
 _UNKNOWN_ADDRESS = (
     "no interface of this machine has this name or address. Write an address that it has, or "
@@ -59,8 +60,8 @@ _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 class Envelope(NamedTuple):
     """A received message. ``owner``: the client's key; without keys its routing id.
 
-    queued_ns: returns how long the message waited here. It asks the kernel (3 µs), so it is not
-    called for a refused message.
+    queued_ns: returns the time that the message waited here. It asks the kernel (3 µs), so it is
+    not called for a refused message.
     """
 
     client: bytes
@@ -72,19 +73,19 @@ class Envelope(NamedTuple):
 
 
 def configure_socket(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
-    """Set the socket options of both ends."""
+    """Set the socket options that device and edge share."""
     socket.linger = 0
     socket.maxmsgsize = message_bytes
     socket.sndhwm = _SEND_QUEUE
     if endpoint.startswith(
         "ipc://"
-    ):  # the kernel does not count its bytes, and its path never fails
+    ):  # the kernel does not count a local socket's bytes, and its path never fails
         socket.rcvhwm = _LOCAL_RECEIVE_QUEUE
     else:
         socket.rcvhwm = _RECEIVE_QUEUE
         socket.heartbeat_ivl = int(HEARTBEAT_S * 1000)
-        socket.heartbeat_timeout = 0  # ZeroMQ never cuts; `wire.link.liveness` decides
-    socket.ipv6 = "[" in endpoint  # for names `DualStack` decides
+        socket.heartbeat_timeout = 0  # ZeroMQ never ends a connection; `wire.link.liveness` decides
+    socket.ipv6 = "[" in endpoint  # for host names, `DualStack` decides
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -100,10 +101,10 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def is_own_host(header: str, names: Collection[str]) -> bool:
-    """Return whether a ``Host`` header is an address, ``localhost``, or one of these names.
+    """Return whether a ``Host`` header is an address, ``localhost``, or one of ``names``.
 
-    A browser that a foreign page directs here sends that page's host, whatever it resolves to (DNS
-    rebinding). A request without ``Host`` is not a browser's. names: in lower case.
+    If a foreign page directs a browser here (DNS rebinding), the browser sends the page's host
+    name. A request without ``Host`` is not a browser's. names: in lower case.
     """
     try:
         host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
@@ -114,7 +115,7 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
 
 
 class Listener:
-    """The edge's socket: many devices, each known by its CURVE key.
+    """The edge's socket for many devices; each is known by its CURVE key.
 
     descriptor: an inherited listening socket, used in place of ``endpoint``. After this listener
     closes, connections still reach the process that opened that socket.
@@ -148,7 +149,7 @@ class Listener:
             self.socket.zap_domain = DOMAIN
             self.socket.curve_server = True
             self.socket.curve_secretkey = keys.secret
-        self._arrivals = zmq.Poller()  # faster than reading the socket's events
+        self._arrivals = zmq.Poller()  # a poll is faster than reading the socket's events
         self._arrivals.register(self.socket, zmq.POLLIN)
         inherited = descriptor is not None
         self.connections = Connections(self.socket, bounds, overhead, inherited=inherited)
@@ -157,9 +158,9 @@ class Listener:
         # client and owner of a message with too many parts, and the number of parts dropped
         self._fragmented: tuple[bytes, bytes] | None = None
         self._dropped_parts = 0
-        self._arrived_ns = 0  # when the next message was first noticed; 0: not yet
+        self._arrived_ns = 0  # time at which the next message was noticed; 0: not yet
         if descriptor is not None:
-            os.set_blocking(descriptor, False)  # else ZeroMQ could block in accept
+            os.set_blocking(descriptor, False)  # otherwise ZeroMQ could block in `accept`
             self.socket.setsockopt(zmq.USE_FD, descriptor)
         try:
             _bind(self.socket, endpoint)
@@ -179,7 +180,7 @@ class Listener:
     def set_secret_keys(self, secret: bytes, former: bytes | None) -> None:
         """Accept new connections with these secret keys only; both must be keys of this edge.
 
-        Raises `ListenError`, and changes nothing, if that needs a restart.
+        Raises `ListenError`, and changes nothing, if these keys need a restart.
         """
         if self.rollover is not None:
             self.connections.read_events()
@@ -207,7 +208,7 @@ class Listener:
         return Envelope(client, owner, header, buffers[1:], size, self._queue_timer(client))
 
     def _queue_timer(self, client: bytes) -> Callable[[], int]:
-        """Return a function that computes how long the message received now waited here."""
+        """Return a function that computes the time (ns) that the newest message waited here."""
         now_ns = time.monotonic_ns()
         arrived_ns, self._arrived_ns = self._arrived_ns or now_ns, 0
         return lambda: max(now_ns - arrived_ns, int(self.connections.queued_s(client) * 1e9))
@@ -215,8 +216,8 @@ class Listener:
     def _drop_parts(self, sender: tuple[bytes, bytes]) -> None:
         """Drop some parts of a message with far too many.
 
-        Nothing else can be received before its last part, but between the calls the edge sends
-        verdicts and runs passes. A client with very many parts is cut and its key banned.
+        No other message can be received before its last part. Between two calls, the edge sends
+        verdicts and runs passes. After `_MAX_DROPPED_PARTS` the client is cut and its key banned.
         """
         for _ in range(_PARTS_PER_TURN):
             if not self.socket.recv(_NOBLOCK, copy=False).more:
@@ -231,7 +232,7 @@ class Listener:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message has arrived; cheaper than `receive` without one."""
+        """Whether a message has arrived; without a message, this is cheaper than `receive`."""
         if self._arrivals.poll(0):
             self._arrived_ns = self._arrived_ns or time.monotonic_ns()
             return True
@@ -239,12 +240,12 @@ class Listener:
         return False
 
     def check_drained(self) -> None:
-        """Note an empty queue; call it regularly, so that the memory watch learns of it in time."""
+        """Note an empty queue for the memory watch; must be called regularly."""
         if not self._arrivals.poll(0):
             self.connections.drained = True
 
     def send(self, client: bytes, message: msgspec.Struct, frames: Sequence[Buffer] = ()) -> int:
-        """Send without waiting; return the message's bytes.
+        """Send without waiting; return the message's size in bytes.
 
         Raises `zmq.ZMQError` for a client that has disconnected or does not read.
         """
@@ -257,7 +258,7 @@ class Listener:
         return size
 
     def stop_accepting(self) -> None:
-        """Refuse new connections and keep the open ones, which an unbind would end."""
+        """Refuse new connections; keep the open connections, which an unbind would end."""
         self.connections.closing = True
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -306,8 +307,8 @@ def send_parts(socket: "zmq.Socket[bytes]", parts: Sequence[Buffer]) -> None:
             socket.send(part, _NOBLOCK | more, copy=len(part) < zmq.COPY_THRESHOLD)
         except zmq.Again:
             if at and more:
-                # the connection ended within this message, and ZeroMQ drops all parts up to a last
-                # one: end this message, so that the next one is not dropped with it
+                # The connection ended within this message, so ZeroMQ drops all parts up to a last
+                # part. Send a last part; otherwise ZeroMQ would drop the next message, too.
                 socket.send(b"", _NOBLOCK)
             raise
 
@@ -324,7 +325,7 @@ def receive_parts(socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
 
 
 def check_size(envelope: Envelope, message_bytes: int) -> None:
-    """Raise for a message with too many frames or bytes."""
+    """Raise `MalformedError` for too many frames, `TooLargeError` for too many bytes."""
     if len(envelope.frames) > MAX_FRAMES:
         raise MalformedError(f"A message has at most {MAX_FRAMES} array frames.")
     if envelope.size > message_bytes:

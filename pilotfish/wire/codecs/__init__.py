@@ -1,5 +1,5 @@
-"""Arrays as frames: token ids, truncated distributions, a worker's top K, distributions as integer
-counts, hidden states.
+"""Encode arrays as frames: token ids, truncated distributions, a worker's top K, distributions as
+integer counts, hidden states.
 """
 
 from pilotfish.wire.codecs.counts import decode_counts, encode_counts

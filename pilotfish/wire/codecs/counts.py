@@ -1,10 +1,10 @@
 """A whole distribution as integers that sum to a power of two (`dssd`'s P̃).
 
-In:  counts i64 [V] ≥ 0 with sum 2^bits, most of them 0. Out: a frame, and the same counts again.
+In:  counts i64 [V] ≥ 0 with sum 2^bits, most of them 0. Out: a frame. Decoding returns the counts.
 
-The ids of the counts above 0 are coded as the gaps of one row (`wire.codecs.gaps`), a count of
-e + 1 bits as e in unary and its lower e bits (Elias' gamma code). A dense form is not needed: if
-most tokens have counts, a gap costs a bit or two.
+The ids with counts above 0 are coded as the gaps of one row (`wire.codecs.gaps`). A count of e + 1
+bits is coded as e in unary and its lower e bits (Elias' gamma code). No dense form is needed: if
+most tokens have counts above 0, a gap costs a bit or two.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from pilotfish.wire.codecs.gaps import TILTS, choose_tilt, layout
 from pilotfish.wire.messages import Buffer
 
 MAX_BITS: Final = 24
-_HEAD: Final = 4  # the tilt in one byte, the number of counts in three
+_HEAD: Final = 4  # bytes: one for the tilt, three for the number of counts
 
 
 def encode_counts(counts: Ints, bits: int) -> bytes:
@@ -28,11 +28,12 @@ def encode_counts(counts: Ints, bits: int) -> bytes:
     tilt = choose_tilt(ids, len(counts))
     laid = layout((len(ids),), len(counts), tilt)
     gaps = laid.raised_gaps(ids)
-    # bits of each number; exact, since all are below 2^53
+    # bit length of each number; exact, since all numbers are below 2^53
     widths = np.frexp(numbers)[1].astype(np.int64)
     lengths = np.concatenate((gaps >> laid.parameters, widths))
     exponents = widths - 1
-    # [N], remainders of the gaps, then the counts' lower bits; `write_frame` drops higher bits
+    # [N]: in each number the gap's remainder, then the count's lower bits; `write_frame` drops
+    # the bits above the width
     gaps <<= exponents
     gaps |= numbers ^ 1 << exponents
     head = bytes((tilt,)) + len(ids).to_bytes(_HEAD - 1, "little")
@@ -42,8 +43,8 @@ def encode_counts(counts: Ints, bits: int) -> bytes:
 def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
     """Decode the counts i64 [``vocab_size``] of ``frame``, which sum to 2^``bits``.
 
-    Raises `MalformedError` for any other frame. Time and memory are bounded by the frame's length
-    and ``vocab_size``.
+    Raises `MalformedError` for an invalid frame. The frame's length and ``vocab_size`` bound the
+    time and the memory.
     """
     if len(frame) < _HEAD:
         raise MalformedError("A frame of counts ends within its head.")

@@ -1,15 +1,15 @@
-"""Hidden states: n vectors of width d in one frame, blockwise quantised (wisv §III-B).
+"""Encode hidden states: n vectors of width d in one frame, quantised by blocks (wisv §III-B).
 
 In:  float32 [n, d] and a format: "int8" (default), "int4", "fp16" or "fp32".
-Out: a frame of n · `hidden_bytes` bytes, and float32 [n, d] close to the input ("fp32": equal). A
-     state's bytes do not depend on the other states of the frame.
+Out: a frame of n · `hidden_bytes` bytes. Decoding returns float32 [n, d] close to the input
+     ("fp32": equal). A state's bytes do not depend on the other states of the frame.
 
-"int8" and "int4" cut a state into blocks of 32, the last one maybe shorter. A block has a step s
-and integers q from −L to L, L = 127 or 7: x̂ = q · s. The step is a bfloat16, the upper half of a
-float32: with float32's range no block over- or underflows it, and its product with q is exact. It
-is rounded up, so that |q| ≤ L.
+"int8" and "int4" cut a state into blocks of 32 numbers (the last may be shorter). A block has a
+step s, and an integer q from −L to L for each number x, with L = 127 or 7; x is decoded as
+x̂ = q · s. The step is a bfloat16, the upper half of a float32. It has float32's range, so that no
+block over- or underflows it; and its product with q is exact. It is rounded up, so that |q| ≤ L.
 
-**Error.** With m the largest magnitude of the block,
+**Error.** Let m be the largest magnitude of the block. Then
 
     int8   |x̂ − x| ≤ 0.504 · max(m/127, 2⁻¹²⁶)       int4   |x̂ − x| ≤ 0.504 · max(m/7, 2⁻¹²⁶)
     fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)                   fp32   none, bit for bit
@@ -28,8 +28,8 @@ from pilotfish.base.errors import MalformedError
 from pilotfish.wire.messages import Buffer
 
 HiddenFormat = Literal["int8", "fp16", "int4", "fp32"]
-HIDDEN_FORMATS: Final = ("int8", "fp16", "int4", "fp32")  # the default first
-BLOCK: Final = 32  # 64 would save 3 % of the bytes, and add a third to the error
+HIDDEN_FORMATS: Final = ("int8", "fp16", "int4", "fp32")  # the first is the default
+BLOCK: Final = 32  # numbers per block; 64 would save 3 % of the bytes and add a third to the error
 LARGEST: Final = {
     "int8": 2.0**127,
     "fp16": 65504.0,
@@ -41,24 +41,24 @@ _FLOATS: Final = {"fp16": "<f2", "fp32": "<f4"}
 
 _LEVELS: Final = {"int8": 127, "int4": 7}
 _LEAST_STEP: Final = 2.0**-126
-# Bits of the largest bfloat16 step with a finite product with −128 or −8, the least q of a frame.
-# Infinity, NaN and negative steps have larger bits.
+# The largest allowed step, as the bits of a bfloat16: its product with −128 or −8, the least q that
+# a frame can contain, is finite. The bits of infinity, NaN and negative steps are larger numbers.
 _GREATEST_STEP: Final = {"int8": 0x7BFF, "int4": 0x7DFF}
 
 
 def hidden_bytes(width: int, form: str) -> int:
-    """Return the bytes of a state of ``width`` numbers in ``form``, one of `HIDDEN_FORMATS`."""
+    """Return the size in bytes of a state of ``width`` numbers in ``form`` (`HIDDEN_FORMATS`)."""
     if form in _FLOATS:
         return (2 if form == "fp16" else 4) * width
     return 2 * _blocks(width) + (width if form == "int8" else (width + 1) // 2)
 
 
 def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
-    """Encode ``states`` f32 [n, d], d ≥ 1, in ``form``, one of `HIDDEN_FORMATS`.
+    """Encode ``states`` f32 [n, d], d ≥ 1; ``form``: one of `HIDDEN_FORMATS`.
 
     Raises `ValueError` for a NaN, an infinity, or a magnitude above ``LARGEST[form]``.
     """
-    # [n, blocks]; a NaN makes the maximum NaN, so the comparison below fails
+    # [n, blocks]; a NaN in a state makes the maximum NaN, so that the comparison fails
     peaks = np.maximum.reduceat(np.abs(states), _starts(states.shape[1]), axis=1)
     if not peaks.max(initial=0.0) <= LARGEST[form]:
         raise ValueError(
@@ -80,7 +80,7 @@ def encode_hidden(states: NDArray[np.float32], form: str) -> bytes:
 def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[np.float32]:
     """Decode the states f32 [``count``, ``width``] of ``frame``, all finite.
 
-    Raises `MalformedError` for another length (before memory is allocated), for numbers or steps
+    Raises `MalformedError` for a wrong length (before memory is allocated), for numbers or steps
     that are not finite, and for steps that are negative or too large.
     """
     size = hidden_bytes(width, form)

@@ -1,6 +1,7 @@
-"""Token ids: two bytes each if the vocabulary allows it, else three.
+"""Encode token ids: two bytes each if the vocabulary allows it, else three.
 
-In:  ids below V ≤ 2²⁴. Out: a frame of little-endian integers, and back.
+In:  ids below the vocabulary's size V ≤ 2²⁴. Out: a frame of little-endian integers.
+Decoding returns the ids.
 """
 
 from typing import Any, Final
@@ -13,11 +14,11 @@ from pilotfish.wire.messages import Buffer
 
 _TWO_BYTES: Final = 2**16
 _U16, _U32 = np.dtype("<u2"), np.dtype("<u4")
-_FEW: Final = 128  # for fewer ids numpy's reductions cost more than they save
+_FEW: Final = 128  # up to this number of ids, Python's `max` is faster than numpy's
 
 
 def id_bytes(vocab_size: int) -> int:
-    """Return the bytes of an id: 2 up to V = 65,536, else 3."""
+    """Return the size of an id in bytes: 2 up to V = 65,536, else 3."""
     return 2 if vocab_size <= _TWO_BYTES else 3
 
 

@@ -1,9 +1,9 @@
-"""Log-probabilities of committed tokens and of the likeliest tokens at their positions.
+"""Encode log-probabilities: of committed tokens, and of the likeliest tokens at their positions.
 
-In:  rows of logits, processed but without temperature and truncation, and one token a row. Out:
-     entries, a frame of them, and back. An entry is the token's log-probability f32, then ids
-     u32 [k] and log-probabilities f32 [k] of the likeliest tokens in descending order. NaN:
-     unknown. −∞ among the likeliest: there are fewer than k.
+In:  rows of logits (processed, without temperature and truncation), and one token for each row.
+Out: a frame of entries. Decoding returns `TokenLogprob`s. An entry is the token's log-probability
+     f32, then ids u32 [k] and log-probabilities f32 [k] of the likeliest tokens in descending
+     order. NaN: unknown. −∞ among the likeliest: there are fewer than k.
 """
 
 import math
@@ -24,7 +24,7 @@ Rows = Floats | Sequence[Floats]
 
 
 class TokenLogprob(NamedTuple):
-    """A token's ln p at temperature 1, with bias, penalties and constraint, untruncated.
+    """A token's ln p at temperature 1, with bias, penalties and constraint, without truncation.
 
     top: the likeliest tokens and their ln p, in descending order.
     """
@@ -52,7 +52,7 @@ def make_entries(logits: Rows, tokens: Sequence[int], most: int) -> Entries:
 
 
 class RowLogprobs(NamedTuple):
-    """Entries [n] without their tokens' values. sums: f64 [n], ln Σ exp of each row."""
+    """Entries [n] that lack their tokens' own values. sums: f64 [n], ln Σ exp of each row."""
 
     entries: Entries
     sums: NDArray[np.float64]
@@ -66,7 +66,7 @@ class RowLogprobs(NamedTuple):
 
 
 def row_logprobs(logits: Rows, most: int) -> RowLogprobs:
-    """Compute sums and the ``most`` likeliest tokens of rows of logits [n, V]."""
+    """Compute the sums, and the ``most`` likeliest tokens, of rows of logits [n, V]."""
     table, sums = unknown_entries(len(logits), most), np.zeros(len(logits))
     scratch = np.empty_like(logits[0]) if len(logits) else None
     for at, row in enumerate(logits):
@@ -83,9 +83,9 @@ def row_logprobs(logits: Rows, most: int) -> RowLogprobs:
 def decode_logprobs(
     frame: Buffer, most: int, vocab_size: int, counts: Sequence[int]
 ) -> list[TokenLogprob | None]:
-    """Decode a frame with one of these ``counts`` of entries; None: unknown.
+    """Decode a frame; None: an unknown entry. counts: the allowed numbers of entries.
 
-    Raises `MalformedError` for another length or impossible values, `TokenOutOfRangeError` for an
+    Raises `MalformedError` for a wrong length or impossible values, `TokenOutOfRangeError` for an
     id ≥ V.
     """
     kind = entry_type(most)

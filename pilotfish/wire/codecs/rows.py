@@ -1,10 +1,11 @@
-"""Rows of ids with levels as bit sections, shared by the frames of distributions.
+"""Encode rows of ids and levels as sections of bits, for all frames of distributions.
 
-In:  N sorted ids, row after row, and each token's levels below its row's likeliest token.
-Out: a head with the unary and the fixed section (`wire.codecs.bits`), and ids and levels again.
+In:  N ids, row after row, sorted within a row; and each token's level, the number of steps below
+     its row's likeliest token.
+Out: a head, a unary and a fixed section (`wire.codecs.bits`). Decoding returns ids and levels.
 
 Ids are coded as gaps (`wire.codecs.gaps`), levels as heights above the row's lightest token, since
-most tokens are light. Both are Rice coded, heights with one parameter c for the frame.
+most tokens are light. Both are Rice coded; all heights of a frame have the same parameter c.
 """
 
 from collections.abc import Callable
@@ -30,11 +31,11 @@ def encode_rows(
 ) -> bytes:
     """Encode ids [N] below V, in rows that end at ``ends``, after ``head(c, tilt)``.
 
-    ``levels`` [N] are at most `MAX_LEVEL`, with a 0 in each row; without levels c is 0.
+    ``levels`` [N]: 0 to `MAX_LEVEL`, with a 0 in each row; None: no levels are sent, and c is 0.
     """
     tilt, c = choose_tilt(ids, vocab_size), 0
     laid = layout(ends, vocab_size, tilt)
-    # [N], numbers of the fixed section; `write_frame` drops higher bits
+    # [N]: numbers of the fixed section; `write_frame` drops bits above the width
     fixed = laid.raised_gaps(ids)
     lengths = fixed >> laid.parameters
     if levels is not None:
@@ -54,20 +55,20 @@ def encode_rows(
 def decode_rows(
     frame: Buffer, begin: int, laid_as: tuple[tuple[int, ...], int, int], c: int | None
 ) -> tuple[Layout, Ints, Ints | None]:
-    """Decode layout, ids [N] and levels [N] of the sections from ``begin`` on.
+    """Decode the sections that begin at byte ``begin``: their layout, ids [N] and levels [N].
 
-    ``laid_as``: ends of the rows, V, tilt. Without ``c`` there are no levels. Raises
-    `MalformedError` for an id of V or more, a level above `MAX_LEVEL`, a frame of another length.
+    ``laid_as``: ends of the rows, V, tilt. c: None: there are no levels. Raises `MalformedError`
+    for an id of V or more, a level above `MAX_LEVEL`, or a frame with a wrong length.
     """
     ends, vocab_size, _ = laid_as
     total = ends[-1]
-    # before any allocation, so that a small frame cannot cause large arrays
+    # comes before any allocation, so that a small frame cannot cause large arrays
     reader = BitReader(frame, begin, total if c is None else 2 * total)
     laid = layout(*laid_as)
     fixed = reader.fixed(laid.slots(c or 0))
     levels: Ints | None = None
     if c is not None:
-        # heights plus 2^c, since a length is one more than its quotient
+        # these are heights plus 2^c, since a length is its quotient plus 1
         heights = reader.lengths[total:] << c
         heights += fixed & (1 << c) - 1
         fixed >>= c

@@ -1,8 +1,8 @@
-"""Truncated, quantised distributions: the rows q̂ of a window in one frame.
+"""Encode truncated, quantised distributions: the rows q̂ of a window in one frame.
 
 In:  `SparseRows`, n rows of ids and levels, and the vocabulary's size.
-Out: a frame, and the same rows again: the codec is lossless. `speculation.truncation` quantises,
-     before the drafter samples.
+Out: a frame. Decoding returns the same rows. `speculation.truncation` quantises them, before the
+     drafter samples.
 
 The frame is a head and the sections of `wire.codecs.rows`.
 """
@@ -17,14 +17,14 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
-MAX_TOKENS: Final = 2**18  # tokens of a frame: bounds the cost of a hostile one
-ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # tokens of a row that fit for any window
-_TOKEN_BYTES: Final = 1.7  # bytes of a token in a row of the likeliest 64
-_NUCLEUS_TOKENS: Final = 440  # tokens of the nucleus 0.95 at temperature 1
+MAX_TOKENS: Final = 2**18  # most tokens of a frame; bounds the cost of a hostile frame
+ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # most tokens of a row, so that any window fits
+_TOKEN_BYTES: Final = 1.7  # typical bytes of a token in a row of the 64 likeliest tokens
+_NUCLEUS_TOKENS: Final = 440  # typical number of tokens in the nucleus 0.95 at temperature 1
 
 
 def typical_bytes(rows: int, top_k: int) -> float:
-    """Return the typical bytes of a frame with so many rows; ``top_k`` 0 means a nucleus."""
+    """Return a frame's typical size in bytes; ``top_k`` 0: the rows are cut to a nucleus."""
     return _TOKEN_BYTES * rows * (top_k or _NUCLEUS_TOKENS)
 
 
@@ -49,7 +49,7 @@ def encode_sparse(rows: SparseRows, vocab_size: int) -> bytes:
 def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
     """Decode the ``count`` rows of ``frame``; raises `MalformedError`.
 
-    Time and memory are bounded by the frame's length and ``count``.
+    The frame's length and ``count`` bound the time and the memory.
     """
     if not count:
         if len(frame):
@@ -65,7 +65,7 @@ def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
 
 
 def _write_head(c: int, tilt: int, ends: tuple[int, ...]) -> bytes:
-    """Return the head: byte c + 8·width + 32·alike + 64·tilt, then the size of all rows or each."""
+    """Return the head: byte c + 8·width + 32·alike + 64·tilt, then the common size or all sizes."""
     first = ends[0]
     alike = ends == tuple(range(first, first * len(ends) + 1, first))
     sizes = (first,) if alike else tuple(map(int.__sub__, ends, (0, *ends)))

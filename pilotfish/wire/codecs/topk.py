@@ -1,22 +1,24 @@
-"""A worker's distributions in one frame: ids and probabilities of the top K of each row.
+"""Encode a worker's distributions in one frame: ids and probabilities of each row's top K tokens.
 
 In:  `TopRows`, n rows of K tokens each, the vocabulary's size V, and a format of the values: "fp16"
      (default), "fp32" or "levels".
-Out: a frame, and `TopRows` again: the same ids, values as float32. The receiver, which asked for
-     them, knows n, K and V; a frame with another K is refused.
+Out: a frame. Decoding returns `TopRows` with the same ids, and values as float32. The receiver
+     asked for the rows, so it knows n, K and V; it refuses a frame with another K.
 
 Ids and levels are coded as in `wire.codecs.rows`; "fp32" and "fp16" need no ids if K = V. "fp32"
-has the probabilities. The others have weights and each row's ρ, the sum of its probabilities, in
-float32: a decoded row is its weights, divided by their sum, times ρ. So the retained mass, which
-both reconstructions use, is exact to float32. With m the row's largest probability, a weight is
+sends the probabilities. The other formats send a weight for each token, and for each row ρ, the sum
+of its probabilities, as float32. A decoded probability is the weight, divided by the sum of the
+row's weights, times ρ. So ρ, the retained mass, is exact to float32. Let m be the row's largest
+probability. Then a weight is
 
     fp16     p · 2¹⁵/m as IEEE half, so that tokens down to m · 2⁻²⁹ have all 11 bits
     levels   half octaves below m, 0 to 62, as in `sparse` (`speculation.truncation`)
 
-**Error.** `MAX_ERROR` bounds the total variation between a row's shares of ρ before and after, for
-K ≤ 2¹⁸; the error of its probabilities is ρ times that. Weights with errors by factors from 1/r to
-r give shares with an error of (r − 1)/(r + 1): r = 1 + 2⁻¹¹ and 2^(1/4). The small rest covers the
-lightest tokens, whose weights are coarser.
+**Error.** A row's shares are its probabilities divided by ρ. For K ≤ 2¹⁸, `MAX_ERROR` bounds the
+total variation between the shares before and after; the error of the probabilities is ρ times that.
+If each weight is wrong by a factor between 1/r and r, the shares' error is at most (r − 1)/(r + 1).
+r is 1 + 2⁻¹¹ for "fp16" and 2^(1/4) for "levels". `MAX_ERROR` is a little larger, since the weights
+of the lightest tokens are coarser.
 """
 
 from typing import Final
@@ -33,23 +35,23 @@ from pilotfish.wire.codecs.bits import Ints
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import Buffer
 
-TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # the default first; the index is the code
+TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # default first; a format's index is its code
 MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
 
-_HEAD: Final = 4  # form, tilt and the heights' parameter in one byte, K in three
-_PEAK: Final = 2.0**15  # the half-precision weight of m
-_SUM_TOLERANCE: Final = 1e-3  # as in `dsd`, far above float32's rounding
+_HEAD: Final = 4  # bytes: one for form, tilt and the heights' parameter; three for K
+_PEAK: Final = 2.0**15  # the weight of m in "fp16"
+_SUM_TOLERANCE: Final = 1e-3  # largest error of ρ, as in `dsd`; far above float32's rounding
 
 
 def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
     """Encode ``rows`` over ``vocab_size`` < 2²⁴ tokens in ``form``; no rows give an empty frame.
 
-    Raises `ValueError` for values that are no softmax's: NaN, negative, a sum of 0 or above 1.
+    Raises `ValueError` if a softmax cannot give the values: NaN, negative, a sum of 0 or above 1.
     """
     count, k = len(rows), rows.k
     if not count:
         return b""
-    # a NaN is not at least 0
+    # a NaN fails this comparison
     masses = rows.retained_mass if float(rows.values.min()) >= 0.0 else np.zeros(count)
     if not _are_valid_masses(masses, whole=False):
         raise ValueError("A row of probabilities has a NaN, a negative number or a false sum.")
@@ -69,7 +71,7 @@ def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
 def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
     """Decode the ``count`` rows of ``frame``, each of min(``k``, ``vocab_size``) tokens.
 
-    Raises `MalformedError` for any other frame. Time and memory are bounded by its length.
+    Raises `MalformedError` for an invalid frame. Its length bounds the time and the memory.
     """
     k = min(k, vocab_size)
     if not count:
@@ -118,13 +120,13 @@ def _ends(count: int, k: int) -> tuple[int, ...]:
 
 
 def _are_valid_masses(masses: NDArray[np.floating], *, whole: bool) -> bool:
-    """Return whether ρ [n] is above 0 and at most 1; with the ``whole`` vocabulary, 1."""
+    """Return whether each ρ [n] is above 0 and at most 1, or 1 with the ``whole`` vocabulary."""
     least, most = float(masses.min()), float(masses.max())
     return least > 0.0 and (1.0 - _SUM_TOLERANCE) * whole <= least and most <= 1.0 + _SUM_TOLERANCE
 
 
 def _encode_plain(values: Floats, masses: Values, form: str) -> bytes:
-    """Encode the part in whole bytes: the probabilities, or each row's ρ and then the halves."""
+    """Encode the part of whole bytes: probabilities, or each row's ρ and then "fp16" weights."""
     if form == "fp32":
         return values.astype("<f4").tobytes()
     plain = masses.astype("<f4").tobytes()
@@ -135,7 +137,7 @@ def _encode_plain(values: Floats, masses: Values, form: str) -> bytes:
 
 
 def _compute_levels(values: Floats) -> Ints:
-    """Return each token's levels below its row's likeliest token, i64 [N]."""
+    """Return each token's level, i64 [N]: the steps below its row's likeliest token."""
     peaks = values.max(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore"):
         levels = STEPS_PER_OCTAVE * np.log2(peaks / values)
@@ -163,7 +165,7 @@ def _check(weights: Floats, masses: Values | None, whole: bool) -> None:
 
     Without ρ the weights are the probabilities themselves.
     """
-    # a NaN is not at least 0; infinities are the largest
+    # a NaN fails the first comparison, an infinity the second
     fine = float(weights.min()) >= 0.0 and float(weights.max()) < np.inf
     sums = weights.sum(axis=1, dtype=np.float64) if fine else np.zeros(len(weights))
     if not (

@@ -1,1 +1,1 @@
-"""The link: attempts to connect, liveness of a connection, measurements."""
+"""The device's link to an edge: attempts to connect, liveness of a connection, measurements."""

@@ -1,12 +1,13 @@
-"""Attempts to connect to an edge: their time-out and IP family, the failure, the next attempt.
+"""Attempts to connect to an edge: their time-outs, IP families and failures, and the next attempt.
 
 In: the events of ZeroMQ's monitor. ZeroMQ retries by itself, every 0.1 to 1 s, if a connection
 fails or breaks. After a failed handshake it stops (`stop_after_failed_handshake`), and the socket's
-owner begins the next attempt when `ConnectAttempts.due`: soon, since the edge may be starting, and
-later and later if somebody has to change a key first.
+owner begins the next attempt when `ConnectAttempts.due` is true. That is soon, since the edge may
+be starting; if somebody must change a key first, the pauses grow.
 
-ZeroMQ resolves a name at each attempt, in one family: IPv4 only, or with ``ZMQ_IPV6`` the first
-IPv6 address, and the IPv4 address if there is no other. So `DualStack` alternates the families.
+ZeroMQ resolves a name at each attempt, in one family. Without ``ZMQ_IPV6`` it takes an IPv4
+address; with it, the first IPv6 address, or an IPv4 address if there is no other. So `DualStack`
+alternates the families.
 """
 
 import errno
@@ -21,29 +22,30 @@ import zmq
 
 from pilotfish.wire.address import literal_address
 
-CERTAIN_HANG_UPS = 8  # handshakes in a row; an edge with two keys breaks only about half of them
-_RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # libzmq's option and value, which pyzmq lacks
+CERTAIN_HANG_UPS = 8  # broken in a row: a wrong key; an edge with two keys breaks only half
+_RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # an option of libzmq and its value; pyzmq lacks both
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-_RETRIED_S = 0.2  # ZeroMQ reports its own retry within this time
-_BETWEEN_S = 0.25  # least time between two attempts that callers wait for
+_RETRIED_S = 0.2  # time (s) within which ZeroMQ reports its own retry
+_BETWEEN_S = 0.25  # least time (s) between two attempts for waiting callers
 _FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
-_JITTER = 0.25  # keeps a fleet of devices out of step
-# An attempt is given up because the kernel retries more and more rarely on a path that was dead
-# when the attempt began. The next one has twice the time, as the round trip may be that long.
+_JITTER = 0.25  # share by which pauses vary, so that devices do not retry all at once
+# Time-outs of an attempt. On a path that was dead when the attempt began, the kernel retries more
+# and more rarely, so a new attempt is better. The new attempt has twice the time: the round trip
+# may be long.
 _FIRST_TIMEOUT_MS, _MAX_TIMEOUT_MS = 3000, 12_000
-_TIMED_OUT = 0.9  # an attempt that took this share of its time-out had no answer
-_FAMILY_PAUSE_S = (0.1, 1.0)  # after both families have failed, doubling
+_TIMED_OUT = 0.9  # share of its time-out after which an attempt counts as unanswered
+_FAMILY_PAUSE_S = (0.1, 1.0)  # pause (s) after both families failed: first, largest; it doubles
 
 
 class ConnectFailure(Enum):
     """The reason why a connection or its handshake failed."""
 
-    CONNECT = auto()  # no connection, or an unknown name
+    CONNECT = auto()  # there is no TCP connection, or the name is unknown
     KEY = auto()  # the key is not on the edge's allow-list
-    MECHANISM = auto()  # one end has keys, the other has none
+    MECHANISM = auto()  # either the device or the edge has no keys
     CLOSED = auto()  # the peer hung up: wrong edge.pub, or not an edge
     TIMEOUT = auto()  # the peer sent nothing for too long
-    OTHER = auto()  # the peer does not speak ZMTP, or sent too long a message
+    OTHER = auto()  # the peer does not speak ZMTP, or its message is too long
 
 
 # Failures that last until somebody changes a key.
@@ -57,11 +59,11 @@ def stop_after_failed_handshake(socket: "zmq.Socket[bytes]") -> None:
 
 
 class ConnectAttempts:
-    """The attempts of one socket. Its owner writes; any thread may read and call `retry_now`.
+    """The attempts of one socket. Its owner notes them; any thread may read, and call `retry_now`.
 
-    failure: the last attempt's, until one succeeds; None: no failure. hang_ups: handshakes that the
-    peer broke off since the last success. wrong_key: a diagnosis found an edge that hangs up only
-    on handshakes.
+    failure: the reason of the last failure; None after a success. hang_ups: handshakes that the
+    peer broke off since the last success. wrong_key: a diagnosis found that the edge hangs up on
+    handshakes only.
     """
 
     def __init__(self) -> None:
@@ -70,9 +72,9 @@ class ConnectAttempts:
         self.wrong_key = False
         self.handshakes_failed = 0
         self.began_s = time.monotonic()
-        self._stopped_s: float | None = None  # when ZeroMQ may have stopped
-        self._stopped = False  # it has certainly stopped
-        self._in_handshake = False  # connected, handshake not finished
+        self._stopped_s: float | None = None  # time at which ZeroMQ may have stopped retrying
+        self._stopped = False  # ZeroMQ has certainly stopped
+        self._in_handshake = False  # TCP is connected, the handshake not finished
         self._pause_s = _FIRST_S
         self._due_s = 0.0
         self._resolved = False  # the last attempt resolved its address
@@ -97,7 +99,7 @@ class ConnectAttempts:
                 self._pause_s, self._in_handshake = _FIRST_S, False
             case zmq.Event.DISCONNECTED if (
                 self._in_handshake
-            ):  # taken for ZMTP 1.0: no failure event
+            ):  # ZeroMQ took the peer for ZMTP 1.0: no failure event
                 self._note_stopped(ConnectFailure.OTHER)
             case zmq.Event.DISCONNECTED:
                 self._stopped_s = time.monotonic()
@@ -112,7 +114,7 @@ class ConnectAttempts:
 
     @property
     def stopped(self) -> bool:
-        """Whether ZeroMQ has stopped retrying, after a failed handshake or too long a message."""
+        """Whether ZeroMQ has stopped retrying, after a failed handshake or an excessive message."""
         since_s = self._stopped_s
         return since_s is not None and (self._stopped or time.monotonic() - since_s > _RETRIED_S)
 
@@ -128,12 +130,12 @@ class ConnectAttempts:
 
     @property
     def refuses_key(self) -> bool:
-        """Whether the edge refused the key."""
+        """Whether the edge refused this device's key."""
         return self.failure is ConnectFailure.KEY
 
     @property
     def surely_wrong_key(self) -> bool:
-        """Whether the edge is reachable but certainly has another key than ``edge.pub``."""
+        """Whether the edge is reachable, but its key is certainly not the key in ``edge.pub``."""
         return (
             self.failure is ConnectFailure.CLOSED
             and self.wrong_key
@@ -149,7 +151,7 @@ class ConnectAttempts:
         self._due_s = min(self._due_s, self.began_s + _BETWEEN_S)
 
     def note_started(self) -> None:
-        """Note the start of an attempt; the monitor does not report those of the owner."""
+        """Note the start of an attempt; the monitor does not report attempts of the owner."""
         self.began_s = time.monotonic()
         self._stopped_s, self._stopped, self._resolved = None, False, False
 
@@ -167,9 +169,9 @@ class ConnectAttempts:
 
 
 class ConnectTimeout:
-    """The time-out of attempts to connect, in milliseconds; grows after attempts without answer.
+    """The time-out ``ms`` of attempts to connect; it grows after attempts without an answer.
 
-    too_short: the last attempt timed out, and a longer one may succeed.
+    too_short: the last attempt timed out, and an attempt with more time may succeed.
     """
 
     def __init__(self) -> None:
@@ -182,7 +184,7 @@ class ConnectTimeout:
         self._began_s = time.monotonic()
 
     def end(self) -> None:
-        """Note its failure: early if it was refused, late if there was no answer."""
+        """Note the attempt's failure: an early failure is a refusal, a late one means no answer."""
         spent_ms = (time.monotonic() - self._began_s) * 1e3
         self.too_short = self.ms < _MAX_TIMEOUT_MS and spent_ms > _TIMED_OUT * self.ms
 
@@ -193,9 +195,9 @@ class ConnectTimeout:
 
 
 class DualStack:
-    """The IP family of one socket's attempts: IPv4 first, then in turns until one connects.
+    """The IP family of one socket's attempts: IPv4 first, then each in turn until one connects.
 
-    ipv6: whether the present attempt uses IPv6. A literal address keeps its own family.
+    ipv6: the present attempt uses IPv6. A literal address keeps its own family.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -204,14 +206,14 @@ class DualStack:
         self.ipv6 = "[" in endpoint
         self._due_s = math.inf
         self._pause_s = _FAMILY_PAUSE_S[0]
-        self._other_failed = False  # the attempt before this one failed in the other family
+        self._other_failed = False  # the previous attempt failed, in the other family
 
     def note_connected(self) -> None:
         """Note that the present family has connected."""
         self._due_s, self._pause_s, self._other_failed = math.inf, _FAMILY_PAUSE_S[0], False
 
     def note_failed(self) -> None:
-        """Note that the attempt failed; ZeroMQ by itself would retry in the same family."""
+        """Note that the attempt failed; ZeroMQ by itself would retry in the same IP family."""
         if not self._is_name or self._due_s < math.inf:
             return
         now_s = time.monotonic()
@@ -233,7 +235,7 @@ class DualStack:
         return time.monotonic() < self._due_s < math.inf
 
     def switch_family(self) -> bool:
-        """Switch families if the last attempt failed; return whether the next one uses IPv6."""
+        """Switch families if the last attempt failed; return whether the next attempt uses IPv6."""
         if self._due_s < math.inf:
             self._due_s, self.ipv6 = math.inf, not self.ipv6
         return self.ipv6

@@ -1,9 +1,9 @@
-"""Diagnose why no edge is reached at an address: its name, the route, or the peer.
+"""Diagnose why no edge is reached at an address: because of the name, the route or the peer.
 
 ZeroMQ does not report why a connection fails. So this module resolves the address and connects to
 it with a plain socket. ZMTP's greeting (64 bytes: signature, version, mechanism, role)
-distinguishes an edge with keys, one without, and anything else. An edge that stops or is full hangs
-up on every connection, so its hang-up does not indicate a wrong key.
+distinguishes an edge with keys, an edge without keys, and any other peer. An edge that is stopping
+or full hangs up on every connection, so its hang-up does not indicate a wrong key.
 """
 
 import errno
@@ -16,26 +16,26 @@ from urllib.parse import urlsplit
 
 _GREETING_BYTES = 64
 _MECHANISM = slice(12, 32)
-# Signature and version: after these an edge sends its whole greeting and waits for the rest of
-# ours.
+# Signature and version, the start of our greeting: after it an edge sends its whole greeting, and
+# waits for the rest of ours.
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01"
-_SIGNATURE = b"\xff", b"\x7f"  # its first byte and its tenth
-_TIMEOUT_S = 5.0  # slow paths have an RTT of seconds
-_HANG_UP_S = 1.0  # an edge that accepts no connections hangs up within this time
+_SIGNATURE = b"\xff", b"\x7f"  # the first and the tenth byte of a greeting
+_TIMEOUT_S = 5.0  # time-out of each step (s); slow paths have an RTT of seconds
+_HANG_UP_S = 1.0  # time (s) within which an edge that accepts no connections hangs up
 # A lack of descriptors or memory on this machine says nothing about the address.
 _LOCAL_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PAUSE_S = (1.0, 30.0)  # between two probes, doubling while the state stays the same
+_PAUSE_S = (1.0, 30.0)  # pause (s) between probes: first, largest; doubles without a change
 
 
 class AddressState(Enum):
-    """The state of an address."""
+    """The state of an address, as a probe finds it."""
 
     NO_NAME = auto()  # the name is unknown, or cannot be resolved now
     REFUSED = auto()  # the machine answers, and nothing listens on the port
-    NO_ROUTE = auto()  # no machine answers: the network, the address, a firewall
+    NO_ROUTE = auto()  # no machine answers; causes: the network, the address, a firewall
     MUTE = auto()  # a peer accepts the connection and sends nothing
     NO_EDGE = auto()  # the peer is not an edge, or hangs up
-    HANGS_UP = auto()  # an edge hangs up on every connection: it stops or is full
+    HANGS_UP = auto()  # an edge that hangs up on every connection: it is stopping or full
     PLAIN = auto()  # an edge without keys
     CURVE = auto()  # an edge with keys
 
@@ -47,7 +47,7 @@ _STATE_BY_ERRNO = {
 
 
 def diagnose(host: str, port: int, timeout_s: float = _TIMEOUT_S) -> AddressState:
-    """Probe this address once; waits for the name, then up to ``timeout_s`` for each step.
+    """Probe an address once; wait for the name, then up to ``timeout_s`` for each step.
 
     Raises `OSError` if this machine lacks descriptors or memory.
     """
@@ -113,9 +113,9 @@ def _hangs_up(connection: socket.socket, within_s: float) -> bool:
 
 
 class Diagnosis:
-    """Probes one address in the background. Thread-safe.
+    """Probes of one address in the background. Thread-safe.
 
-    state: result of the last probe; None: there is none, or it is out of date.
+    state: result of the last probe; None: there was no probe, or its result is out of date.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -141,7 +141,7 @@ class Diagnosis:
         if self._lock.acquire(blocking=False):
             try:
                 threading.Thread(target=self._probe, name="diagnosis", daemon=True).start()
-            except RuntimeError:  # the machine has no room for a thread
+            except RuntimeError:  # the machine cannot start another thread
                 self._lock.release()
 
     def _probe(self) -> None:

@@ -1,8 +1,8 @@
 """Decide whether a connection is alive, from the kernel's counters.
 
-ZeroMQ's heartbeats keep bytes moving on an idle connection, but their answers prove nothing: a ping
-waits behind a large message, so on a slow link its answer is late although all is well. Moving
-bytes decide. A connection is quiet if
+ZeroMQ's heartbeats (pings) keep bytes moving on an idle connection. Late answers to them prove
+nothing: on a slow link a ping waits until a large message has crossed. So moving bytes decide. A
+connection is quiet if
 
 - no bytes have arrived, and no large amount was acknowledged (an acknowledged ping does not count:
   the kernel of a process that hangs acknowledges pings), or
@@ -20,27 +20,28 @@ from typing import Final
 from pilotfish.wire.link.tcp import Volume, limit_retransmission_pause, read_volume
 
 HEARTBEAT_S: Final = 0.3
-_MARGIN_S: Final = 0.25  # delay by both ends' schedulers
-_LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out is an RTT, and no less than this
+_MARGIN_S: Final = 0.25  # delay (s) by the schedulers of device and edge
+_LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out (s) is the RTT plus this, at least
 _LONGEST_LIMIT_S: Final = 10.0
 _PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_MEMORY_S = 1.25, 4.0, 60.0
-_DENSE_S: Final = 0.6  # updates further apart do not measure a pause
-# The longest pause between the kernel's retransmissions: ours, the time-out up to which we set it,
-# and the kernel's default.
+_DENSE_S: Final = 0.6  # updates further apart than this (s) do not measure a pause
+# Longest pause (s) between the kernel's retransmissions: the pause that we set, the retransmission
+# time-out up to which we set it, and the kernel's default.
 _RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
-LARGE_BYTES: Final = 4096  # more outstanding bytes than heartbeats have
-# More bytes a second than heartbeats have: these have 80, encrypted 400.
+LARGE_BYTES: Final = 4096  # more outstanding bytes than heartbeats cause
+# A rate (bytes/s) that heartbeats do not reach: they have 80, or 400 if encrypted.
 _MESSAGES_BPS: Final = 800.0
 _WINDOW_S: Final = 0.5
-# A handshake's next step is due after 3 RTT plus twice its longest step so far. The connection is
-# ended after that time, or 5 s if that is longer.
+# A handshake's next step is due within 3 RTT plus twice the longest step so far. The connection is
+# ended after this time without a step, but not before 5 s.
 _STEP_RTTS, _STEP_TIMES, HANDSHAKE_STEP_S = 3.0, 2.0, 5.0
 
 
 class Liveness:
-    """The liveness of one connection, from successive counters. Times are monotonic seconds.
+    """The liveness of one connection, from successive readings of its counters.
 
-    updated_s: time of the last counters. outstanding: bytes not acknowledged then.
+    Times are monotonic seconds. updated_s: time of the last reading. outstanding: bytes that were
+    not acknowledged then.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -48,24 +49,24 @@ class Liveness:
         self.outstanding = 0
         self.acknowledged = 0
         self._received = 0
-        # times of the last sign of life (bytes received, or a large amount acknowledged), of the
-        # last bytes received, of the last acknowledgement (or when nothing was outstanding), and of
-        # the last bytes of a message
+        # Times of four events: the last sign of life (bytes received, or a large amount
+        # acknowledged); the last bytes received; the last acknowledgement (or the last reading
+        # without outstanding bytes); the last bytes of a message.
         self._life_s = self._received_s = self._acknowledged_s = now_s
         self._transfer_s = -math.inf
-        self._arrived, self._arrived_s = 0, now_s  # packets, and the last one's time
+        self._arrived, self._arrived_s = 0, now_s  # packets received, and the time of the last
         self._counted, self._counted_s = 0, now_s
         self._rto_s, self._rtt_s = _LEAST_RTO_S, 0.0
-        self._pause_s, self._pause_seen_s = 0.0, now_s  # the longest recent pause, and its time
+        self._pause_s, self._pause_seen_s = 0.0, now_s  # longest recent pause, and its time
         self._longest_step_s = 0.0
         self._retry_s = 0.0
 
     def poll(self, connection: socket | None) -> Volume | None:
-        """Read and note the counters of the connection; return None without any."""
+        """Read and note the connection's counters; return them, or None if they cannot be read."""
         counters = read_volume(connection)
         if counters is not None:
             self.update(counters, time.monotonic())
-            # on a slow path a retransmission must not precede the acknowledgement
+            # on a slow path the kernel must not retransmit before the acknowledgement can arrive
             retry_s = _RETRY_S if self._rto_s < _RETRY_RTO_S else _KERNELS_RETRY_S
             if retry_s != self._retry_s:
                 self._retry_s = retry_s
@@ -92,7 +93,7 @@ class Liveness:
         self.outstanding = counters.outstanding
 
     def _note_rate(self, received: int, now_s: float) -> None:
-        """Note whether more bytes arrive than heartbeats have."""
+        """Note whether bytes arrive at a higher rate than heartbeats."""
         came, since_s = received - self._counted, now_s - self._counted_s
         if came > LARGE_BYTES or since_s > _WINDOW_S:
             if came > _MESSAGES_BPS * since_s:
@@ -115,7 +116,7 @@ class Liveness:
 
     @property
     def limit_s(self) -> float:
-        """Seconds without a sign of life that this path explains."""
+        """Longest time (s) without a sign of life that this path explains."""
         limit_s = HEARTBEAT_S + _MARGIN_S + 2.0 * self._rto_s
         return min(_LONGEST_LIMIT_S, max(limit_s, _PAUSE_TIMES * self._pause_s))
 
@@ -135,15 +136,16 @@ class Liveness:
 
     @property
     def transfers(self) -> bool:
-        """Whether a message is crossing, rather than heartbeats alone."""
+        """Whether a message is crossing now, not only heartbeats."""
         return self.updated_s - self._transfer_s < self.limit_s
 
     @property
     def blocked(self) -> bool:
         """Whether packets arrive from the peer, but no sent bytes are acknowledged in time.
 
-        If others fill a queue on the way to the peer, our acknowledgements wait in it, too. Then
-        the peer's kernel retransmits and sends no new bytes, so packets are counted, not bytes.
+        If other traffic fills a queue on the way to the peer, our acknowledgements wait in it, too.
+        Then the peer's kernel retransmits old bytes and sends no new ones, so this property counts
+        packets, not bytes.
         """
         return self._one_way(self._arrived_s, self._acknowledged_s)
 
@@ -154,7 +156,7 @@ class Liveness:
 
     @property
     def only_sends(self) -> bool:
-        """Whether sent bytes are acknowledged, but none arrive from the peer."""
+        """Whether sent bytes are acknowledged, but no bytes arrive from the peer."""
         return self._one_way(self._acknowledged_s, self._received_s)
 
     def _one_way(self, works_s: float, fails_s: float) -> bool:
@@ -167,12 +169,12 @@ class Liveness:
 
     @property
     def progresses(self) -> bool:
-        """Whether the next step of the handshake is not overdue yet."""
+        """Whether the next step of the handshake may still come in time."""
         return self.updated_s - self._received_s < self._step_s
 
     @property
     def stuck(self) -> bool:
-        """Whether the handshake has stalled for so long that the connection should be ended."""
+        """Whether the handshake has stalled, so that the connection should be ended."""
         return self.quiet_s > max(HANDSHAKE_STEP_S, self._step_s)
 
     @property

@@ -1,14 +1,15 @@
-"""Measure a link by the messages that cross it anyway.
+"""Measure a link by the messages that cross it, without extra traffic.
 
-In: for each exchange its sizes, departure and return by the device's clock, arrival and stay by the
-edge's clock. Out: `LinkState`, and each exchange's uplink and downlink time.
+In: for each exchange (request and reply) its sizes, its departure and return on the device's clock,
+and its arrival and stay on the edge's clock. Out: `LinkState`, and each exchange's uplink and
+downlink time.
 
-The sum of both ways needs no common clock. To split it, the meter estimates the clocks' offset from
-the quickest small exchange, assuming that both of its ways took equally long. Small messages
-measure the RTT. Large ones (≥ 10 kB) measure a rate: their bits over their time beyond half an RTT.
-Values are medians of an answer's last few samples, so one stall changes nothing, and a changed link
-shows soon. A sample far from both neighbours does not count, since one end may have been suspended;
-if the next sample confirms it, both count.
+The sum of both times needs no common clock. To split it, the meter estimates the clocks' offset
+from the quickest small exchange, assuming that its uplink and downlink times were equal. Small
+messages measure the RTT. Large messages (≥ 10 kB) measure a rate: their bits, divided by their time
+beyond half an RTT. A value is the median of an answer's last few samples, so a single stall changes
+nothing, and a changed link shows soon. A sample far from both neighbours does not count, since
+device or edge may have been suspended; if the next sample confirms it, both count.
 """
 
 import time
@@ -21,18 +22,18 @@ from typing import NamedTuple
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.link.tcp import Segments
 
-SMALL_BYTES = 1_500  # one segment: it takes one RTT
+SMALL_BYTES = 1_500  # largest small message (bytes): one TCP segment
 LARGE_BYTES = 10_000
-FRESH_S = 2.0  # younger readings need no ping
+FRESH_S = 2.0  # age (s) up to which a reading needs no ping
 _MEDIAN_OF = 5
 _MAX_SAMPLES = 16
-_LEAST_TRANSFER_S = 20e-6  # resolution of the clocks
-_DRIFT = 200e-6  # largest drift between two clocks
-_STALLED, _STALL_S = 8.0, 0.25  # a stall: this factor, and so many seconds, above its neighbours
+_LEAST_TRANSFER_S = 20e-6  # resolution of the clocks (s)
+_DRIFT = 200e-6  # largest drift between two clocks (s/s)
+_STALLED, _STALL_S = 8.0, 0.25  # a stall exceeds its neighbours by this factor and by this time (s)
 
 
 class Transit(NamedTuple):
-    """Seconds that an exchange spent on the link, up and down."""
+    """Seconds that an exchange spent on the uplink and on the downlink."""
 
     up_s: float
     down_s: float
@@ -47,9 +48,9 @@ def _is_lower_rate(rate_bps: float, other_bps: float) -> bool:
 
 
 class _Samples:
-    """The last few values of one quantity, each with its time and its answer's number.
+    """The last few values of one quantity, each with its time (ns) and its answer's number.
 
-    stalled: compares two values; true if the first one looks like a stall next to the second.
+    stalled: compares two values; True if the first looks like a stall compared with the second.
     """
 
     def __init__(self, stalled: Callable[[float, float], bool]) -> None:
@@ -62,7 +63,7 @@ class _Samples:
 
     @property
     def _valid(self) -> list[tuple[int, float, int]]:
-        """The samples, without those that look like a stall next to both neighbours."""
+        """The samples, except samples that look like a stall compared with both neighbours."""
         samples = list(self._all)
         return [
             sample
@@ -88,7 +89,7 @@ class _Samples:
     def recent(self) -> list[float]:
         """The last values that are close in time and belong to one answer.
 
-        An answer under `stream` has a single sample, which older ones must not outvote.
+        An answer under `stream` has a single sample, which older samples must not outvote.
         """
         return self._recent(self._valid)
 
@@ -116,10 +117,10 @@ class _Samples:
 
 
 class LinkMeter:
-    """A device's measurements of its link. Times are monotonic; ``edge_…`` on the edge's clock."""
+    """A device's measurements of its link. Times are monotonic; ``edge_…``: on the edge's clock."""
 
     def __init__(self) -> None:
-        self._offset_ns = 0  # the edge's clock minus ours
+        self._offset_ns = 0  # the edge's clock minus the device's clock
         self._quickest_ns, self._compared_ns = 2**62, 0
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
@@ -139,9 +140,9 @@ class LinkMeter:
     ) -> Transit:
         """Return an exchange's time on the link, and sample it if it is suitable.
 
-        ahead_bytes: bytes sent shortly before the request, which may have delayed it.
-        behind_bytes: bytes of older replies that may have delayed this one. held_ns: stay at the
-        edge.
+        ahead_bytes: bytes sent shortly before the request, which may have delayed the request.
+        behind_bytes: bytes of older replies, which may have delayed this reply. held_ns: stay at
+        the edge. learn: whether the exchange may be a sample.
         """
         on_link_ns = max(0, received_ns - sent_ns - held_ns)
         small = learn and max(up_bytes + ahead_bytes, down_bytes + behind_bytes) <= SMALL_BYTES
@@ -171,11 +172,11 @@ class LinkMeter:
         rtts = self._rtt.recent
         if not rtts or _is_slower(
             min(rtts), sum(transit)
-        ):  # the RTT is unknown, or this was a stall
+        ):  # the RTT is unknown, or this exchange stalled
             return
-        # the least RTT, since the rest of the others was waiting, not transfer
+        # half the least RTT, since larger RTTs contain waiting times
         way_s = min(rtts) / 2
-        # shorter times cannot be distinguished from the variation of one way
+        # a shorter transfer time cannot be distinguished from jitter
         least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)
         for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
             if size >= LARGE_BYTES:
@@ -189,8 +190,8 @@ class LinkMeter:
         """Estimate the clocks' offset from the quickest exchange.
 
         ``apart_ns``: arrival on the edge's clock minus departure on the device's. Since clocks
-        drift, an old minimum expires. A clock that jumped (the edge rebooted, the device slept)
-        shows as an exchange that arrived before it left.
+        drift, an old minimum expires. If a clock jumped (the edge rebooted, the device slept),
+        an exchange seems to have arrived before it left.
         """
         self._quickest_ns += int((now_ns - self._compared_ns) * _DRIFT) + 1
         self._compared_ns = now_ns
@@ -205,12 +206,12 @@ class LinkMeter:
         return self._rtt.new
 
     def begin_answer(self) -> None:
-        """Begin a new answer, which owns the samples from now on."""
+        """Begin a new answer, to which samples belong from now on."""
         for samples in (self._rtt, self._up, self._down):
             samples.answer += 1
 
     def state(self, segments: Segments | None = None, signal_dbm: float | None = None) -> LinkState:
-        """Return the present state; the caller adds the kernel's and the radio's readings."""
+        """Return the link's present state; arguments: the kernel's and the radio's readings."""
         now_ns = time.monotonic_ns()
         rtt = self._rtt.reading(now_ns)
         taken = len(self._rtt.values)

@@ -8,7 +8,7 @@ WIRELESS = Path("/proc/net/wireless")
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A measured value, the age of its newest sample in seconds, and the number of samples."""
+    """A measured value, the age of its newest sample (s), and the number of its samples."""
 
     value: float
     age_s: float
@@ -17,7 +17,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkState:
-    """A device's link to its edge; None: never measured.
+    """The state of a device's link to its edge; None: never measured.
 
     rtt, jitter: seconds. up, down: goodput in bit/s. retransmitted: share of the connection's TCP
     segments that were sent again. signal: dBm, if there is a radio.
@@ -34,8 +34,9 @@ class LinkState:
 def signal_dbm(source: Path = WIRELESS) -> float | None:
     """Return the signal level in dBm of the first radio with a link; None without one.
 
-    ``source`` has two lines of headings, then one line for each radio: its name, a status, and link
-    quality, level and noise, each with a full stop if it was just updated.
+    ``source`` has two lines of headings, then one line for each radio: its name, a status, and
+    three numbers (link quality, level, noise). A number that was just updated ends with a full
+    stop.
     """
     try:
         lines = source.read_text(encoding="ascii", errors="replace").splitlines()[2:]

@@ -1,7 +1,7 @@
 """Read the kernel's counters of a TCP connection, and set its options.
 
-ZeroMQ owns the connections: it reports their descriptors and may close them at any time, after
-which the number may belong to another file. So each descriptor is checked before it is used.
+ZeroMQ owns the connections: it reports their descriptors, and may close a descriptor at any time.
+Then another file may get its number. So each descriptor is checked before it is used.
 """
 
 import ctypes
@@ -18,17 +18,17 @@ _TCP_INFO = 11  # Linux; the socket module has the name from Python 3.14 on
 # struct tcp_info of linux/tcp.h: 8 bytes, 24 u32 of which total_retrans is the last, 4 u64, then
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
-_ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # u64 each
+_ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # offsets of u64 fields
 _ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
-# Error of times that the kernel counts in ticks and rounds to milliseconds: a tick, the resolution
-# of CLOCK_MONOTONIC_COARSE, and a millisecond.
+# Error (s) of times that the kernel counts in ticks and rounds to milliseconds: one tick (the
+# resolution of CLOCK_MONOTONIC_COARSE, clock 6) and one millisecond.
 _TICK_S = time.clock_getres(6) + 0.001
-_LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # ms, µs, µs
+_LAST_RECEIVED_AT, _RTT_AT, _DEVIATION_AT = 8 + 11 * 4, 8 + 15 * 4, 8 + 16 * 4  # in ms, µs, µs
 _THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # linux/tcp.h
-# The kernel gives up after so long without an acknowledgement; we do so before.
+# The kernel gives up after this time without an acknowledgement; `Liveness` gives up earlier.
 _GIVEN_UP_MS = 60_000
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
-_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: reset on close
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger with 0 s: `close` resets the connection
 
 
 class Segments(NamedTuple):
@@ -47,7 +47,7 @@ class Volume(NamedTuple):
     received: bytes that arrived. read: bytes of these that the process has read. acknowledged:
     bytes that the peer acknowledged. outstanding: bytes written and not acknowledged. idle_s:
     seconds since bytes last arrived. rtt_s, deviation_s: TCP's round-trip time and its mean
-    deviation. arrived: packets, including those without new bytes.
+    deviation. arrived: packets that arrived, with or without new bytes.
     """
 
     received: int
@@ -64,9 +64,9 @@ class Volume(NamedTuple):
 def borrow_socket(
     descriptor: int | None, is_ours: Callable[[socket.socket], bool]
 ) -> Iterator[socket.socket | None]:
-    """Borrow ZeroMQ's socket; None if there is none, or ``is_ours`` rejects it.
+    """Borrow the socket of ZeroMQ's descriptor; None: there is none, or ``is_ours`` rejects it.
 
-    The descriptor is not copied: when connections must be cut, the process may have none left.
+    The descriptor is not copied: when connections must be cut, the process may have no free one.
     """
     if descriptor is None:
         yield None
@@ -79,7 +79,7 @@ def borrow_socket(
     try:
         try:
             ours = is_ours(lent)
-        except OSError:  # it was closed a moment ago
+        except OSError:  # ZeroMQ has just closed it
             ours = False
         yield lent if ours else None
     finally:
@@ -87,7 +87,7 @@ def borrow_socket(
 
 
 def has_peer_port(port: int) -> Callable[[socket.socket], bool]:
-    """Return a check that a connection goes to this port of the peer."""
+    """Return a function that checks whether a connection goes to this port of the peer."""
 
     def check(connection: socket.socket) -> bool:
         peer = connection.getpeername()
@@ -128,9 +128,9 @@ def read_volume(connection: socket.socket | None) -> Volume | None:
 def limit_retransmission_pause(connection: socket.socket | None, most_s: float) -> None:
     """Limit the kernel's pause between two retransmissions to ``most_s`` seconds.
 
-    By default the pauses double, so after an outage of some seconds a connection is silent for as
-    long again. most_s: 1 to 120, more than a retransmission takes. Before Linux 6.15 only the first
-    pauses can be kept equal.
+    By default the pauses double: after an outage of some seconds, a connection is silent for the
+    same time again. most_s: 1 to 120, more than a retransmission takes. Before Linux 6.15, only
+    the first pauses can be kept from growing.
     """
     if connection is not None:
         with suppress(OSError):
@@ -148,11 +148,11 @@ def local_host(connection: socket.socket | None) -> str:
 
 
 def queued_s(descriptor: int | None) -> float:
-    """Return the least time since bytes last arrived, in seconds; 0: unknown.
+    """Return a lower bound of the time since bytes last arrived, in seconds; 0: unknown.
 
-    A message that is received now has waited on this machine for so long. The function runs for
-    each message, so it does not check the descriptor, which would take several times as long: a
-    wrong value spoils one measurement.
+    A message that is received now has waited on this machine for at least this time. The function
+    runs for each message, so it does not check the descriptor: a check would take several times as
+    long, and a wrong value only spoils one measurement.
     """
     if descriptor is None:
         return 0.0
@@ -180,11 +180,11 @@ def hang_up(connection: socket.socket | None) -> None:
 def drop_incoming(listening: socket.socket | None, enable: bool) -> None:
     """Make the kernel drop all packets to a listening socket, or stop doing so (Linux only).
 
-    A connecting peer retries after a second, as on a path that loses packets.
+    A peer that tries to connect retries after a second, as on a path that loses packets.
     """
     if listening is None:
         return
-    drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # return 0 bytes
+    drop = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF: accept 0 bytes
     program = struct.pack("@HP", 1, ctypes.addressof(drop))  # struct sock_fprog
     with suppress(OSError):
         if enable:
@@ -201,7 +201,7 @@ def _info(connection: socket.socket | None) -> bytes:
 
 
 def _read_queue(connection: socket.socket | None, request: int) -> int:
-    """Return the unread bytes (FIONREAD) or the unacknowledged ones (TIOCOUTQ)."""
+    """Return the number of unread bytes (FIONREAD) or of unacknowledged bytes (TIOCOUTQ)."""
     if connection is not None:
         with suppress(OSError):
             return _u32(fcntl.ioctl(connection.fileno(), request, bytes(4)), 0)

@@ -1,7 +1,7 @@
-"""The speculation protocols: one file each, and one line here to register it.
+"""The speculation protocols: each has its own file, and is registered at the end of this file.
 
 Another package can add a protocol: its module calls `register`, and the environment variable
-``PILOTFISH_PROTOCOLS`` of both ends names the module (several are separated by commas). These
+``PILOTFISH_PROTOCOLS`` on device and edge names the module (commas separate several modules). These
 modules are imported together with this one.
 """
 
@@ -86,7 +86,7 @@ def names() -> tuple[str, ...]:
 
 
 def option_types() -> tuple[type[ProtocolOptions], ...]:
-    """Return the types of all protocols' options, each once, without those that have no option."""
+    """Return the option types of all protocols, each once, without types that have no option."""
     kinds = (protocol.Options for protocol in PROTOCOL_REGISTRY.values())
     return tuple(dict.fromkeys(kind for kind in kinds if kind.__struct_fields__))
 
@@ -103,16 +103,16 @@ def counters_of(protocol: str) -> tuple[RoundCounter, ...]:
 
 
 def streams(protocol: str) -> bool:
-    """Return whether the target generates by itself, with or without hints, not by rounds."""
+    """Return whether under this protocol the target generates by itself, without rounds."""
     return protocol == STREAM or (
         protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].streams
     )
 
 
 def lossless(protocol: str) -> bool:
-    """Return whether its text follows the target's distribution; false for unknown names.
+    """Return whether the protocol's text follows the target's law; False for unknown names.
 
-    Under the others the drafter's text enters the answer, so the caller must have chosen them.
+    Under a lossy protocol the drafter's text enters the answer, so the caller must have chosen it.
     """
     return protocol == STREAM or (
         protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].lossless

@@ -2,7 +2,7 @@
 
 up:    hints at any time: ids [n] and acceptance probabilities u8 [n]; never answered
 down:  the target's tokens as they come, as under `stream`
-law:   the target's own seeded sample, token for token: that of `stream`
+law:   the target's own seeded sample, token for token, as under `stream`
 
 The token at each position follows from prompt, seed and target alone, as under `coupled`. So a hint
 that is late, lost, repeated or wrong cannot change the text. The edge never waits: its next pass
@@ -34,7 +34,7 @@ from pilotfish.wire.protocols.protocol import (
     count_window_ids,
 )
 
-MOST_DRAFTS = 15  # drafts in a pass: with the committed token, the 16 rows of a TensorRT engine
+MOST_DRAFTS = 15  # most drafts in a pass: with the committed token, a TensorRT engine's 16 rows
 DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # sources of hints
 _BYTE = 255.0
 
@@ -52,7 +52,10 @@ class AheadOptions(ProtocolOptions, frozen=True):
 
 
 class Ahead(Coupled):
-    """`ahead`, with the draws of `coupled`; the halves are `DraftAhead` and `HintChain`."""
+    """Protocol `ahead`, with the draws of `coupled`.
+
+    `DraftAhead` is the device's half, `HintChain` the edge's.
+    """
 
     name = "ahead"
     family = "coupled"
@@ -79,9 +82,9 @@ class Ahead(Coupled):
 class DraftComparison(NamedTuple):
     """The comparison of drafts with newly committed tokens.
 
-    depth: tokens committed since the last correction, drafted or not. compared: drafts up to and
-    including the first wrong one. agreed: right drafts. margins: the compared drafts' margins;
-    None: the acceptance was not estimated from one.
+    depth: number of tokens committed between the last correction and these tokens. compared: number
+    of drafts up to and including the first wrong draft. agreed: number of right drafts. margins:
+    the compared drafts' margins; None: the draft's acceptance was not estimated from a margin.
     """
 
     depth: int
@@ -99,10 +102,10 @@ class DraftAhead:
     def __init__(self) -> None:
         self.text = CommittedTokens()
         self.committed = 0
-        self._acceptances: list[float] = []  # each draft's, if those before it are accepted
+        self._acceptances: list[float] = []  # each draft's, if the drafts before it are accepted
         self._margins: list[float | None] = []
         self._depth = 0
-        self._sent = 0  # the first position that was not sent
+        self._sent = 0  # the first position that no hint has covered
         self._sent_hash = self.text.hash
 
     def start(self, committed: Ids) -> None:
@@ -114,7 +117,7 @@ class DraftAhead:
         self._depth = 0
 
     def _clear_drafts(self) -> None:
-        """Clear the drafts' data."""
+        """Clear acceptances and margins, and mark the whole text as sent."""
         self._acceptances.clear()
         self._margins.clear()
         self._sent, self._sent_hash = len(self.text), self.text.hash
@@ -135,7 +138,7 @@ class DraftAhead:
 
     @property
     def acceptances(self) -> Sequence[float]:
-        """Each draft's acceptance probability, if those before it are accepted."""
+        """Each draft's acceptance probability, if the drafts before it are accepted."""
         return self._acceptances
 
     @property
@@ -144,13 +147,13 @@ class DraftAhead:
         return len(self.text) - max(self._sent, self.committed)
 
     def append(self, token: int, acceptance: float, margin: float | None) -> None:
-        """Add a draft; margin: the one that its acceptance was estimated from, if any."""
+        """Add a draft; margin: the margin from which its acceptance was estimated, or None."""
         self.text.extend([token])
         self._acceptances.append(acceptance)
         self._margins.append(margin)
 
     def compare(self, ids: Sequence[int]) -> DraftComparison:
-        """Commit these tokens and compare; after a wrong draft, drop all drafts."""
+        """Commit these tokens and compare the drafts with them; drop all drafts if one is wrong."""
         # [n] or fewer
         drafts = self.drafts[: len(ids)].tolist()
         agreed = next((at for at, id in enumerate(drafts) if id != ids[at]), len(drafts))
@@ -172,7 +175,7 @@ class DraftAhead:
         self._sent, self._sent_hash = self.committed, self.text.hash_at(self.committed)
 
     def encode_hint(self, vocab_size: int) -> tuple[int, bytes, list[Buffer]]:
-        """Return start, hash and frames of a hint with all drafts that were not sent."""
+        """Return the start, hash and frames of a hint with all drafts that were not sent."""
         if self._sent < self.committed:
             self.resend_all()
         start, digest = self._sent, self._sent_hash
@@ -186,7 +189,7 @@ class DraftAhead:
 
 
 class HintChain:
-    """The edge's half: the newest hinted tokens after the committed ones.
+    """The edge's half: the newest hinted tokens after the committed tokens.
 
     committed: the session's tokens, which the session extends. most: largest number of ids.
     """
@@ -195,20 +198,20 @@ class HintChain:
         self._committed = committed
         self._most = min(most, MAX_WINDOW)
         self.ids: list[int] = []
-        self.acceptances: list[float] = []  # each id's, if those before it are accepted
+        self.acceptances: list[float] = []  # each id's, if the ids before it are accepted
 
     def add(self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int) -> bool:
         """Add a hint; return False if it does not fit and is dropped.
 
-        A late hint keeps its ids after the committed tokens, if those before agree with them. A new
-        hint replaces older ids. Raises `MalformedError` for bad frames.
+        A late hint overlaps the committed tokens. If it agrees with them, the rest of its ids is
+        kept. A new hint replaces older ids. Raises `MalformedError` for bad frames.
         """
         check_frame_count(frames, 2)
         if len(frames[1]) != count_window_ids(frames[0], vocab_size):
             raise MalformedError("A hint has one byte of odds for each id.")
         length = len(self._committed)
         if start > length + len(self.ids):
-            return False  # a hint before it was lost
+            return False  # an earlier hint was lost
         ids = decode_ids(frames[0], vocab_size).tolist()
         odds = [byte / _BYTE for byte in bytes(frames[1])]
         offset = max(0, start - length)
@@ -218,7 +221,7 @@ class HintChain:
         if digest != self._hash_before(start, offset):
             return False
         new = ids[late:]
-        if new != self.ids[offset : offset + len(new)]:  # else it adds nothing to the chain
+        if new != self.ids[offset : offset + len(new)]:  # otherwise the hint adds nothing
             self.ids[offset:] = new
             self.acceptances[offset:] = odds[late:]
             del self.ids[self._most :], self.acceptances[self._most :]
@@ -230,15 +233,15 @@ class HintChain:
         return self._committed.hash_after(self.ids[:offset])
 
     def drop_committed(self, ids: Sequence[int]) -> None:
-        """Drop these newly committed ids, or the whole chain if they differ."""
+        """Drop newly committed ids from the chain, or the whole chain if it differs."""
         agree = self.ids[: len(ids)] == list(ids)
         del self.ids[: len(ids) if agree else None], self.acceptances[: len(ids) if agree else None]
 
 
 def draft_with_margin(logits: Floats, params: SamplingParams, position: int) -> tuple[int, float]:
-    """Return the draft at a position from one row of logits [V], as `draw`, and its margin.
+    """Return the draft at a position, as `draw` does, and its margin; logits: one row, [V].
 
-    The margin is the difference to the next token's logit (`AcceptanceEstimator`). Above
+    The margin is the draft's logit minus the next highest logit (`AcceptanceEstimator`). Above
     temperature 0 both logits include their noise, scaled by the temperature. So at any temperature
     the margin is the change of logits with which the target would choose another token.
     """

@@ -2,8 +2,8 @@
 
 stream   up: nothing      down: the target's tokens as they come
 local    up: nothing      down: nothing; the drafter alone
-law      the model's own: argmax at temperature 0, else its sample under the noise of
-         (seed, position). `stream`'s noise is the one that `coupled` shares.
+law      the model's own: argmax at temperature 0, else a sample with the noise of
+         (seed, position). `stream` and `coupled` have the same noise.
 """
 
 from pilotfish.speculation.distributions import Floats, probabilities

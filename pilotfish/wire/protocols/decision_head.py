@@ -1,9 +1,10 @@
 """The base of `wisv-full` and `wisv-selective`: a decision head judges drafts (wisv §III-A).
 
-The device drafts its argmax, as under `greedy`. The edge finds the mismatches by one pass. For each
-mismatch its head reads both models' hidden states at that token, and the link as the device
-measured it before the request. Forgiven mismatches stay; the target's argmax replaces the first
-rejected one. The two protocols differ in how the device's states reach the edge.
+The device drafts its argmax, as under `greedy`. By one pass the edge finds the mismatches: drafts
+that are not the target's argmax. For each mismatch its decision head reads both models' hidden
+states at that token, and the link's state, which the device measured before the request. The head
+forgives a mismatch, and the draft stays, or rejects it. The target's argmax replaces the first
+rejected draft. The two protocols differ in how the device's states reach the edge.
 """
 
 from abc import abstractmethod
@@ -42,8 +43,8 @@ from pilotfish.wire.protocols.protocol import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Prior mismatch rate a drafted token. SmolLM2-135M for Qwen2.5-Coder-1.5B has 34 % up to the first
-# rejection, 44 % after it.
+# Mismatches per drafted token, assumed before a measurement. With SmolLM2-135M as the drafter of
+# Qwen2.5-Coder-1.5B the rate is 34 % up to the first rejection, and 44 % after it.
 MISMATCH_RATE = 0.4
 FORGIVEN = RoundCounter(
     name="forgiven",
@@ -68,7 +69,7 @@ class JudgingOptions(ProtocolOptions, frozen=True):
 
 
 class BoundDecisionHead(Protocol):
-    """A decision head bound to a request's link and threshold (wisv (27))."""
+    """A decision head for one request, with its link and threshold (wisv, equation 27)."""
 
     @property
     def width(self) -> int:
@@ -79,7 +80,7 @@ class BoundDecisionHead(Protocol):
     ) -> NDArray[np.bool_]:
         """Decide which of m mismatches to reject, bool [m].
 
-        drafter, target: f32 [m, d] each. tokens: i64 [m, 2], the drafter's and the target's.
+        drafter, target: f32 [m, d] each. tokens: i64 [m, 2], the drafter's and the target's token.
         """
 
 
@@ -87,8 +88,8 @@ class BoundDecisionHead(Protocol):
 class JudgedDraft(Draft):
     """A chain with the drafter's hidden states.
 
-    states: f32 [γ, d], one for each token; None: not all are here. reader: reads them on demand,
-    on the device.
+    states: f32 [γ, d], one for each token; None: some are missing. reader: on the device, a
+    function that reads states on demand.
     """
 
     states: Floats | None = None
@@ -103,15 +104,17 @@ class JudgedDraft(Draft):
 
 
 class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
-    """Both halves, without the transfer of states. head: the edge's decision head.
+    """The device's and the edge's half, without the transfer of states.
 
-    The device chooses the format of the states; the edge infers it from the frame's length.
+    head: the edge's decision head. The device chooses the format of the states; the edge infers it
+    from the frame's length.
     """
 
     Options = JudgingOptions
     counters = (FORGIVEN,)
     lossless = False
-    # relative to dsd's at temperature 0, with the head's own threshold, over four links
+    # relative to the acceptance of dsd at temperature 0; with the head's own threshold, over four
+    # links
     relative_acceptance = 1.07
     family = "judged"
     requires = "decision head"
@@ -166,7 +169,7 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
     # The edge's half
 
     def decode_hidden_frame(self, frame: Buffer, count: int) -> Floats:
-        """Decode states f32 [count, d]; raises `MalformedError` for another number or width."""
+        """Decode states f32 [count, d]; raises `MalformedError` for a wrong number or width."""
         assert self.head is not None
         width = self.head.width
         for form in HIDDEN_FORMATS:
@@ -185,14 +188,14 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision | StatesNeeded:
-        """Accept a window without mismatches; else have the head judge them."""
+        """Accept a window without mismatches; otherwise let the head judge the mismatches."""
         assert hidden is not None
         choices: NDArray[np.int64] = logits.argmax(1)
         at = mismatches(draft.ids, choices)
         if len(at) == 0:
             return Decision(len(draft.ids), int(choices[-1]), notes=(0,))
         forbidden = logits[at, draft.ids[at]] == -np.inf
-        # row 0 is the root's
+        # row 0 of `hidden` is the root's
         return self.decide(draft, StatesNeeded(at, choices, hidden[at + 1], forbidden))
 
     @abstractmethod

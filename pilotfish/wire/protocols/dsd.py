@@ -5,8 +5,9 @@ down:  accepted count, token
 law:   exactly the target's (Leviathan et al., 2023)
 
 The device samples xᵢ from qᵢ and sends exactly the float32 numbers that it sampled from. The edge
-accepts xᵢ with probability min(1, p(xᵢ)/q(xᵢ)); it samples the residual at the first rejection, or
-the bonus from p after the window. Draft, accept, residual and bonus use separate random streams.
+accepts xᵢ with probability min(1, p(xᵢ)/q(xᵢ)). At the first rejection it samples from the
+residual; if all are accepted, it samples the bonus token from p. Draft, accept, residual and bonus
+use separate random streams.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from pilotfish.wire.protocols.protocol import (
     verify_window,
 )
 
-_SUM_TOLERANCE = 1e-3  # float32 rounding of a softmax over any vocabulary stays far below it
+_SUM_TOLERANCE = 1e-3  # largest error of Σq; a softmax's float32 rounding stays far below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class DenseDraft(Draft):
 
 
 class Dsd(SpeculationProtocol[DenseDraft]):
-    """Both halves of `dsd`."""
+    """Protocol `dsd`: the device's half and the edge's half."""
 
     name = "dsd"
     frames = 2
@@ -53,7 +54,7 @@ class Dsd(SpeculationProtocol[DenseDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate ids and V float32 numbers for each."""
+        """Estimate the bytes of the ids, and of V float32 numbers for each id."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + 4 * sizes.vocabulary * len(expansion), down)
 
@@ -95,7 +96,7 @@ class Dsd(SpeculationProtocol[DenseDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept by the ratio; sample the residual at the first rejection, else the bonus."""
+        """Accept by the ratio p/q; then sample the residual (at a rejection) or the bonus."""
         candidates = chain(len(draft.ids))
         return verify_window(
             draft,
@@ -111,8 +112,8 @@ def check_distributions(ids: Ids, q: NDArray[np.float32]) -> None:
     """Raise `BadDraftError` unless each row of q [γ, V] is a distribution that allows its token."""
     if not q.size:
         return
-    # A NaN or an infinity spoils the sum, so a good sum and a minimum ≥ 0 suffice.
-    with np.errstate(invalid="ignore"):  # ∞ − ∞
+    # A NaN or an infinity makes the sum wrong, so checks of the sum and the minimum suffice.
+    with np.errstate(invalid="ignore"):  # for ∞ − ∞
         sums = q.sum(axis=1, dtype=np.float64)
     if not np.all(np.abs(sums - 1.0) <= _SUM_TOLERANCE):
         raise BadDraftError("A drafter's distribution does not sum to 1, or holds a NaN.")

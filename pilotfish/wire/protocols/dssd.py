@@ -5,10 +5,11 @@ down:  all accepted: token; rejected at j: j and P̃ⱼ (`wire.codecs.counts`)
 law:   exactly the target's
 
 The device samples from q rounded to integers that sum to 2²⁴, and sends the integer of each drafted
-token. The edge rounds p to P̃, integers that sum to 2¹⁶, with one keyed uniform a position that is
-independent of the draft, so that E[P̃] = p. It accepts against P̃, and at the first rejection sends
-P̃; the device samples from the residual norm(max(0, P̃ − q)). That token is *pending*: the device
-sends it at the head of the next window, and the edge commits it then.
+token. The edge rounds p to P̃, integers that sum to 2¹⁶, with one keyed uniform number for each
+position. That number is independent of the draft, so that E[P̃] = p. The edge accepts against P̃,
+and at the first rejection sends P̃; the device samples from the residual norm(max(0, P̃ − q)). That
+token is *pending*: the device sends it at the head of the next window, and the edge commits it
+then.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ from pilotfish.wire.protocols.protocol import (
     sample_next,
 )
 
-P_BITS = 16  # precision of P̃; fewer bits mean fewer bytes and less acceptance, with the same law
+P_BITS = 16  # precision of P̃; fewer bits save bytes and lower the acceptance, not the law
 Q_BITS = 24
 _P_BYTES = 2500  # typical bytes of P̃ at temperature 1
 
@@ -54,7 +55,8 @@ _P_BYTES = 2500  # typical bytes of P̃ at temperature 1
 class SplitDraft(Draft):
     """A chain and its q as integers that sum to 2^Q_BITS.
 
-    weights: i64 [γ], the drafted tokens' weights. rows: i64 [γ, V], all weights; None at the edge.
+    weights: i64 [γ], the drafted tokens' integers. rows: i64 [γ, V], all integers; None at the
+    edge.
     """
 
     weights: NDArray[np.int64]
@@ -62,7 +64,7 @@ class SplitDraft(Draft):
 
 
 class Dssd(SpeculationProtocol[SplitDraft]):
-    """Both halves of `dssd`."""
+    """Protocol `dssd`: the device's half and the edge's half."""
 
     name = "dssd"
     frames = 2
@@ -70,7 +72,7 @@ class Dssd(SpeculationProtocol[SplitDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate ids and 24 bits for each; P̃ with probability 1 − α^γ (dssd (9))."""
+        """Estimate ids, 24 bits for each, and P̃ with probability 1 − α^γ (dssd, equation 9)."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         rejected = 1.0 - acceptance ** len(expansion)
         return RoundBytes(

@@ -4,8 +4,8 @@ up:    ids [γ]
 down:  accepted count, token
 law:   the target's own greedy output, token for token
 
-The device drafts its argmax. The edge accepts while the draft equals the target's argmax; the first
-argmax that differs, or the one after the window, follows.
+The device drafts its argmax. The edge accepts while the draft equals the target's argmax. The next
+token is the first argmax that differs, or the argmax after the window.
 """
 
 from pilotfish.base.errors import UnsupportedError
@@ -21,7 +21,7 @@ from pilotfish.wire.protocols.protocol import (
 
 
 class Greedy(IdsOnlyProtocol):
-    """Both halves of `greedy`."""
+    """Protocol `greedy`: the device's half and the edge's half."""
 
     name = "greedy"
     deterministic = True

@@ -1,8 +1,8 @@
 """A protocol's options, and the counters of its rounds.
 
 Flags, TOML keys, the HTTP object ``pilotfish``, the options in `wire.messages.Begin`, metrics of
-both ends, run files and reports follow from these declarations; no other code names an option or a
-counter.
+device and edge, run files and reports follow from these declarations. No other code names an option
+or a counter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Options of every request, under any protocol (`device_runtime.plan`).
+# Names of the options that every request has, under any protocol (`device_runtime.plan`).
 SHARED_OPTIONS = frozenset(
     (
         *(
@@ -60,7 +60,7 @@ class ProtocolOptions(
             raise ValueError(str(error).replace("`$.", "`")) from error
 
     def with_defaults(self, defaults: "Self | None") -> "Self":
-        """Return these options with ``defaults`` in place of None."""
+        """Return these options, with the values of ``defaults`` in place of None."""
         if defaults is None:
             return self
         missing = [name for name in self.__struct_fields__ if getattr(self, name) is None]
@@ -87,11 +87,11 @@ class CountedRound(Protocol):
 class RoundCounter:
     """A quantity that every round of a protocol reports, besides the accepted tokens.
 
-    unit: its upper bound: the accepted tokens, or the verified positions (the accepted ones and the
-    rejected one). counts_tokens: it is a number of tokens; else a sum of numbers from 0 to 1.
-    is_lossy_gain: it counts acceptances that a lossless rule would have rejected. column_since: the
-    first format of run files (`field.run_file`) with a column for it; None: it is in the column
-    ``notes``.
+    unit: its upper bound: the number of accepted tokens, or of verified positions (the accepted
+    tokens and the first rejected token). counts_tokens: the quantity is a number of tokens; else it
+    is a sum of numbers from 0 to 1. is_lossy_gain: it counts acceptances that a lossless rule would
+    have rejected. column_since: the first format of run files (`field.run_file`) with a column for
+    the quantity; None: it is in the column ``notes``.
     """
 
     name: str
@@ -106,16 +106,16 @@ class RoundCounter:
         return accepted if self.unit == "accepted" else min(window, accepted + 1)
 
     def is_valid(self, value: float, window: int, accepted: int) -> bool:
-        """Return whether a round can have this value; false for NaN."""
+        """Return whether a round can have this value; False for NaN."""
         kind = isinstance(value, int) if self.counts_tokens else True
         return kind and 0 <= value <= self.upper_bound(window, accepted)
 
     def total(self, rounds: Iterable[CountedRound]) -> float:
-        """Return the sum over these rounds."""
+        """Return the sum of the counter's values in these rounds."""
         return sum(round_.notes.get(self.name, 0) for round_ in rounds)
 
     def share(self, rounds: Sequence[CountedRound]) -> float | None:
-        """Return the total divided by the units; None without units."""
+        """Return the total divided by the number of units; None without units."""
         units = self.count_units(rounds)
         return self.total(rounds) / units if units else None
 
@@ -128,19 +128,19 @@ class RoundCounter:
         return self.summarize_total(self.total(rounds), self.count_units(rounds))
 
     def summarize_total(self, total: float, units: int) -> float | None:
-        """Return a number of tokens as it is, another total divided by the units."""
+        """Return the total if it is a number of tokens, else the total divided by ``units``."""
         if self.counts_tokens:
             return total
         return total / units if units else None
 
     @property
     def heading(self) -> str:
-        """The heading of `summarize_total` in a table."""
+        """The table heading for values of `summarize_total`."""
         if self.counts_tokens:
             return f"{self.name} tokens"
         return f"{self.name} a{' position' if self.unit == 'verified' else 'n accepted token'}"
 
     @property
     def metric(self) -> str:
-        """Its Prometheus name, without the prefix."""
+        """The counter's Prometheus name, without the prefix."""
         return f"{self.name}_tokens" if self.counts_tokens else self.name

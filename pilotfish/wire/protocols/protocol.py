@@ -1,8 +1,8 @@
 """The base class of speculation protocols, with both halves of a round, and its types.
 
-Each protocol is a subclass of `SpeculationProtocol` in a file of its own, with its options and
-counters (`wire.protocols.options`). The device calls `draw` for each row of logits, `make_draft`
-and `encode_draft` with the drawn tokens, and `finish_round` with the verdict. The edge calls
+Each protocol is a subclass of `SpeculationProtocol` in its own file, with its options and counters
+(`wire.protocols.options`). The device calls `draw` for each row of logits, `make_draft` and
+`encode_draft` with the drawn tokens, and `finish_round` with the verdict. The edge calls
 `count_tokens` and `decode_draft` with the frames, and `verify` with the target's logits. A protocol
 object holds the options of one generation and no other state; all else is in the arguments.
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 Ids = NDArray[np.uint32]
 NO_IDS: Ids = np.empty(0, np.uint32)
 
-# bytes of typical headers (docs/wire.md)
+# typical sizes of headers, in bytes (docs/wire.md)
 WINDOW_BYTES, VERDICT_BYTES, STATES_REQUEST_BYTES = 42, 58, 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one end: the drafter's for q, the target's for p.
+    """Sampling parameters: the drafter's for q (device), or the target's for p (edge).
 
     seed: the key of all draws. logits_options: changes to the logits before sampling; protocols
     receive processed logits.
@@ -59,7 +59,7 @@ class SamplingParams:
     def logits_processor(
         self, prompt_length: int, constraint: Constraint | None = None
     ) -> LogitsProcessor | None:
-        """Make the logits processor for a prompt of this length; None: no change."""
+        """Return the logits processor for a prompt of this length; None: no logits change."""
         return (
             None
             if self.logits_options.is_identity
@@ -69,7 +69,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A window; subclasses add the distributions that it was sampled from.
+    """A window; subclasses add the distributions from which it was sampled.
 
     ids: u32 [n], the nodes' tokens. pending: u32 [0 or 1], a token before the window that the
     device has committed and the edge does not know yet (`dssd`).
@@ -97,8 +97,8 @@ class Draft:
 class DrawKey:
     """The key of the random draws of a node's candidates.
 
-    depth: the candidates' depth, 0 for the window's first token. candidates: their numbers among
-    all candidates of this depth; a chain has one.
+    depth: the candidates' depth, 0 for the window's first token. candidates: their numbers
+    among all candidates of this depth; a chain has one candidate at each depth.
     """
 
     round_start: int
@@ -117,8 +117,8 @@ D = TypeVar("D", bound=Draft)
 class Decision(NamedTuple):
     """The edge's decision: the path to node ``accepted`` is committed, and then ``token``.
 
-    accepted: 0: no node. token: None: the device samples it from the ``frames``. notes: the values
-    of the protocol's counters for this round, in their order.
+    accepted: 0 means no node. token: None means that the device samples it from ``frames``. notes:
+    the values of the protocol's counters for this round, in their order.
     """
 
     accepted: int
@@ -156,7 +156,7 @@ class PairSizes(NamedTuple):
 
 
 class TokenCounts(NamedTuple):
-    """The number of tokens in a window, from its frames' lengths; of a tree, the least number."""
+    """The numbers of tokens in a window, by its frames' lengths; for a tree, the least number."""
 
     pending: int  # 0 or 1
     drafted: int
@@ -170,7 +170,7 @@ class RoundBytes(NamedTuple):
 
 
 class SpeculationProtocol(ABC, Generic[D]):
-    """Both halves of a protocol, with the options of one generation.
+    """A protocol, the device's half and the edge's half, with the options of one generation.
 
     default_top_k: top-K of the drafter if the request names no truncation.
     lossless: the output follows the target's distribution.
@@ -178,14 +178,14 @@ class SpeculationProtocol(ABC, Generic[D]):
     streams: the target generates by itself; drafts are hints, not windows.
     relative_acceptance: acceptance relative to `dsd`'s, measured on the default pair at temperature
         1 (at 0 all lossless protocols accept alike): the estimate for a pair without data.
-    strict_relative_acceptance: the same for a lossy protocol without the acceptances that it gains.
+    strict_relative_acceptance: the same, without acceptances that a lossless rule would reject.
     family: protocols of one family accept alike; "": the protocol's own name.
     allows_trees: windows may be trees.
     requires: the edge's resource that the protocol needs (`edge_runtime.resources`).
     decides_by_link: the edge's decision depends on the link, measured for each request.
     requests_states: the edge may ask for hidden states of a window.
     frames: number of a window's frames after its header.
-    reads_last_token: the drafter also reads a window's last token, before the window is sent.
+    reads_last_token: the drafter also runs over a window's last token, before the window is sent.
     """
 
     name: ClassVar[str]
@@ -226,7 +226,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
         """Raise `UnsupportedError` for sampling parameters that the protocol cannot serve.
 
-        drafter: None at the edge, which does not know them.
+        drafter: the drafter's parameters; None at the edge, which does not know them.
         """
         return
 
@@ -237,7 +237,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate the bytes of a round before one was measured.
+        """Estimate the bytes of a round, before any round was measured.
 
         drafter: sampling parameters of q. acceptance: α.
         """
@@ -255,7 +255,7 @@ class SpeculationProtocol(ABC, Generic[D]):
 
     @abstractmethod
     def make_draft(self, tree: Tree, rows: Sequence[Any]) -> D:
-        """Make the draft of these nodes; ``rows``: the distributions from `draw`, in order."""
+        """Return the draft of these nodes; ``rows``: the distributions from `draw`, in order."""
 
     def attach_states(self, draft: D, states: StatesReader) -> D:
         """Return the draft with the drafter's hidden states, if the protocol needs them.
@@ -281,7 +281,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         round_start: int,
         vocab_size: int,
     ) -> int:
-        """Return the token after the accepted ones: the edge's choice, except under `dssd`."""
+        """Return the token after the accepted tokens: the edge's choice, except under `dssd`."""
         if decision.token is None or decision.frames:
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return decision.token
@@ -291,7 +291,8 @@ class SpeculationProtocol(ABC, Generic[D]):
     ) -> dict[str, float]:
         """Return a verdict's notes by name; raises `MalformedError` for impossible values.
 
-        Notes missing at the end are 0. window: levels of the window. accepted: its accepted tokens.
+        Notes missing at the end are 0. window: number of its levels. accepted: number of accepted
+        tokens.
         """
         if not (notes or self.counters):
             return {}
@@ -305,7 +306,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         return values
 
     def encode_states(self, draft: D, frames: Sequence[Buffer]) -> list[Buffer]:
-        """Encode the states that the frames of a `StatesRequest` ask for."""
+        """Encode the hidden states that the frames of a `StatesRequest` name."""
         raise MalformedError(f"The edge asks for hidden states, which {self.name} does not send.")
 
     # The edge's half
@@ -313,7 +314,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
         """Count the tokens in these frames, by their lengths; raises a typed error.
 
-        This is cheap, and comes before `decode_draft`, so that bad frames are refused undecoded.
+        This is cheap, and comes before `decode_draft`: bad frames are refused without decoding.
         """
         check_frame_count(frames, self.frames)
         return TokenCounts(0, count_window_ids(frames[0], vocab_size))
@@ -332,7 +333,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision | StatesNeeded:
-        """Decide on a draft by the target's logits [n + 1, V]: the root's, then each node's.
+        """Decide on a draft by the target's logits [n + 1, V]: one row for the root and each node.
 
         hidden: the target's states [n + 1, d], if the target offers them.
         """
@@ -365,7 +366,7 @@ def sample_candidates(row: Row, params: SamplingParams, key: DrawKey) -> list[in
 
 
 def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int, float], bool]:
-    """Return the window's accept draws: whether candidate i is accepted at this probability."""
+    """Return a function that draws whether a window's candidate i is accepted, by probability."""
     draws = uniforms(
         count, params.seed, Purpose.ACCEPT, round_start, round_start=round_start
     ).tolist()
@@ -373,7 +374,7 @@ def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int
 
 
 def sample_next(walk: Walk, params: SamplingParams, key: DrawKey) -> int:
-    """Sample the token after the accepted path, from residual or bonus; key: that token's."""
+    """Sample the token after the accepted path, from residual or bonus; key: its draw's key."""
     return sample(
         walk.weights,
         noise(
@@ -397,8 +398,8 @@ def verify_window(
 ) -> Decision:
     """Decide with a known q: accept a path, then sample the residual or the bonus.
 
-    candidates: those of each inner node. q: distribution of an inner node. logits: [n + 1, V]; only
-    the path's rows are used.
+    candidates: the candidates of each inner node. q: returns an inner node's distribution. logits:
+    [n + 1, V]; only the rows of the path are used.
     """
     walk = verify(
         candidates,
@@ -441,10 +442,10 @@ def decode_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1
 
 
 class IdsOnlyProtocol(SpeculationProtocol[Draft]):
-    """Base of protocols that send nothing but ids."""
+    """Base of protocols that send only ids."""
 
     def make_draft(self, tree: Tree, rows: Sequence[None]) -> Draft:
-        """Make a draft of ids alone."""
+        """Return a draft that has only ids."""
         return Draft(tree.ids)
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> Draft:

@@ -5,9 +5,9 @@ down:  the last accepted node, token
 law:   exactly the target's
 
 The device draws k candidates at each node, independently and with replacement, from its truncated
-q̂. Equal candidates share a node, whose subtree is drafted, sent and computed once; the verification
-still takes every candidate in the order drawn. One pass of the target covers the tree. The edge
-walks down while a candidate is accepted, and both ends keep the K/V of that path.
+q̂. Equal candidates share a node, so its subtree is drafted, sent and computed once. The
+verification still takes every candidate in the order drawn. One target pass covers the tree. The
+edge walks down while a candidate is accepted, and device and edge keep the K/V of that path.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ from pilotfish.wire.protocols.protocol import (
     verify_window,
 )
 
-_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # may exceed the nodes, since equal candidates share one
+_MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # exceeds MAX_WINDOW: equal candidates share a node
 _BRANCHING = (2, 2)  # the first levels of the default expansion
 
 
@@ -73,7 +73,7 @@ class TreeDraft(Draft):
 
 
 class TokenTree(SpeculationProtocol[TreeDraft]):
-    """Both halves of `tree`."""
+    """Protocol `tree`: the device's half and the edge's half."""
 
     name = "tree"
     default_top_k = 64
@@ -84,14 +84,14 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate candidates, and q̂ of at most 1 + Σ_{l<L} Π_{i≤l} kᵢ inner nodes (tslt (27))."""
+        """Estimate candidates, and q̂ of ≤ 1 + Σ_{l<L} Π_{i≤l} kᵢ inner nodes (tslt, eq. 27)."""
         widths = list(accumulate(expansion, mul))
         nodes = WINDOW_BYTES + id_bytes(sizes.vocabulary) * sum(widths) + len(expansion)
         rows = typical_bytes(1 + sum(widths[:-1]), drafter.top_k) if widths else 0.0
         return RoundBytes(nodes + rows, VERDICT_BYTES)
 
     def expansion(self, window: int) -> Expansion:
-        """Return two candidates a node in the first two levels, then one."""
+        """Return an expansion with 2 candidates per node in the first two levels, then 1."""
         return (*_BRANCHING, *(1,) * window)[:window]
 
     def draw(
@@ -117,14 +117,14 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
         ]
 
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
-        """Count one node a level, the least number: shared nodes show only after decoding."""
+        """Count one node per level, the least number; shared nodes show only after decoding."""
         check_frame_count(frames, self.frames)
         drawn = count_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         levels = len(frames[1])
         if levels > MAX_WINDOW:
             raise MalformedError(f"An expansion has {levels} levels; {MAX_WINDOW} are the most.")
         expansion = bytes(frames[1])
-        # each level has at least one node, with this many candidates
+        # each level has at least one node, with the expansion's number of candidates
         if 0 in expansion or sum(expansion) > drawn:
             raise MalformedError(f"{list(expansion)} with {drawn} candidates is no token tree.")
         return TokenCounts(0, levels)

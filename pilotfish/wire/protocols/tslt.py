@@ -2,12 +2,12 @@
 
 up:    ids [γ], truncated q̂ of each (`wire.codecs.sparse`)
 down:  accepted count, token
-law:   exactly the target's, whatever is cut off
+law:   exactly the target's, for any truncation
 
 Sparsify, then sample: the device truncates its distribution to the top K tokens or to the nucleus ρ
-(``draft_top_k``, ``draft_top_p``), quantises it to q̂, samples from q̂, and sends q̂. The edge accepts
-with min(1, p/q̂) and resamples norm(max(0, p − q̂)). Truncation costs acceptance, at most the
-discarded mass and the quantisation (Theorem 3.2), but never the law.
+(``draft_top_k``, ``draft_top_p``), quantises it to q̂, samples from q̂, and sends q̂. The edge
+accepts with min(1, p/q̂) and resamples norm(max(0, p − q̂)). Truncation lowers the acceptance by at
+most the discarded mass and the quantisation error (Theorem 3.2). It never changes the law.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class SparseDraft(Draft):
 
 
 class Tslt(SpeculationProtocol[SparseDraft]):
-    """Both halves of `tslt`."""
+    """Protocol `tslt`: the device's half and the edge's half."""
 
     name = "tslt"
     default_top_k = 64
@@ -54,7 +54,7 @@ class Tslt(SpeculationProtocol[SparseDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate ids, and q̂ for each."""
+        """Estimate the bytes of the ids, and of q̂ for each id."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + typical_bytes(len(expansion), drafter.top_k), down)
 
@@ -90,7 +90,7 @@ class Tslt(SpeculationProtocol[SparseDraft]):
         round_start: int,
         hidden: Floats | None = None,
     ) -> Decision:
-        """Accept by the ratio; sample the residual at the first rejection, else the bonus."""
+        """Accept by the ratio p/q̂; then sample the residual (at a rejection) or the bonus."""
         candidates = chain(len(draft.ids))
         return verify_window(
             draft, candidates, draft.q.row, logits, params, round_start=round_start

@@ -1,10 +1,10 @@
 """wisv-full: the edge forgives harmless mismatches; all hidden states go up (wisv §III-B).
 
 up:    ids [γ], the drafter's last-layer states at all of them [γ, d]
-down:  accepted count, token; noted: how many were forgiven
+down:  accepted count, token; note: number of forgiven tokens
 law:   not the target's: forgiven tokens are the drafter's
 
-Every round is one exchange: for links on which an RTT costs more than the states.
+Every round is one exchange. This suits links on which an RTT costs more time than the states.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from pilotfish.wire.protocols.protocol import (
 
 
 class WisvFull(JudgedProtocol):
-    """Both halves of `wisv-full`."""
+    """Protocol `wisv-full`: the device's half and the edge's half."""
 
     name = "wisv-full"
     frames = 2
@@ -37,7 +37,7 @@ class WisvFull(JudgedProtocol):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate ids and states: L(b_tok + d·b_h) (wisv (5))."""
+        """Estimate the bytes of ids and states: L(b_tok + d·b_h) (wisv, equation 5)."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + hidden_bytes(sizes.hidden, self.form) * len(expansion), down)
 
@@ -46,7 +46,7 @@ class WisvFull(JudgedProtocol):
         return JudgedDraft(draft.ids, states=states(np.arange(len(draft.ids))))
 
     def encode_draft(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """Encode ids, and the states at all of them."""
+        """Encode ids, and the states at all ids."""
         ids = super().encode_draft(draft, pending, vocab_size)
         return [*ids, self.encode_hidden_frame(draft, np.arange(len(draft.ids)))]
 

@@ -1,13 +1,13 @@
 """wisv-selective: the edge forgives harmless mismatches; it requests the states (wisv §III-B).
 
 up:    ids [γ]
-down:  which tokens mismatch, m > 0 of them        — none: accepted count, token
+down:  indices of the m > 0 mismatches             — none: accepted count, token
 up:    the drafter's last-layer states there [m, d]
-down:  accepted count, token; noted: how many were forgiven
+down:  accepted count, token; note: number of forgiven tokens
 law:   not the target's: forgiven tokens are the drafter's
 
-A round has at most two exchanges: for links on which an RTT costs less than the unneeded states. It
-commits the same tokens as `wisv-full`.
+A round has at most two exchanges. This suits links on which an RTT costs less time than the states
+that are not needed. The protocol commits the same tokens as `wisv-full`.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from pilotfish.wire.protocols.protocol import (
 
 
 class WisvSelective(JudgedProtocol):
-    """Both halves of `wisv-selective`."""
+    """Protocol `wisv-selective`: the device's half and the edge's half."""
 
     name = "wisv-selective"
     requests_states = True
@@ -43,7 +43,7 @@ class WisvSelective(JudgedProtocol):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate ids, and for a request m positions down and m states up (wisv (7)–(9))."""
+        """Estimate ids, and for a request m positions down, m states up (wisv, eq. 7 to 9)."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         again = self.estimate_round_trips(expansion, acceptance) - 1.0
         positions = MISMATCH_RATE * len(expansion)
@@ -79,7 +79,7 @@ class WisvSelective(JudgedProtocol):
     def verify_with_states(
         self, draft: JudgedDraft, needed: StatesNeeded, frames: Sequence[Buffer]
     ) -> Decision:
-        """Decide by the received states, exactly the requested ones."""
+        """Decide by the received states, which must be exactly the requested states."""
         check_frame_count(frames, 1)
         return self.decide_by_states(
             draft, needed, self.decode_hidden_frame(frames[0], len(needed.at))
