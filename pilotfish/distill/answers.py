@@ -41,7 +41,7 @@ class TrainingExample(msgspec.Struct, frozen=True):
 
 
 class TrainingExampleFile:
-    """The file of a run's answers. `add` may be called from any thread."""
+    """The file with a run's answers. Any thread may call `add`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

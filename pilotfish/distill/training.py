@@ -51,9 +51,10 @@ class Learnt(NamedTuple):
 
 
 class Trainer:
-    """Trains an objective's model on answers, in a run's folder.
+    """Trains the model of an objective on answers; stores its state in a run's folder.
 
-    The best weights are those with the highest α on held-out prompts of the trained kinds.
+    The best weights have the highest α on held-out prompts. Only prompts of kinds that are in
+    training count.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Trainer:
                 old.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        """Load the newest checkpoint, if any."""
+        """Load the newest checkpoint, if there is one."""
         checkpoints = self._folder.checkpoints()
         self._folder.curve(checkpoints[0][0] if checkpoints else -1)
         if not checkpoints:

@@ -98,7 +98,8 @@ def _predict_in_wide_passes(
     lengths = np.empty(
         len(text) - start, dtype=np.int64
     )  # number of drafter tokens before each position; -1: they are no prefix of the whole text's
-    retokenized: list[tuple[int, int, NDArray[Any]]] = []  # position, shared length, tail
+    # position, length of the prefix shared with the whole text's tokens, other tokens
+    retokenized: list[tuple[int, int, NDArray[Any]]] = []
     for position in range(len(lengths)):
         context = drafter.bridge.context(text[: start + position])
         shared_length = common_prefix(context, full_context)

@@ -54,8 +54,8 @@ class Recommendation:
 class DrafterComparison:
     """All figures of a comparison.
 
-    pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream` at
-    an RTT of 0. ship: recommendation for each RTT.
+    pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream`.
+    ship: recommendation for each RTT.
     """
 
     prompts: int

@@ -91,7 +91,7 @@ class Start:
     """One start of `field measure`: the first, or a resumption. host: the host's facts then."""
 
     unix_s: float
-    host: dict[str, Any]  # see `field.host.facts`
+    host: dict[str, Any]  # result of `field.host.facts`
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,12 @@ class Model:
 class Facts:
     """The facts of a whole run. energy: rails of the power sensor; None without a sensor."""
 
-    software: str  # "pilotfish 0.2.0"
+    software: str  # name and version, for example "pilotfish 0.2.0"
     settings: MatrixSettings
     starts: tuple[Start, ...]
     drafter: Model
     target: Model | None  # None if only `local` was measured
-    edge: str | None  # tcp://host:port
+    edge: str | None  # address, tcp://host:port; None if only `local` was measured
     edge_software: str | None
     draft_path: str
     keys_path: str | None
@@ -174,7 +174,7 @@ class Answer:
 
     @property
     def cell(self) -> Cell:
-        """The answer's cell of the matrix."""
+        """The cell of the matrix to which the answer belongs."""
         return Cell(self.configuration, self.prompt, self.repeat)
 
     @property

@@ -15,6 +15,7 @@ Method:
   positions, where αᵢ is the acceptance of position i (TSLT, equation 8).
 - Candidates: λ₁ from the quantiles of the entropy ratios, λ₃ in steps of a tenth. For each (λ₁, λ₃)
   λ₂ is the largest gap at which the mean deviation stays within the budget.
+- The outcome of the chosen λ is measured on prompts that were held out of the choice.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
-    # [resamples, questions]: how often each question was drawn
+    # how often each resample has each question, [resamples, questions]
     samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
     greedy = {s.window: column for column, s in enumerate(plan.settings) if s.head is None}
     baselines = [greedy[setting.window] for setting in plan.settings]

@@ -155,7 +155,7 @@ class Instances:
         return np.array([[channel.quality() for channel in channels] for channels in self.channels])
 
     def subset(self, keys: Collection[str]) -> Instances:
-        """Select the instances of these questions."""
+        """Return the instances of the questions with these keys."""
         indices = [index for index, key in enumerate(self.keys) if key in keys]
         selected = np.isin(self.question, indices)
         rows = {

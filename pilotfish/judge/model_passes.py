@@ -117,7 +117,7 @@ class Readers:
     ) -> Iterator[tuple[str, R]]:
         """Run the procedures; yield each one's key and return value as soon as it ends."""
         waiting, free = deque(procedures), [*range(self.slots)]
-        running: dict[int, tuple[str, Procedure[R]]] = {}  # by slot
+        running: dict[int, tuple[str, Procedure[R]]] = {}  # key and procedure of each busy slot
         requests: dict[int, ReadRequest] = {}  # the pending request of each slot
         while waiting or running:
             while waiting and free:

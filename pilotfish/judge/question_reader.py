@@ -155,7 +155,7 @@ class QuestionReader:
     # The drafter, in a window that starts after ``committed``
 
     def window(self, committed: Sequence[int]) -> DrafterWindow:
-        """Begin a window after these tokens of the answer."""
+        """Begin the drafter's window after these committed tokens of the answer."""
         tokens = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
         return DrafterWindow(self._bridge, self._bridge.context(tokens).astype(np.int64))
 

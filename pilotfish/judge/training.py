@@ -194,7 +194,7 @@ def _link_scale(training_set: Instances) -> LinkScale:
     return LinkScale(mean=links.mean(0).tolist(), std=links.std(0).tolist(), clip=CLIP)
 
 
-# Learning
+# Fitting the weights
 
 
 @dataclass(frozen=True, eq=False)

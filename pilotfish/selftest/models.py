@@ -66,8 +66,8 @@ _OPT: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     TARGET: _LLAMA,  # fewer key heads than query heads, rotary positions
     "llama3": {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": _ROPE},
-    "qwen2": {**_LLAMA, "model_type": "qwen2"},  # biases
-    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # norms of queries and keys
+    "qwen2": {**_LLAMA, "model_type": "qwen2"},  # biases of queries, keys and values
+    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # queries and keys are normed
     "gemma2": {  # sliding windows, soft caps, norms before and after each block
         **_LLAMA,
         "model_type": "gemma2",
@@ -80,14 +80,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "smollm3",
         "no_rope_layers": [1, 0, 1],
     },  # one layer without rotary positions
-    "cohere": {  # attention and feed-forward in parallel, rotary pairs of neighbours
+    "cohere": {  # parallel attention and feed-forward, rotary positions on pairs of neighbours
         **{key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"},
         "model_type": "cohere",
         "layer_norm_eps": 1e-5,
         "use_qk_norm": True,
         "logit_scale": 1.0,
     },
-    "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
+    "olmo2": {**_LLAMA, "model_type": "olmo2"},  # query and key norms over all heads together
     # Layers with different head sizes; layers that read earlier layers' keys and values; one
     # embedding table per layer.
     "gemma4": {

@@ -36,7 +36,7 @@ FORMAT = 1
 
 
 class Presence(Struct, frozen=True, omit_defaults=True):
-    """Whether a provider is present, the reason if it is absent, and its GPU and versions."""
+    """The presence of a provider: the reason if it is absent, and its GPU and versions if not."""
 
     there: bool
     reason: str = ""

@@ -26,7 +26,7 @@ from pilotfish.selftest.checks import (
 
 
 class StageChain:
-    """A chain of stages: each stage reads the states of the stage before it."""
+    """A chain of stages, and a head for the logits. A stage reads the states of the one before."""
 
     def __init__(self, folder: Path, provider: str) -> None:
         self._stages = [
@@ -40,7 +40,7 @@ class StageChain:
         states = None
         for stage in self._stages:
             states = stage.forward(passes, states)
-        assert states is not None  # there is at least one stage
+        assert states is not None  # a model has at least one stage
         ends = np.cumsum([item.row_count for item in passes])[:-1]
         parts = (np.split(rows, ends) for rows in (self._head.logits(states), states))
         return [Output(*both) for both in zip(*parts, strict=True)]

@@ -236,7 +236,7 @@ def draw(folder: Path) -> list[Path]:
                 values = [_speed_up(protocol, "6.7B", gamma, link) for gamma in gammas]
                 axes.plot(gammas, values, line, color=colour, label=label)
         axes.axhline(1.0, color="#888888", linewidth=0.8)
-        axes.set_ylim(0, 2.2)  # room for the legend
+        axes.set_ylim(0, 2.2)  # the space at the top is for the legend
         axes.legend(ncols=2, loc="upper center")
     title = "Communication of a round\nclosed form (5), (9), on Table 1's link"
     with plot(time_path, title, "window γ (tokens)", "expected T_comm (ms)") as axes:

@@ -157,7 +157,7 @@ def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[Posit
 
 
 def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot bytes per committed token, up and down, on a log scale; None if nothing was sent."""
+    """Plot bytes per committed token, uplink and downlink, on a log scale; None without bytes."""
     measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
     if not measured:
         return None
