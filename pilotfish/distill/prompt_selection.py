@@ -32,7 +32,7 @@ class DistillPrompt(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The hash of the content, which identifies the prompt."""
+        """The prompt's identifier: a hash of its content."""
         return hashlib.sha256(msgspec.json.encode(self.content)).hexdigest()[:16]
 
 

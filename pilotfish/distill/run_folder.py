@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the folder has results that took long: an artifact or answers."""
+        """Whether the folder has results that took long to compute: an artifact or answers."""
         return self.before.exists() or self.answers.exists()
 
     def expect(self, current: Mapping[str, Any], section: str, *, binding: bool = True) -> None:

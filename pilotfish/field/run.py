@@ -115,7 +115,7 @@ class Facts:
     starts: tuple[Start, ...]
     drafter: Model
     target: Model | None  # None if only `local` was measured
-    edge: str | None  # address, tcp://host:port; None if only `local` was measured
+    edge: str | None  # address of the edge, tcp://host:port; None if the run had no edge
     edge_software: str | None
     draft_path: str
     keys_path: str | None

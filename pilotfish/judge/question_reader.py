@@ -97,7 +97,10 @@ def model_card(manifest: Manifest) -> ModelIdentity:
 
 
 def count_tokens(question: Question, pair: Pair, most: int) -> int:
-    """Bound the tokens of a question and an answer of ``most`` target tokens, in either model."""
+    """Return an upper bound of a text's length in tokens of either model.
+
+    The text is the question and an answer of ``most`` target tokens.
+    """
     prompt = pair.prompt(question.message)
     draft_tokens = most if pair.trivial else _OWN_TOKENS * most
     return max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)

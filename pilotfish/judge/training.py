@@ -143,10 +143,7 @@ def _describe(
     options: TrainingOptions,
     record_so_far: dict[str, Value],
 ) -> DecisionHead:
-    """Return the head with its curve, its threshold and the record of its training.
-
-    record_so_far: entries of the record that are known before validation.
-    """
+    """Return the head with its curve, threshold and record. record_so_far: part of the record."""
     # logits: [n, K]; good, poor: [n]
     logits = np.stack(
         [_logits(head, validation, k) for k in range(validation.rejected.shape[1])], axis=1
@@ -216,8 +213,8 @@ class _Data:
 class _Layers:
     """The weights of a head: z = w2·dropout(ReLU(w1·[u, c] + b1)) + b2 (WISV, equation 25).
 
-    u are the states or token ids, c the channel's features. w1: weights of u, [d, h]. link: weights
-    of c, [4, h]; [0, h] if the head reads no link. b1, w2: [h]. b2: [1].
+    u are states or token ids, c is the channel. w1: weights of u, [d, h]. link: weights of c,
+    [4, h]; [0, h] if the head reads no link. b1, w2: [h]. b2: [1].
     """
 
     w1: torch.Tensor
@@ -244,10 +241,7 @@ class _Layers:
         )
 
     def logits(self, data: _Data, rows: torch.Tensor, dropout: float) -> torch.Tensor:
-        """Compute z of b mismatches under their channels, [b, K]; [b, 1] if no link is read.
-
-        rows: indices of the mismatches, [b].
-        """
+        """Compute z of the mismatches ``rows`` [b], [b, K]; [b, 1] if the head reads no link."""
         from torch.nn import functional
 
         inputs = data.inputs[rows]
@@ -385,8 +379,7 @@ def _state_scale(training_set: Instances) -> tuple[Floats, Floats]:
     pair = (training_set.drafter, training_set.target)
     mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
     std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
-    # The deviation has a lower bound: a state that hardly varies in training would otherwise
-    # dominate the head wherever it does vary.
+    # lower bound: a state that hardly varies in training must not dominate where it does vary
     least = max(_LEAST_SPREAD * float(std.mean()), 1e-6)
     return mean.astype(np.float32), np.maximum(std, least).astype(np.float32)
 

@@ -201,8 +201,8 @@ class _Tree:
         answer, walkers, known_choice = branch
         target_token = (known_choice or (yield from self._target(answer))).choice
         yield from self._open(answer, [walker for walker in walkers if walker.window is None])
-        # The order matters: the last token was read last, and `walk` pops its branch next. So that
-        # branch continues the text in the slot's cache.
+        # The order matters: `walk` continues with the last branch. Its token was read last, so the
+        # slot's cache has its text.
         walkers_by_token: dict[int, list[_Walker]] = {target_token: []}
         choices_by_token: dict[int, _ModelChoice] = {}
         for window, drafting in _by_window(walkers).items():

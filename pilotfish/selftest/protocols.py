@@ -1,4 +1,4 @@
-"""Check that lossless protocols give the tokens of `stream`: an edge and a device over loopback."""
+"""Check that lossless protocols give the same tokens as `stream`, over loopback."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ from pilotfish.speculation.theory import Values
 
 
 def upload_bits(positions: int, top_k: int, vocabulary: int, probability_bits: int) -> float:
-    """Compute the bits that a worker uploads per window: K probabilities and ids a position (§III).
+    """Compute the bits that a worker uploads per window (§III).
 
-    positions: L + 1 for a window of L drafts, because the bonus position is averaged, too. If K is
-    the whole vocabulary, no ids are sent.
+    For each position it uploads K probabilities and K ids; no ids if K is the whole vocabulary.
+    positions: L + 1 for a window of L drafts, because the bonus position is averaged, too.
     """
     index_bits = math.ceil(math.log2(vocabulary)) if top_k < vocabulary else 0
     return float(positions * top_k * (probability_bits + index_bits))
