@@ -1,4 +1,4 @@
-"""Collect the target's answers in several sessions at once, and store each when it arrives."""
+"""Collect the target's answers over several sessions in parallel; store each on arrival."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pilotfish.distill.prompt_selection import DistillPrompt, Selection
 from pilotfish.distill.training_rows import make_row
 from pilotfish.wire.protocols import STREAM
 
-_OWN_TOKENS = 2  # most drafter's tokens for one target's token, in ordinary text
+_OWN_TOKENS = 2  # upper bound of the drafter tokens per target token, in ordinary text
 
 Progress = Callable[[int, int], None]
 """Called as progress(answers done, answers in all)."""
 
 
 class AnswerCollector:
-    """Asks the target through a device and its lanes, one for each session."""
+    """Collects the target's answers through a device; the device has a lane for each session."""
 
     def __init__(self, device: Device, options: AnswerOptions, sessions: int) -> None:
         self._device, self._options, self._sessions = device, options, sessions
@@ -32,16 +32,16 @@ class AnswerCollector:
     def collect(
         self, selection: Selection, examples: TrainingExampleFile, progress: Progress
     ) -> tuple[list[TrainingExample], int]:
-        """Collect the missing answers; return all answers, and the number of prompts too long.
+        """Collect the missing answers; return all answers, and the number of too long prompts.
 
-        Raises the error that ended it, such as a lost edge or a full disk; the answers collected
-        before it are stored.
+        An error ends the collection and is raised: the edge is lost, or the disk is full. The
+        answers that arrived before the error are stored.
         """
         held_keys = {selected.key for selected in selection.held}
         prompts_by_key = {
             selected.key: selected for selected in [*selection.held, *selection.learnt]
         }
-        # ordered by hash, so that the first answers cover all kinds
+        # order by hash, so that the first answers cover all kinds of prompts
         ordered = [prompts_by_key[key] for key in sorted(prompts_by_key)]
         fitting = [
             (selected, prompt)
@@ -59,7 +59,7 @@ class AnswerCollector:
         try:
             with closing(
                 self._answers(remaining, held_keys)
-            ) as answers:  # also after a failed write
+            ) as answers:  # closes the generator after a failed write, too
                 for example in answers:
                     examples.add(example)
                     done += 1
@@ -70,7 +70,7 @@ class AnswerCollector:
                 "same command again to go on."
             ) from error
         collected = [examples.answers[selected.key] for selected, _ in fitting]
-        # some have more of the drafter's tokens than estimated
+        # skip answers with more drafter tokens than `_OWN_TOKENS` allowed for
         readable = [
             example for example in collected if len(example.row.ids) <= self._device.context
         ]
@@ -85,7 +85,7 @@ class AnswerCollector:
             )
 
     def _make_fitting_prompt(self, selected: DistillPrompt) -> Prompt | None:
-        """Tokenise the prompt; None if prompt and answer may exceed the context."""
+        """Tokenise the prompt; return None if prompt and answer may exceed the context."""
         prompt = self._device.pair.prompt(selected.content)
         most = self._options.tokens
         draft_tokens = most if self._device.pair.trivial else _OWN_TOKENS * most
@@ -95,7 +95,7 @@ class AnswerCollector:
     def _answers(
         self, remaining: Sequence[tuple[DistillPrompt, Prompt]], held: set[str]
     ) -> Generator[TrainingExample, None, None]:
-        """Yield the answers as they arrive; stop all lanes at the first error."""
+        """Yield each answer when it arrives; stop all lanes at the first error."""
         todo: queue.SimpleQueue[tuple[DistillPrompt, Prompt]] = queue.SimpleQueue()
         for entry in remaining:
             todo.put(entry)
@@ -104,7 +104,7 @@ class AnswerCollector:
             pool = ThreadPoolExecutor(max(1, len(lanes)))
             running = [pool.submit(self._work, lane, todo, arrived, held) for lane in lanes]
             try:
-                for _ in running:  # each lane ends with None
+                for _ in running:  # each lane puts None into the queue when it ends
                     while (example := arrived.get()) is not None:
                         yield example
                     _raise_failed(running)
@@ -128,7 +128,10 @@ class AnswerCollector:
         arrived: queue.SimpleQueue[TrainingExample | None],
         held: set[str],
     ) -> None:
-        """Answer prompts of the queue until it is empty."""
+        """Generate answers to the prompts in ``todo`` until it is empty; put them in ``arrived``.
+
+        held: keys of the prompts that are held out of training.
+        """
         try:
             while True:
                 try:

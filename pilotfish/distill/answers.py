@@ -1,6 +1,6 @@
-"""Store the answers of a run as lines of a file; a kill or a full disk loses at most the last.
+"""Store a run's answers in a file, one a line; a kill or a full disk loses at most the last one.
 
-Opening the file drops an incomplete last line; all lines before it are complete.
+All lines but the last are always complete. Opening the file cuts off an incomplete last line.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pilotfish.distill.training_rows import TrainingRow
 class TrainingExample(msgspec.Struct, frozen=True):
     """A prompt with the target's answer.
 
-    key: `DistillPrompt.key`. held: whether it is held out of training. prompt_ids, answer: prompt
-    and answer in the target's ids. row: both as the drafter reads them.
+    key: `DistillPrompt.key`. held: whether the prompt is held out of training. prompt_ids, answer:
+    prompt and answer, in the target's token ids. row: prompt and answer in the drafter's token ids.
     """
 
     key: str
@@ -36,12 +36,12 @@ class TrainingExample(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The prompt's kind."""
+        """The kind of the prompt."""
         return self.prompting.kind
 
 
 class TrainingExampleFile:
-    """The file of a run's answers. `add` may be called from any thread."""
+    """The file with a run's answers. Any thread may call `add`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class TrainingExampleFile:
             self._read()
 
     def add(self, example: TrainingExample) -> None:
-        """Append an answer, and hand it to the operating system.
+        """Append an answer; the data reaches the operating system, not necessarily the disk.
 
         Raises `OSError` if the write fails; the file is then unchanged.
         """
@@ -85,11 +85,11 @@ class TrainingExampleFile:
 
 
 def _write(descriptor: int, line: bytes, before: int, path: Path) -> None:
-    """Write the whole line, or nothing. before: size of the file before."""
+    """Write the whole line or nothing. before: size of the file before the write, bytes."""
     left = memoryview(line)
     try:
         while left:
             left = left[os.write(descriptor, left) :]
-    except OSError as error:  # such as a full disk, after a part of the line
+    except OSError as error:  # a full disk, for example, after part of the line is written
         os.ftruncate(descriptor, before)
         raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error

@@ -1,4 +1,4 @@
-"""Store and load weights in training; files are written atomically."""
+"""Store and load weights during training; each file is written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float]) -> None:
-    """Write tensors and facts about them atomically."""
+    """Write tensors and facts about them (name, number) into one file, atomically."""
     from safetensors.torch import save_file
 
     partial = partial_path(path)
@@ -30,7 +30,7 @@ def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float])
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         move_into_place(partial, path)
-    except SafetensorError as error:  # safetensors' error for a full disk
+    except SafetensorError as error:  # safetensors raises this error when the disk is full
         partial.unlink(missing_ok=True)
         raise OSError(f"{path} cannot be written: {error}") from error
     except BaseException:
@@ -39,14 +39,14 @@ def store(path: Path, tensors: dict[str, torch.Tensor], facts: dict[str, float])
 
 
 def restore(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read tensors and their facts; raise `RunFileError` if the file is damaged."""
+    """Read a file's tensors and facts; raise `RunFileError` if the file is damaged."""
     facts = restore_facts(path)
     with safe_open(path, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
 
 
 def restore_facts(path: Path) -> dict[str, Any]:
-    """Read only the facts of a file."""
+    """Read a file's facts without its tensors."""
 
     def damaged(problem: object) -> RunFileError:
         return RunFileError(

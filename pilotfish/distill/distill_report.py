@@ -1,4 +1,4 @@
-"""Write the report of a run: a page of Markdown with three plots, and the figures as JSON."""
+"""Write a run's report: a Markdown page with three plots, and a JSON file with the figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pilotfish.distill.outcome import DEPTH, Distilled
 from pilotfish.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.field.report.canvas import escape_math, legend_below
 
-_HEIGHT = 3.4  # inches
+_HEIGHT = 3.4  # height of a plot (inches)
 
 
 def write(folder: Path, outcome: Distilled) -> Path:
-    """Write the report into the folder; return the page's path."""
+    """Write the report into the folder; return the path of the Markdown page."""
     write_whole(folder / "report.json", _json(outcome), PRIVATE)
     _depths(folder / "depths.png", outcome)
     _kinds(folder / "kinds.png", outcome)

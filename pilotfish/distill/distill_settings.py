@@ -1,4 +1,4 @@
-"""Options of ``pilotfish distill``, and those that a resumed run must repeat."""
+"""The options of ``pilotfish distill``; a resumed run must repeat some of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRECISIONS = ("fp32", "fp16", "int8", "int4")
 
 
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the target's answers."""
+    """Options that determine the target's answers."""
 
     tokens: Annotated[int, setting("tokens of an answer, at most", ge=2, le=8192)] = 160
     temperature: Annotated[
@@ -115,7 +115,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         return self.run_folder or self.out.with_name(f"{self.out.name}-run")
 
     def select_prompts(self) -> tuple[prompt_selection.Selection, str]:
-        """Read and select the prompts; return them and their digest."""
+        """Read and select the prompts; return the selection and the prompts' digest."""
         file_prompts = [
             prompt for path in self.prompts for prompt in prompt_selection.read_prompts(path)
         ]
@@ -138,7 +138,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         return selection, hashlib.sha256("".join(keys).encode()).hexdigest()
 
     def answer_facts(self, prompts_digest: str) -> dict[str, Any]:
-        """Return the options that determine a run's answers."""
+        """Return the options that determine a run's answers; a resumed run must repeat them."""
         answer_options: dict[str, Any] = msgspec.to_builtins(self.answering)
         return {
             **answer_options,
@@ -148,7 +148,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         }
 
     def training_facts(self) -> dict[str, Any]:
-        """Return the options that determine a run's training, besides `answer_facts`."""
+        """Return the further options that determine a run's training."""
         training_options: dict[str, Any] = msgspec.to_builtins(self.training)
         training_options.pop("checkpoint_s")
         return training_options

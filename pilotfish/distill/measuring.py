@@ -1,4 +1,4 @@
-"""Measure the agreement of a drafter's artifact with the target's answers."""
+"""Measure how often a drafter's artifact agrees with the target's answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
 
-_AT_ONCE = 64  # rows of logits in one pass; 64 over 150,000 tokens are 40 MB
+_AT_ONCE = 64  # rows of logits in one pass; at 150,000 tokens, 64 rows take 40 MB
 ALL = "all"
 
 
 class Measurer:
-    """A loaded drafter's artifact that reads answers.
+    """Computes the choices of a drafter's artifact on answers.
 
-    shared: the drafter's ids that the target has too; it chooses among them. None: all ids.
+    shared: the drafter's ids of the tokens that the target also has; the drafter chooses among
+    these. None: the drafter chooses among all its ids.
     """
 
     def __init__(
@@ -38,9 +39,12 @@ class Measurer:
         self._shared = shared
 
     def choices(self, row: TrainingRow) -> NDArray[np.int64]:
-        """Compute the drafter's choices, ids [n]; NOWHERE at positions that the row lacks."""
+        """Compute the drafter's choice for each of the answer's n tokens, ids, i64 [n].
+
+        The choice is NOWHERE if the row has no position for the token.
+        """
         ids = np.array(row.ids)
-        first = max(0, row.prompt - 1)  # the prompt has no positions
+        first = max(0, row.prompt - 1)  # positions before the prompt's end predict no answer token
         self._decoder.rollback(0, 0)
         if first:
             self._decoder.forward([Pass(0, ids[:first], rows=0)])
@@ -62,9 +66,10 @@ class Measurer:
 def agreement_by_kind(
     answers: Sequence[TrainingExample], agreed: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, Agreement]:
-    """Compute the agreement of each kind, and of `ALL`. agreed: bool [n] by the answers' keys.
+    """Compute the agreement over each kind of prompt, and over `ALL` prompts.
 
-    A kind named like `ALL` (a file may have this name) has no entry of its own.
+    agreed: whether each token of an answer agrees, bool [n], by the answer's key. If a kind has the
+    same name as `ALL` (a file may have it), only the entry for all prompts is returned.
     """
     kinds: dict[str, list[NDArray[np.bool_]]] = {}
     for answer in answers:
@@ -76,7 +81,10 @@ def agreement_by_kind(
 def measure_agreement(
     measurer: Measurer, answers: Sequence[TrainingExample], progress: Callable[[int], None]
 ) -> dict[str, Agreement]:
-    """Measure the agreement on answers. progress: callback with the number of answers read."""
+    """Measure the agreement on these answers, by kind.
+
+    progress: callback with the number of answers that have been read.
+    """
 
     def read() -> Iterator[tuple[str, NDArray[np.bool_]]]:
         for number, answer in enumerate(answers, 1):

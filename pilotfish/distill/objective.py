@@ -1,10 +1,14 @@
-"""Compute a drafter's training loss on a target's answers, and its choices.
+"""Compute a drafter's training loss on the target's answers, and the drafter's choices.
 
-The loss at a position is λ·(−ln q(t)) + (1 − λ)·H(p, q): t is the target's token; p the target's
-distribution over those of its K likeliest tokens that the drafter has, renormalised; q the
-drafter's distribution over the shared tokens, from which it drafts. (Sequence-level and word-level
-distillation, Kim & Rush 2016; for drafters: DistillSpec, Zhou et al. 2023.) Only the answer's
-tokens count.
+The loss at a position is λ·(−ln q(t)) + (1 − λ)·H(p, q), where H is the cross-entropy:
+- t is the target's token.
+- p is the target's distribution. Of the target's K likeliest tokens it covers those that the
+  drafter also has, renormalised.
+- q is the drafter's distribution over the shared tokens (the tokens that both models have), from
+  which it drafts.
+
+Only positions of the answer have a loss. The first term is sequence-level distillation, the second
+word-level distillation (Kim & Rush 2016; for drafters: DistillSpec, Zhou et al. 2023).
 """
 
 from __future__ import annotations
@@ -21,14 +25,14 @@ from pilotfish.distill.training_rows import NOWHERE, TrainingRow
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_AT_ONCE = 8  # rows of one forward pass for choices
+_AT_ONCE = 8  # number of rows in one forward pass that computes choices
 
 
 class Objective:
-    """Loss and choices of ``model``.
+    """Computes the loss and the choices of ``model``.
 
-    shared: the drafter's ids [v], ascending, that the target has too. hard: λ. threads: number of
-    torch's threads from now on; None: torch's default.
+    shared: the drafter's ids of the v shared tokens, ascending, i64 [v]. hard: λ. threads: number
+    of threads that torch uses from now on, in the whole process; None: torch's default.
     """
 
     def __init__(
@@ -40,18 +44,19 @@ class Objective:
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        # eval in training, too: dropout would make a step depend on more than its number
+        # The model stays in eval mode during training. With dropout, a resumed run could not repeat
+        # a step, because the step would depend on the state of the random generator.
         self.model = model.eval()
         self._hard = hard
         size = model.get_output_embeddings().weight.shape[0]
         self._shared = torch.from_numpy(shared)
-        self._place = np.full(size, NOWHERE)  # [V_d] → [v]
+        self._place = np.full(size, NOWHERE)  # index in ``shared`` by the drafter's id, [V_d]
         self._place[shared] = np.arange(len(shared))
 
     def loss(self, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the loss, and its part on the target's tokens (nats); means over positions."""
+        """Compute two means over l positions (nats): the loss, and −ln q(t) alone."""
         places = [row.learnable for row in rows]
-        # [l, d] of all rows together, [l, v]
+        # states of all rows' positions: [l, d]; logs: [l, v]
         states = torch.cat(
             [
                 states[torch.from_numpy(row.places[positions])]
@@ -73,7 +78,10 @@ class Objective:
         return self._hard * hard + (1 - self._hard) * soft, hard.detach()
 
     def choices(self, rows: Sequence[TrainingRow]) -> Iterator[NDArray[np.int64]]:
-        """Compute the model's choices, ids [n] a row; NOWHERE at positions that the row lacks."""
+        """Yield the model's choices for each row's n tokens, ids, i64 [n].
+
+        A choice is NOWHERE if the row has no position for the token.
+        """
         with torch.no_grad():
             for start in range(0, len(rows), _AT_ONCE):
                 batch = rows[start : start + _AT_ONCE]
@@ -85,7 +93,10 @@ class Objective:
     def _likely_tokens(
         self, rows: Sequence[TrainingRow], places: Sequence[NDArray[np.int64]]
     ) -> tuple[list[int], list[int], list[float]]:
-        """List the target's likely tokens: line and column of each in [l, v], and its p."""
+        """List the target's likeliest tokens at all l positions, as three lists of equal length.
+
+        The lists have each token's position (below l), its index in ``shared`` (below v), and p.
+        """
         lines: list[int] = []
         columns: list[int] = []
         shares: list[float] = []
@@ -100,9 +111,9 @@ class Objective:
         return lines, columns, shares
 
     def _states(self, rows: Sequence[TrainingRow]) -> torch.Tensor:
-        """Compute the last layer's states, [b, m, d], padded after each row's end.
+        """Compute the last layer's states for b rows, [b, m, d]; m is the longest row's length.
 
-        Attention is causal, so padding at the end needs no mask.
+        Shorter rows are padded at the end. Attention is causal, so the padding needs no mask.
         """
         ids = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
         for index, row in enumerate(rows):
@@ -111,7 +122,7 @@ class Objective:
         return states
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute logits over the shared tokens, [l, v]."""
+        """Compute logits over the shared tokens, [l, v], from states [l, d]."""
         head = self.model.get_output_embeddings()
         logits: torch.Tensor = states @ head.weight[self._shared].T
         if getattr(head, "bias", None) is not None:
@@ -119,7 +130,7 @@ class Objective:
         config = self.model.config
         cap = getattr(config, "final_logit_softcapping", None)
         logits = logits if not cap else cap * torch.tanh(logits / cap)
-        # Cohere and Falcon-H1 multiply; Granite divides
+        # Cohere and Falcon-H1 multiply the logits by a factor; Granite divides them
         factor = getattr(config, "logit_scale", None) or 1.0
         factor *= getattr(config, "lm_head_multiplier", None) or 1.0
         divisor = getattr(config, "logits_scaling", None) or 1.0

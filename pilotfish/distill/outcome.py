@@ -1,4 +1,4 @@
-"""Figures of a run: agreement before and after, by depth and by kind, and the learning curve."""
+"""The figures of a run: agreement before and after training, by depth and kind; learning curve."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import msgspec
 from pilotfish.distill.measuring import ALL
 from pilotfish.distill.training_rows import Agreement
 
-DEPTH = 4  # k of the S(k) in tables: the default window of drafting protocols
+DEPTH = 4  # k of the survival S(k) that tables show: the default window of drafting protocols
 
 
 class Distilled(msgspec.Struct, frozen=True, kw_only=True):
     """A run's figures.
 
-    learnt, held: numbers of answers for training, and held out. tokens: tokens of all answers.
-    left_out: prompts too long for the context. kinds: kinds trained on. before, after: agreement of
-    the artifacts on held-out answers, by kind and for `ALL`. step: step of the best weights, of
-    ``steps``. curve: the lines of learning.jsonl.
+    learnt: number of answers for training. held: number of held-out answers. tokens: number of
+    tokens in all answers. left_out: number of prompts that exceed the context. kinds: kinds of
+    prompts in training. before, after: agreement of the artifact before and after training, on
+    held-out answers, by kind and for `ALL`. step: step that gave the best weights. steps: number of
+    steps made. curve: lines of learning.jsonl.
     """
 
     drafter: str
@@ -37,7 +38,10 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> list[tuple[str, int, float, float, float, float]]:
-        """Kind, positions, α and S(4) before and after, for each kind; trained kinds first."""
+        """Return the rows of the report's table, one for each kind; trained kinds come first.
+
+        A row has the kind, its positions, α before and after, S(4) before and after training.
+        """
         order = [*self.kinds, *(kind for kind in sorted(self.before) if kind not in self.kinds)]
         names = [kind for kind in order if kind in self.before and kind != ALL]
         return [
@@ -53,11 +57,11 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def unlearnt(self, kind: str) -> bool:
-        """Whether a kind was never trained on; such kinds show forgetting."""
+        """Return whether a kind was not in training; its agreement shows what was forgotten."""
         return kind != ALL and kind not in self.kinds
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures for JSON, with names for the fields of `Agreement`."""
+        """Return all figures for JSON; each `Agreement` becomes an object with field names."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         for name, agreements in (("before", self.before), ("after", self.after)):
             values[name] = {kind: agreement._asdict() for kind, agreement in agreements.items()}

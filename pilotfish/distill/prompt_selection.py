@@ -1,6 +1,6 @@
-"""Select the prompts of a run, from files and the built-in ones, and hold some out.
+"""Select a run's prompts from files and from the built-in prompts, and hold some prompts out.
 
-Every choice depends on a hash of the prompt, never on its position in a file: a run that is
+Every choice depends on a hash of the prompt, never on its position in a file. So a run that is
 resumed, or begun again with more prompts, holds out the same prompts.
 """
 
@@ -18,33 +18,33 @@ import msgspec
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.field.prompts import PromptLine, question_of, read_lines
 
-# built-in kinds that are never trained on, to show forgetting
+# Built-in kinds that training never uses. Agreement on them shows what the drafter forgets.
 UNTRAINED = ("stories", "translation")
-_MOST_UNTRAINED = 12  # prompts of each such kind, which only cost measuring
-_LEAST_HELD = 1  # early stopping and the report need a held-out prompt
+_MOST_UNTRAINED = 12  # upper bound of the prompts per untrained kind: each costs measuring time
+_LEAST_HELD = 1  # lower bound of the held-out prompts: early stopping and the report need one
 
 
 class DistillPrompt(msgspec.Struct, frozen=True):
-    """One prompt. kind: group for statistics. content: a text, or messages of a chat."""
+    """One prompt. kind: name of its group in the report. content: a text, or a chat's messages."""
 
     kind: str
     content: str | list[dict[str, Any]] = msgspec.field(name="asked")
 
     @property
     def key(self) -> str:
-        """The prompt's identity: a hash of its content."""
+        """The prompt's identifier: a hash of its content."""
         return hashlib.sha256(msgspec.json.encode(self.content)).hexdigest()[:16]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The prompts of a run. learnt: for training. held: held out for measuring."""
+    """The prompts of a run. learnt: prompts for training. held: held-out prompts, for measuring."""
 
     learnt: list[DistillPrompt]
     held: list[DistillPrompt]
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds trained on."""
+        """The kinds of the prompts for training."""
         return frozenset(prompt.kind for prompt in self.learnt)
 
 
@@ -59,9 +59,9 @@ def select(
 ) -> Selection:
     """Select prompts for training and prompts to hold out.
 
-    most_from_files: most prompts of ``file_prompts``. most_built_in: most built-in prompts, spread
-    over their kinds, `UNTRAINED` not counted. held: share to hold out. measure_only: prompts to
-    hold out besides.
+    most_from_files: largest number of prompts from ``file_prompts``. most_built_in: largest number
+    of built-in prompts, spread evenly over their kinds; kinds in `UNTRAINED` do not count. held:
+    share of these prompts to hold out. measure_only: further prompts to hold out.
     """
     measured_only = {prompt.key: prompt for prompt in measure_only}
     from_files = _take_by_kind(file_prompts, most_from_files, measured_only)
@@ -77,7 +77,7 @@ def select(
     for prompt in chain(from_files, from_built_in):
         candidates.setdefault(prompt.key, prompt)
     bound = int(held * 0xFFFF)
-    # the hash's last digits: its first digits decided which prompts are candidates
+    # Use the hash's last digits: its first digits have already decided which are candidates.
     held_out = [prompt for prompt in candidates.values() if int(prompt.key[-4:], 16) < bound]
     if len(held_out) < _LEAST_HELD:
         held_out = sorted(candidates.values(), key=lambda prompt: prompt.key)[:_LEAST_HELD]
@@ -104,9 +104,9 @@ def select(
 def _take_by_kind(
     prompts: Sequence[DistillPrompt], most: int, excluded: Container[str]
 ) -> list[DistillPrompt]:
-    """Take ``most`` different prompts, the kinds in turn, each in the order of its hashes.
+    """Take up to ``most`` different prompts: one of each kind in turn, in the order of the hashes.
 
-    excluded: keys of prompts not to take.
+    excluded: keys of the prompts that must not be taken.
     """
     unique: dict[str, DistillPrompt] = {}
     for prompt in prompts:
@@ -123,7 +123,7 @@ def _take_by_kind(
 
 
 def _order_by_hash(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
-    """Order prompts by hash, so that the first answers cover all kinds."""
+    """Sort prompts by hash, so that the first answers cover all kinds."""
     return sorted(prompts, key=lambda prompt: prompt.key)
 
 
@@ -131,10 +131,10 @@ def _order_by_hash(prompts: Iterable[DistillPrompt]) -> list[DistillPrompt]:
 
 
 def read_prompts(path: Path) -> list[DistillPrompt]:
-    """Read a file: a prompt a line, or JSON lines with ``prompt``, ``question`` or ``messages``.
+    """Read a file of prompts: texts, one a line, or JSON lines.
 
-    A JSON line may have a "kind"; the default is the file's name. Raises `UnsupportedError`, which
-    names the faulty line.
+    A JSON line has ``prompt``, ``question`` or ``messages``. It may also have ``kind``; the default
+    kind is the file's name. Raises `UnsupportedError`, which names the faulty line.
     """
     return [_parse_prompt(path, line) for line in read_lines(path)]
 
@@ -149,7 +149,7 @@ def _parse_prompt(path: Path, line: PromptLine) -> DistillPrompt:
 
 
 def built_in() -> list[DistillPrompt]:
-    """Return the built-in prompts: short ones of several kinds."""
+    """Return the built-in prompts: short prompts of several kinds."""
     folder = files("pilotfish.distill") / "prompts"
     prompts = []
     for file in sorted(folder.iterdir(), key=lambda file: file.name):

@@ -1,9 +1,9 @@
-"""The folder of a run: its settings and intermediate results. One process at a time.
+"""The folder of a run: its settings and intermediate results. One process at a time uses it.
 
 run.json                  facts: settings, drafter, target and results so far
-shared.i64                the drafter's ids that the target has too; empty: all
+shared.i64                the drafter's ids of tokens that the target also has; empty: all ids
 answers.jsonl             the target's answers, one a line
-checkpoint-*.safetensors  weights, optimiser and step; the newest counts
+checkpoint-*.safetensors  weights, optimiser and step; a resumed run loads the newest
 best.safetensors          the weights that agreed most with the target on held-out prompts
 learning.jsonl            losses, and agreement on held-out prompts
 before/                   the drafter's artifact before training
@@ -32,12 +32,12 @@ from pilotfish.device_runtime.bridge.shared import SharedTokens
 
 _LOCK = ".lock"
 _Facts = dict[str, Any]
-_FLAGS = ("settings", "training")  # sections whose names are flags
+_FLAGS = ("settings", "training")  # sections of run.json with command-line options as names
 _OTHERWISE = {"training": "delete checkpoint-* and trained there to train anew, "}
 
 
 class RunFolder:
-    """A run's folder, locked by `open`. facts: the sections of run.json."""
+    """A run's folder; `open` locks it. facts: the sections of run.json, by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,9 +52,9 @@ class RunFolder:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[RunFolder]:
-        """Create the folder if needed, and lock it.
+        """Create the folder if it does not exist, and lock it.
 
-        Raises `RunFileError` if another process has locked it, or its content is no run.
+        Raises `RunFileError` if another process has locked the folder, or if it holds no run.
         """
         private_folder(path)
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
@@ -83,14 +83,15 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the folder has an artifact or answers, which take long to make."""
+        """Whether the folder has results that took long to compute: an artifact or answers."""
         return self.before.exists() or self.answers.exists()
 
     def expect(self, current: Mapping[str, Any], section: str, *, binding: bool = True) -> None:
-        """Check that a section of the facts is unchanged, or store it if it is new.
+        """Store a section of the facts; if the folder has it already, check that it is unchanged.
 
-        section: its name, such as "settings". binding: whether results depend on it; if not, the
-        new values replace the old ones. Raises `RunFileError`, which names the difference.
+        section: the section's name, for example "settings". binding: whether results depend on the
+        section; if not, new values replace the old ones. Raises `RunFileError` for a changed
+        binding section; the error names the difference.
         """
         values = msgspec.to_builtins(dict(current))
         recorded = self.facts.get(section)
@@ -108,13 +109,13 @@ class RunFolder:
                 )
 
     def write_shared_ids(self, shared: SharedTokens | None) -> None:
-        """Store the drafter's ids that the target has too; None: all ids."""
+        """Store the drafter's ids of the tokens that the target also has; None: all ids."""
         ids = np.empty(0, np.int64) if shared is None else np.sort(shared.draft_ids)
         write_whole(self._shared_file, ids.astype("<i8").tobytes(), PRIVATE)
 
     def read_shared_ids(self) -> NDArray[np.int64] | None:
-        """Read the drafter's ids that the target has too, ascending; None: all ids."""
-        # a truncated file raises ValueError
+        """Read the drafter's ids of the tokens that the target also has, ascending; None: all."""
+        # numpy raises ValueError if the file is truncated
         with reading_file(partial(_damage_error, self._shared_file)):
             ids = np.frombuffer(read_content(self._shared_file), "<i8").astype(np.int64)
         return ids if len(ids) else None
@@ -127,7 +128,8 @@ class RunFolder:
     def curve(self, until: int) -> list[dict[str, Any]]:
         """Read the learning curve up to step ``until``; delete later and incomplete lines.
 
-        A killed run had trained beyond its last checkpoint, and will repeat those steps.
+        A killed run may have trained beyond its last checkpoint. The resumed run repeats these
+        steps and adds their lines again.
         """
         if not self.learning.exists():
             return []
@@ -143,7 +145,7 @@ class RunFolder:
         return valid
 
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """List the checkpoints, the newest first, with their steps."""
+        """List the steps and paths of the checkpoints, the newest first."""
         checkpoints = []
         for path in self.path.glob("checkpoint-*.safetensors"):
             number = path.stem.rpartition("-")[2]
@@ -152,7 +154,7 @@ class RunFolder:
         return sorted(checkpoints, reverse=True)
 
     def checkpoint(self, step: int) -> Path:
-        """Return the path of a step's checkpoint."""
+        """Return the path of the checkpoint of this step."""
         return self.path / f"checkpoint-{step:07}.safetensors"
 
 

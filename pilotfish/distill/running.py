@@ -1,4 +1,7 @@
-"""Run a distillation: collect answers, train, export, measure; a resumed run skips done stages."""
+"""Run a distillation: collect answers, train, export, measure.
+
+A resumed run skips the stages that are finished.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,15 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
 
-# Share of positions at which torch's model and the artifact must agree. Other weights or another
-# forward pass agree almost nowhere; int4 agrees mostly.
+# Lower bound of the share of positions at which torch's model and the artifact choose the same
+# token. A model with other weights or another forward pass has a share near 0. Quantisation to int4
+# changes only a minority of the choices.
 _ALIKE = 0.5
-_PROBES = 3  # answers for this comparison
+_PROBES = 3  # number of answers on which torch's model and the artifact are compared
 
 
 def distill(settings: DistillSettings, progress: StageReport) -> Distilled:
-    """Distil a drafter; reuse the results of a killed run."""
+    """Distil a drafter; if an earlier run was killed, reuse its results."""
     _expect_possible(settings)
     selection, digest = settings.select_prompts()
     with RunFolder.open(settings.folder) as folder:
@@ -76,7 +80,7 @@ def distill(settings: DistillSettings, progress: StageReport) -> Distilled:
 
 
 def _expect_possible(settings: DistillSettings) -> None:
-    """Raise early the errors that would end the run later."""
+    """Check the settings before any long work; raise the error that would end the run later."""
     if (settings.edge is None) == (settings.target is None):
         raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
     if not settings.answering.top and not settings.training.hard:
@@ -117,7 +121,7 @@ def _collect_answers(
     selection: prompt_selection.Selection,
     progress: StageReport,
 ) -> tuple[list[TrainingExample], int]:
-    """Collect the missing answers; return all, and the number of prompts too long."""
+    """Collect the missing answers; return all answers, and the number of too long prompts."""
     examples = TrainingExampleFile(folder.answers)
     record = folder.facts.get("answers")
     if record is None or any(key not in examples.answers for key in record["keys"]):
@@ -139,7 +143,7 @@ def _report_without_time(progress: StageReport, label: str, done: int, total: in
 
 @contextmanager
 def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
-    """Open a device to the edge; without --edge, serve the target meanwhile."""
+    """Open a device that is connected to the edge; without --edge, start an edge for it."""
     edge_options: dict[str, Any] = {
         "sessions": settings.sessions,
         "sessions_per_client": settings.sessions,
@@ -151,7 +155,7 @@ def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
     )
     with server as started:
         address = settings.edge if started is None else started.endpoint
-        # the drafter drafts nothing here: one thread is enough
+        # the device only streams the target's answers: one thread is enough for its drafter
         with Device(
             before.path, address, settings.keys, lanes=settings.sessions, threads=1
         ) as device:
@@ -160,7 +164,7 @@ def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
 
 def _pair_facts(device: Device, before: Artifact) -> dict[str, str]:
     target, welcome = device.pair.target, device.welcome
-    assert welcome is not None  # it is open
+    assert welcome is not None  # an open device has its edge's welcome
     return {
         "drafter": before.manifest.model,
         "target": target.model,
@@ -194,7 +198,7 @@ def _train(
     context: int,
     progress: StageReport,
 ) -> dict[str, int]:
-    """Train, and write the best weights as a Hugging Face folder."""
+    """Train the drafter, and write the best weights as a Hugging Face folder."""
     record: dict[str, int] | None = folder.facts.get("learnt")
     finished = record is not None and _trained_folder(folder, before).exists()
     folder.expect(
@@ -206,12 +210,13 @@ def _train(
     drafter = TrainableDrafter(
         settings.draft, lambda label, finished, total: progress(label, finished, total or 1, None)
     )
-    # lazy imports: torch takes seconds
+    # imported here, because importing torch takes seconds
     from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
     progress("comparing it with its artifact", 0, 1, None)
-    # only ids of the vocabulary: the head may have more rows, which no artifact chooses
+    # The output layer may have more rows than the vocabulary has ids. An artifact never chooses
+    # these rows, so they stay out of training.
     draft_ids = np.arange(before.manifest.vocab_size) if shared is None else shared
     objective = Objective(drafter.model, draft_ids, settings.training.hard, settings.threads)
     _expect_alike(
@@ -222,13 +227,13 @@ def _train(
     progress("writing the weights", 0, 1, None)
     drafter.save(_trained_folder(folder, before))
     folder.expect({"step": learnt.step, "steps": learnt.steps}, "learnt", binding=False)
-    for _, path in folder.checkpoints():  # as large as three models
+    for _, path in folder.checkpoints():  # delete them: each is as large as three models
         path.unlink()
     return {"step": learnt.step, "steps": learnt.steps}
 
 
 def _trained_folder(folder: RunFolder, before: Artifact) -> Path:
-    """Return the folder of the trained weights; the exporter names the artifact after it."""
+    """Return the folder for the trained weights. Its name becomes the artifact's model name."""
     return folder.trained / f"{Path(before.manifest.model).name}-distilled"
 
 
@@ -237,9 +242,10 @@ def _expect_alike(
     artifact: Callable[[TrainingRow], NDArray[np.int64]],
     answers: Sequence[TrainingExample],
 ) -> None:
-    """Raise `UnsupportedError` unless torch's model and the artifact mostly agree.
+    """Raise `UnsupportedError` unless torch's model and the artifact agree at most positions.
 
-    A resumed run is checked too: the drafter's files may have changed.
+    trained, artifact: functions that compute the choices of each. A resumed run is checked, too,
+    because the drafter's files may have changed.
     """
     rows = [answer.row for answer in answers[:_PROBES]]
     model_choices, artifact_choices = (

@@ -1,4 +1,4 @@
-"""Schedule training: rows and learning rate of a step depend on its number alone."""
+"""Schedule training: a step's number alone determines its rows and its learning rate."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 
 from pilotfish.distill.training_rows import TrainingRow
 
-_SORTED = 8  # batches whose rows are sorted by length together, to save padding
-_RISE = 0.05  # share of the steps with a rising rate
-_LAST = 0.05  # the last rate, as a share of the highest
+_SORTED = 8  # number of batches that are sorted together by row length, which saves padding
+_RISE = 0.05  # share of the steps during which the learning rate rises
+_LAST = 0.05  # learning rate at the last step, as a share of the highest rate
 
 
 def steps_of_epoch(rows: int, batch: int) -> int:
-    """Count the steps of an epoch, in which each row is read once."""
+    """Compute the number of steps in an epoch; an epoch reads each row once."""
     return math.ceil(rows / batch)
 
 
 def rate_at(step: int, total: int, planned: int) -> float:
-    """Return the rate as a share of the highest: a linear rise, then a cosine.
+    """Compute a step's learning rate, as a share of the highest: a linear rise, then a cosine.
 
-    total: steps of the run. planned: steps before a time limit reduced them to ``total``; the rise
-    depends on it.
+    total: number of the run's steps. planned: number of steps before a time limit reduced it to
+    ``total``; it determines the length of the rise.
     """
     rise = min(1.0, (step + 1) / max(1.0, _RISE * planned))
     fall = 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / total)))
@@ -30,7 +30,7 @@ def rate_at(step: int, total: int, planned: int) -> float:
 
 
 def rows_at(step: int, rows: Sequence[TrainingRow], batch: int, seed: int) -> list[TrainingRow]:
-    """Choose the rows of a step; each epoch reads each row once, in its own random order."""
+    """Return a step's rows. Each epoch has its own random order, and reads each row once."""
     epoch, batch_index = divmod(step, steps_of_epoch(len(rows), batch))
     draw = random.Random(f"{seed}:{epoch}")
     order = [rows[index] for index in draw.sample(range(len(rows)), len(rows))]

@@ -1,4 +1,4 @@
-"""Progress reports of a run."""
+"""The names of a run's stages, for progress reports."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from collections.abc import Callable
 StageReport = Callable[[str, int, int, "float | None"], None]
 """Called as report(stage, steps done, steps in all, seconds left or None)."""
 
-ANSWERS = "answers"  # the stage that completes several steps at once
+ANSWERS = "answers"  # the collection of answers, which several sessions make in parallel

@@ -1,8 +1,9 @@
-"""Load a drafter's weights as a model that torch can train, and save files that `export` reads.
+"""Load a drafter as a torch model that can be trained; save it in files that `export` reads.
 
-transformers has the forward pass. It loads a folder or a hub's model; `export.sources` reads the
-weights of a GGUF file, and transformers only its configuration. `running` compares the model's
-choices with the artifact's, since transformers may read a model otherwise.
+The forward pass comes from transformers. It loads a Hugging Face folder or a hub's model. From a
+GGUF file it reads only the configuration; `export.sources` reads the weights. `running` checks that
+the model and the artifact choose the same tokens, because transformers may interpret a model
+differently from `export`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def expect_torch() -> None:
 
 
 class TrainableDrafter:
-    """A drafter's weights. model: transformers' model, f32, ready for training."""
+    """A drafter that can be trained. model: the model of transformers, with f32 weights."""
 
     def __init__(self, source: str, progress: Progress) -> None:
         import torch
@@ -64,7 +65,7 @@ class TrainableDrafter:
             ) from error
 
     def _fill(self, progress: Progress) -> None:
-        """Copy the source's weights into the model."""
+        """Copy the weights of ``self.source`` into the model."""
         import torch
 
         names, state = sorted(self.source.names()), {}
@@ -83,7 +84,7 @@ class TrainableDrafter:
         self.model.tie_weights()
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder atomically; replace one from an earlier run."""
+        """Write the model as a Hugging Face folder, atomically; replace an earlier run's folder."""
         with replacing(folder, _is_model, lambda path: open_source(str(path))) as partial:
             try:
                 self.model.save_pretrained(partial)
@@ -107,11 +108,11 @@ class TrainableDrafter:
 
 
 def _shape(file: Path) -> PretrainedConfig:
-    """Read the configuration of a GGUF file's model with transformers."""
+    """Read the model configuration of a GGUF file with transformers."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
-    # drop values that no config.json has: GGUF's extra ones may name paths of this machine
+    # Drop the values that a config.json would not have. They may contain paths of this machine.
     known_keys = type(config)().to_dict()
     shape_values = {name: value for name, value in config.to_dict().items() if name in known_keys}
     return type(config).from_dict(shape_values)

@@ -1,10 +1,10 @@
-"""Train a drafter to choose the target's tokens, on the target's answers.
+"""Train a drafter on the target's answers, so that it chooses the target's tokens.
 
 In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most with the held-out
      answers.
 
-The number of a step alone decides its rows and its rate. So a killed run goes on from its last
-checkpoint to the same result.
+A step's number alone determines its rows and its learning rate. So a killed run resumes from its
+last checkpoint and reaches the same result.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from pilotfish.distill.stages import StageReport
 from pilotfish.distill.training_choices import TrainingChoices
 from pilotfish.distill.training_rows import TrainingRow
 
-_TIMED = range(3, 9)  # steps that are timed; the first ones are slow
+_TIMED = range(3, 9)  # numbers of the steps that are timed; the first steps are slow
 _LAYER = re.compile(r"\.(\d+)\.")  # the first number in a weight's name is its layer
-_CLIP = 1.0  # largest norm of a gradient
+_CLIP = 1.0  # upper bound of the gradient's norm
 _BETAS = (0.9, 0.95)
-_PACE_LEFT = 0.85  # share of the minutes for steps; evaluations and checkpoints take the rest
-_MOST_VALIDATION = 32  # answers of an evaluation, which takes as long as some steps
+_PACE_LEFT = 0.85  # share of the time limit for steps; evaluations and checkpoints take the rest
+_MOST_VALIDATION = 32  # upper bound of the answers in an evaluation, so that it is short
 
 
 class Best(NamedTuple):
-    """The step whose weights agreed most on held-out prompts. alpha: their α there."""
+    """The best weights so far. step: their step. alpha: their α on held-out prompts."""
 
     step: int
     alpha: float
 
 
 class Learnt(NamedTuple):
-    """Result of training. step: step of the best weights. steps: all steps made."""
+    """The result of training. step: step of the best weights. steps: number of steps made."""
 
     step: int
     steps: int
 
 
 class Trainer:
-    """Trains an objective's model on answers, in a run's folder.
+    """Trains the model of an objective on answers; stores its state in a run's folder.
 
-    The best weights are those with the highest α on held-out prompts of the trained kinds.
+    The best weights have the highest α on held-out prompts. Only prompts of kinds that are in
+    training count.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Trainer:
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
         self._best = Best(0, -1.0)
-        self._looks_since_best = 0  # evaluations since the best one
+        self._looks_since_best = 0  # number of evaluations since the best weights
         self._resume()
 
     # Steps
@@ -93,7 +94,7 @@ class Trainer:
         )
 
     def train(self, report: StageReport) -> Learnt:
-        """Train to the last step, or until α stops rising; the model ends with the best weights."""
+        """Train to the last step, or until α stops rising; load the best weights at the end."""
         if self._step == 0:
             self._evaluate(report)
         saved_s = began_s = time.monotonic()
@@ -116,7 +117,7 @@ class Trainer:
             if now_s - saved_s >= self._choices.checkpoint_s or self._step == self._total:
                 self._save()
                 saved_s = time.monotonic()
-            timed_steps = self._step - first - 1  # the first one is slow
+            timed_steps = self._step - first - 1  # the first step is slow, and is not counted
             if not timed_steps:
                 began_s = time.monotonic()
             left_s = self._left_s(time.monotonic() - began_s, timed_steps)
@@ -129,23 +130,27 @@ class Trainer:
         return 0 < self._choices.patience <= self._looks_since_best
 
     def _left_s(self, took_s: float, steps: int) -> float | None:
-        """Estimate the seconds left from ``steps`` steps in ``took_s``; None without steps."""
+        """Estimate the remaining seconds of training; None if no step has been timed.
+
+        took_s: seconds that the last ``steps`` steps took.
+        """
         if not steps:
             return None
         left_s = took_s / steps * (self._total - self._step)
         if self._choices.minutes is None or self._step >= _TIMED[-1]:
             return left_s
-        return min(left_s, 60 * self._choices.minutes)  # the limit does not yet bound the steps
+        # until `_limit_steps` has run, the number of steps may exceed the time limit
+        return min(left_s, 60 * self._choices.minutes)
 
     def _limit_steps(self, timed: Sequence[float]) -> None:
-        """Limit the steps to those that fit the minutes, by the time of the first ones."""
+        """Reduce the number of steps to what fits the time limit. timed: first steps' seconds."""
         if self._choices.minutes is None:
             return
         limit = int(self._choices.minutes * 60 * _PACE_LEFT / (sum(timed) / len(timed)))
         self._total = max(_TIMED[-1] + 1, min(self._total, limit))
 
     def _learn(self, rows: Sequence[TrainingRow]) -> tuple[float, float]:
-        """Make one step; return the loss, and its part on the target's tokens (nats)."""
+        """Make one step; return both values of `Objective.loss` (nats)."""
         rate = self._choices.rate * rate_at(self._step, self._total, self._most_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -178,7 +183,7 @@ class Trainer:
     # Held-out prompts
 
     def _evaluate(self, report: StageReport) -> None:
-        """Measure α on the held-out prompts, and store the weights if it is the best so far."""
+        """Measure α on the held-out prompts; store the weights if α is the highest so far."""
         report("evaluating on held-out answers", 0, len(self._validation), None)
         all_choices = self._objective.choices([example.row for example in self._validation])
         agreed = {}
@@ -220,7 +225,7 @@ class Trainer:
                 weight.copy_(tensors[f"weight.{name}"])
 
     def _save(self) -> None:
-        """Write a checkpoint, then remove the older ones."""
+        """Write a checkpoint, then remove the older checkpoints."""
         older = self._folder.checkpoints()
         tensors = self._weights()
         for number, state in self._optimizer.state_dict()["state"].items():
@@ -239,7 +244,7 @@ class Trainer:
                 old.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        """Load the newest checkpoint, if any."""
+        """Load the newest checkpoint, if there is one."""
         checkpoints = self._folder.checkpoints()
         self._folder.curve(checkpoints[0][0] if checkpoints else -1)
         if not checkpoints:
@@ -256,7 +261,8 @@ class Trainer:
         self._best = Best(int(facts["best"]), float(facts["alpha"]))
         self._looks_since_best = int(facts["behind"])
         if restore_facts(self._folder.best)["step"] != self._best.step:
-            # killed between a better evaluation and the next checkpoint: it will be repeated
+            # The run was killed between a better evaluation and the next checkpoint. The evaluation
+            # will be repeated, and must again count as better.
             self._best = self._best._replace(alpha=-1.0)
 
     def _set_moments(self, tensors: dict[str, torch.Tensor]) -> None:

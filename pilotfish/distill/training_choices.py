@@ -1,4 +1,4 @@
-"""Options of training, in a module without torch, so that `--help` is fast."""
+"""The options of training. This module does not import torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pilotfish.base.settings import setting
 
 
 class TrainingChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of training. The defaults are usual for models of some 100 million weights."""
+    """The options of training. The defaults suit models of a few hundred million weights."""
 
     rate: Annotated[float, setting("AdamW's learning rate at its highest", gt=0.0, le=1.0)] = 2e-4
     batch: Annotated[int, setting("answers a step", ge=1, le=1024)] = 4

@@ -1,12 +1,12 @@
-"""Convert an answer to the drafter's tokens, with a label for each of the target's tokens.
+"""Convert an answer to drafter tokens, with a label for each of the target's tokens.
 
 In:  a prompt and the target's answer to it. Out: a `TrainingRow`: the drafter's ids, and for each
-     token of the answer the position from which the drafter predicts it, and its label.
+     target token of the answer its label and the position from which the drafter predicts it.
 
-A row is made by the bridge that a device drafts through: the prompt is in the drafter's template
-and the answer in its tokens, as in drafting. The drafter's context after a part of an answer is
-mostly a prefix of its context after the whole answer. If it is not (the part ends within one of the
-drafter's tokens), the row has no position for the token.
+The same bridge makes a row and, on a device, the drafter's context: the prompt is in the drafter's
+template, the answer in drafter tokens. The context after a part of an answer is usually a prefix of
+the context after the whole answer. It is not if the part ends inside a drafter token. Then the row
+has no position for the target token that follows the part.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from pilotfish.device_runtime.bridge import Pair, Prompt
 from pilotfish.field.agreement import count_by_depth
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
-NOWHERE = -1  # a position that the row lacks; a token that the drafter lacks
+NOWHERE = -1  # instead of a position: the row has none; instead of an id: the drafter has none
 
 
 class TrainingRow(msgspec.Struct, frozen=True):
-    """One answer of n tokens.
+    """A prompt and its answer of n target tokens, as the drafter reads them.
 
-    ids: the drafter's ids of prompt and answer, [m]. prompt: number of the prompt's ids. at: [n],
-    position from which the drafter predicts each token; NOWHERE if its context is then no prefix of
-    ``ids``. labels: [n], the drafter's id of the target's token; NOWHERE if it has none. likely,
-    weights: [n][k ≤ K], the drafter's ids of the target's likeliest tokens that it has, and ln p.
+    ids: the drafter's ids of prompt and answer, [m]. prompt: number of ids in the prompt. at: index
+    in ``ids`` from which the drafter predicts each target token, [n]; NOWHERE if the context before
+    the token is no prefix of ``ids``. labels: the drafter's id of each target token, [n]; NOWHERE
+    if the drafter has no such token. likely: the drafter's ids of the target's K likeliest tokens,
+    without those that the drafter lacks, [n][k ≤ K]. weights: ln p of these tokens, [n][k].
     """
 
     ids: list[int]
@@ -43,28 +44,31 @@ class TrainingRow(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Return ``at`` as an array i64 [n]."""
+        """The list ``at`` as an array, i64 [n]."""
         return np.array(self.at, np.int64)
 
     @property
     def learnable(self) -> NDArray[np.int64]:
-        """The tokens [l] with position and label, as indices below n."""
+        """The indices (below n) of the l tokens that have both position and label, i64 [l]."""
         return np.flatnonzero((self.places >= 0) & (np.array(self.labels, np.int64) >= 0))
 
     def compare_choices(self, choices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Compare a drafter's choices [n] with the labels, bool [n]; NOWHERE never agrees."""
+        """Return whether each choice equals its label, bool [n]; the choice NOWHERE never does.
+
+        choices: the drafter's ids, i64 [n].
+        """
         matches: NDArray[np.bool_] = choices == np.array(self.labels, np.int64)
         return (choices >= 0) & matches
 
 
 class DraftIds:
-    """Maps the target's ids to the drafter's; the identity if both share a vocabulary."""
+    """Maps the target's ids to the drafter's; with one vocabulary, this is the identity."""
 
     def __init__(self, pair: Pair) -> None:
         self._to_own = None if pair.shared is None else pair.shared.to_draft_ids
 
     def __call__(self, token: int) -> int:
-        """Return the drafter's id of the target's token, or NOWHERE."""
+        """Return the drafter's id of a target token; NOWHERE if the drafter lacks the token."""
         return token if self._to_own is None else int(self._to_own[token])
 
 
@@ -74,14 +78,17 @@ def make_row(
     answer: Sequence[int],
     logprobs: Sequence[TokenLogprob | None],
 ) -> TrainingRow:
-    """Make a row. logprobs: the target's likeliest tokens at each token of the answer."""
+    """Make a row from a prompt and the target's answer.
+
+    logprobs: the target's likeliest tokens at each position of the answer, [n].
+    """
     draft_id, bridge = DraftIds(pair), pair.bridge()
     bridge.start(prompt)
     ids = np.array([*prompt.ids.tolist(), *answer], dtype=np.uint32)
     full_context = np.array(bridge.context(ids))
     bridge.start(
         prompt
-    )  # restart: contexts below grow token by token, each at the cost of its new tokens
+    )  # restart, because the contexts below grow one token at a time from the prompt
     start, positions = len(prompt.ids), []
     for count in range(len(answer)):
         context = bridge.context(ids[: start + count])
@@ -109,11 +116,11 @@ def make_row(
 
 
 class Agreement(NamedTuple):
-    """Agreement of a drafter's and the target's choices at temperature 0.
+    """The agreement of a drafter's choices with the target's, at temperature 0.
 
-    positions: number of compared positions. alpha: share of them that agree. survival: S(1) to
-    S(8); S(k) is the share of runs with k right drafts, where a run begins with an answer and after
-    each wrong draft.
+    positions: number of compared positions. alpha: share of the positions at which the choices
+    agree. survival: S(1) to S(8). S(k) is the share of runs that begin with k right drafts; a new
+    run begins at the start of an answer and after each wrong draft.
     """
 
     positions: int
@@ -125,11 +132,14 @@ DEPTHS = 8
 
 
 def agreement(agreed: Sequence[NDArray[np.bool_]]) -> Agreement:
-    """Compute the agreement over answers. agreed: bool [n] for each answer."""
+    """Compute the agreement over several answers.
+
+    agreed: whether each token's choices agree, bool [n] for each answer.
+    """
     positions, hits = sum(map(len, agreed)), sum(int(answer.sum()) for answer in agreed)
     reached, right = np.zeros(DEPTHS), np.zeros(DEPTHS)
     for answer in agreed:
-        # one depth more, at which deeper drafts count
+        # count one depth more and drop it: it collects all deeper drafts
         reached_here, right_here = count_by_depth(answer, DEPTHS + 1)
         reached += reached_here[:DEPTHS]
         right += right_here[:DEPTHS]

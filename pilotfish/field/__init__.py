@@ -1,1 +1,1 @@
-"""Measure generations, and report their cost and where the time goes."""
+"""Measure answers on real devices and links, and report their latency, bytes and acceptance."""

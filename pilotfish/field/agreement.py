@@ -1,15 +1,17 @@
-"""Where a drafter agrees with its target: found by reading the answer, without rounds over a link.
+"""Find where a drafter agrees with its target, by reading the target's answer once.
 
 In:  a drafter with its bridge, a prompt, and the target's answer. Out: for each t, whether the
-     drafter drafts the target's next token after the prompt and the answer's first t tokens; and
-     figures computed from that.
+     drafter, after the prompt and the answer's first t tokens, drafts the target's next token; and
+     counts of these agreements.
 
-A protocol compares drafts only after accepted drafts, and accepted drafts are the target's tokens.
-So if both models are greedy, or draw with the same noise (`speculation.agreement`), the agreement
-alone decides how many drafts every protocol and window accepts. With one vocabulary this is exact
-but for ties: passes over many tokens round differently from passes over one. Across a bridge it is
-nearly exact: in a round, later drafts follow the round's earlier drafts token by token; here the
-text is tokenised anew.
+No rounds over a link are needed. A protocol compares a draft only if all earlier drafts of the
+round were accepted, and accepted drafts are the target's tokens. So if both models are greedy, or
+draw with the same noise (`speculation.agreement`), the agreement alone determines how many drafts
+each protocol and window accepts.
+
+With one vocabulary the result is exact, except for ties: a pass over many tokens rounds differently
+from a pass over one token. Across a bridge it is nearly exact: in a round, drafts are appended
+token by token, whereas here the text is tokenised as a whole.
 """
 
 from __future__ import annotations
@@ -32,17 +34,18 @@ Ids = NDArray[np.uint32]
 Agreed = NDArray[np.bool_]
 
 GREEDY = SamplingParams(sampling=Sampling(temperature=0.0), seed=0)
-_ROWS = 64  # rows of logits in one pass: 64 · 152k · 4 bytes are 39 MB
+_ROWS = 64  # rows of logits in one pass; with 152k tokens, 64 · 152k · 4 bytes are 39 MB
 
 
 def agreement(
     drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, sampling: SamplingParams = GREEDY
 ) -> Agreed:
-    """Compare the drafter's choice with each token of an answer [n]; return bool [n].
+    """Compute whether the drafter would draft each token of an answer, bool [n].
 
-    The target must have written the answer under the same ``sampling``. A position at which the
-    drafter drafts nothing counts as disagreement. The drafter remembers the answer, as after a
-    generation. Raises `PromptTooLongError` if prompt and answer exceed the drafter's context.
+    answer: target ids, [n]. sampling: the parameters under which the target wrote the answer. A
+    position at which the drafter drafts nothing counts as disagreement. Afterwards the drafter is
+    in the same state as after a generation of this answer. Raises `PromptTooLongError` if prompt
+    and answer exceed the drafter's context.
     """
     expected = np.asarray(answer, dtype=np.uint32)
     drafter.start(prompt)
@@ -67,7 +70,7 @@ def agreement(
 def _predict_one_by_one(
     drafter: Drafter, text: Ids, start: int
 ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield each position i64 [1] of the answer at which the drafter drafts, with its logits."""
+    """Yield each position at which the drafter drafts, i64 [1], with the logits, [1, V]."""
     no_drafts = text[:0]
     for position in range(len(text) - start):
         level = drafter.predict_next(text[: start + position], no_drafts)
@@ -78,10 +81,11 @@ def _predict_one_by_one(
 def _predict_in_wide_passes(
     drafter: ModelDrafter, text: Ids, start: int
 ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
-    """Yield positions i64 [m] of the answer with their logits [m, V]; each position once.
+    """Yield all positions of the answer, m at a time, i64 [m], with their logits, [m, V].
 
-    First come wide passes over the whole text. Then come, one by one, the positions whose text so
-    far has other tokens alone than as a part of the whole.
+    Wide passes over the whole text serve most positions. The rest are positions at which the text
+    so far, tokenised alone, is no prefix of the whole text's tokens. Each of these has its own
+    pass at the end.
     """
     if start == len(text):
         return
@@ -93,8 +97,9 @@ def _predict_in_wide_passes(
         )
     lengths = np.empty(
         len(text) - start, dtype=np.int64
-    )  # tokens of the text before each position; -1: tokenised otherwise
-    retokenized: list[tuple[int, int, NDArray[Any]]] = []  # position, shared length, tail
+    )  # number of drafter tokens before each position; -1: they are no prefix of the whole text's
+    # position, length of the prefix shared with the whole text's tokens, other tokens
+    retokenized: list[tuple[int, int, NDArray[Any]]] = []
     for position in range(len(lengths)):
         context = drafter.bridge.context(text[: start + position])
         shared_length = common_prefix(context, full_context)
@@ -108,16 +113,17 @@ def _predict_in_wide_passes(
         if len(positions):
             logits = drafter.rows(full_context[:end], end - begin)
             yield positions, logits[lengths[positions] - begin - 1]
-    # the longest shared prefix first: the passes after it reuse the cache
+    # the longest shared prefix first, so that each later pass finds its prefix in the cache
     for position, shared_length, tail in sorted(retokenized, key=lambda other: -other[1]):
         context = np.concatenate([full_context[:shared_length], tail])
         yield np.array([position]), drafter.rows(context, 1)
 
 
 def count_accepted(agreed: Agreed, window: int) -> list[int]:
-    """Count the drafts that each round of an answer accepts with windows of ``window`` tokens.
+    """Compute the number of accepted drafts in each round, with windows of ``window`` tokens.
 
-    agreed: bool [n]. The last round may commit tokens beyond the answer.
+    agreed: whether each token of the answer is drafted correctly, bool [n]. The last round may
+    commit tokens beyond the answer.
     """
     accepted, start = [], 0
     while start < len(agreed):
@@ -129,10 +135,11 @@ def count_accepted(agreed: Agreed, window: int) -> list[int]:
 
 
 def count_by_depth(agreed: Agreed, depths: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count the drafts at each depth of a run, and those that are right; i64 [depths] each.
+    """Count all drafts and the right drafts at each depth of a run; i64 [depths] each.
 
-    agreed: bool [n]. A run begins with the answer and after each wrong draft; its first draft has
-    depth 0. Deeper drafts count at the last depth.
+    agreed: whether each token of the answer is drafted correctly, bool [n]. A run begins at the
+    start of the answer and after each wrong draft; its first draft has depth 0. The last depth
+    also counts all deeper drafts.
     """
     reached, right = np.zeros(depths, dtype=np.int64), np.zeros(depths, dtype=np.int64)
     wrong = np.flatnonzero(~agreed)

@@ -1,11 +1,11 @@
 """Compare drafters for one target, and recommend one for each RTT.
 
-In:  each drafter's agreement by prompt and seconds a draft; seconds of the target's passes. Out:
-     each drafter's figures (`field.drafter_figures`), and a recommendation for each RTT.
+In:  each drafter's agreement by prompt and its seconds per draft; the seconds of the target's
+     passes. Out: each drafter's figures (`field.drafter_figures`); a recommendation for each RTT.
 
-Intervals are percentile bootstraps over *prompts* (Efron 1979): the tokens of one answer depend on
-each other, answers to different prompts do not. Every resample takes the same prompts for all
-drafters, so that differences are paired. With fewer than 3 prompts there is no interval.
+Intervals come from a percentile bootstrap over prompts (Efron 1979): the tokens of one answer
+depend on each other, but answers to different prompts do not. A resample takes the same prompts for
+all drafters, so that differences are paired. With fewer than 3 prompts there are no intervals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pilotfish.speculation.speeds import ALIKE, GAIN, pick_drafter
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
-WINDOWS = 16  # the longest window, tokens
+WINDOWS = 16  # longest window (tokens) that the comparison considers
 Progress = Callable[[str, int, "int | None"], None]
 
 
@@ -36,8 +36,9 @@ Progress = Callable[[str, int, "int | None"], None]
 class Recommendation:
     """The recommended drafter at an RTT.
 
-    drafter: name; None: no drafter, `stream`. alike: names of drafters that the data cannot tell
-    from it.
+    drafter: name of the drafter; None recommends `stream`, without a drafter. window: tokens; 0
+    under `ahead` and `stream`. gain: ratio to the tokens/s of `stream`. alike: names of drafters
+    for which the data show no difference from the recommended drafter.
     """
 
     rtt_s: float
@@ -51,7 +52,11 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterComparison:
-    """All figures of a comparison. pass_s: seconds of a target's pass over 0, 1, … drafts."""
+    """All figures of a comparison.
+
+    pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream`.
+    ship: recommendation for each RTT.
+    """
 
     prompts: int
     pass_s: list[float]
@@ -63,11 +68,11 @@ class DrafterComparison:
 def target_passes(
     welcome: Welcome, answers: Sequence[TargetAnswer], pass_ms: float | None = None
 ) -> list[float]:
-    """Compute the seconds of the target's passes over 0, 1, … drafts.
+    """Compute the seconds of the target's passes over 0 to `WINDOWS` drafts.
 
-    They are the times that the edge announced, scaled to the median pass of the answers. If it
-    announced none, every pass takes as long as a pass over one token. pass_ms: this time for all
-    passes instead.
+    The edge announces pass times. They are scaled so that a pass over one token takes the median
+    that was observed while the target answered. If the edge announced no times, every pass takes
+    this median. If ``pass_ms`` is not None, every pass takes that many milliseconds.
     """
     if pass_ms is not None:
         return [pass_ms * 1e-3] * (WINDOWS + 1)
@@ -93,10 +98,10 @@ def compare(
     in_rounds: str = "greedy",
     progress: Progress = lambda label, done, total: None,
 ) -> DrafterComparison:
-    """Compare drafters over ``prompts`` prompts, numbered from 0.
+    """Compare drafters over ``prompts`` prompts, which have the numbers 0 to ``prompts`` − 1.
 
-    target_s: seconds of passes over 0 to ``longest`` drafts, or more. longest: the longest window,
-    tokens. in_rounds: name of the protocol that works round by round.
+    target_s: seconds of the target's passes over 0, 1, … drafts. rtts_s: RTTs, s. longest: longest
+    window, tokens. in_rounds: name of the protocol, other than `ahead`, that is compared.
     """
     weights = resample_weights(prompts)
     ordered = sorted(entries, key=lambda entry: entry.size_bytes)
@@ -104,7 +109,7 @@ def compare(
         DrafterCounts(entry, prompts, min(longest, len(target_s) - 1), in_rounds)
         for entry in ordered
     ]
-    rates: list[dict[str, Rates]] = []  # [RTTs], drafters' rates by name
+    rates: list[dict[str, Rates]] = []  # rates by drafter's name, one dictionary for each RTT
     for rtt_s in rtts_s:
         progress("computing speeds", len(rates), len(rtts_s))
         rates.append(
@@ -128,7 +133,10 @@ def compare(
 
 
 def _recommend(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recommendation:
-    """Recommend a drafter that gains enough at an RTT. rates: by name, the smallest first."""
+    """Recommend a drafter for an RTT, or none if no drafter gains enough.
+
+    rates: rates by drafter's name, in ascending order of the drafters' sizes.
+    """
     tokens_per_s = {name: float(rate.best[0]) for name, rate in rates.items()}
     worth = {name: rate for name, rate in tokens_per_s.items() if rate * target_s[0] >= GAIN}
     if not worth:
@@ -159,7 +167,10 @@ def _recommend(rates: Mapping[str, Rates], target_s: Sequence[float]) -> Recomme
 
 
 def _indistinguishable(rates: Rates, best: Rates) -> bool:
-    """Whether the data cannot tell a drafter from the best: as fast, or within its interval."""
+    """Return whether the data show no difference between a drafter and the best one.
+
+    This holds if the ratio of their rates is at least `ALIKE`, or if its interval reaches 1.
+    """
     ratio = estimate(rates.best / best.best)
     assert ratio.value is not None
     if ratio.value >= ALIKE:

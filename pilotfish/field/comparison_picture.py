@@ -1,4 +1,4 @@
-"""Draw a comparison of drafters as one picture: α by depth, survival, and tokens/s by RTT."""
+"""Draw a comparison of drafters in three panels: α by depth, survival, and tokens/s by RTT."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +14,11 @@ _INCHES = (4.8, 8.0)
 _LETTERS = 34
 _XLABELS = ("drafts right before it", "drafts in a row", "RTT (ms)")
 _YLABELS = ("α, right there", "all of them right", "expected tokens/s")
-_APART = 0.06  # distance of the drafters' marks, so that none hides another
+_APART = 0.06  # horizontal distance (data units) between drafters' marks, so that none is hidden
 
 
 def draw(path: Path, comparison: DrafterComparison) -> None:
-    """Draw a comparison, as a PNG."""
+    """Draw a comparison into a PNG file."""
     title = f"Drafters for one target (n = {comparison.prompts} prompts, bars: 95 %)"
     with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
         styles = PlotStyle(figures.name for figures in comparison.drafters)
@@ -53,7 +53,7 @@ def _draw(
     style: dict[str, Any],
     index: int,
 ) -> None:
-    """Draw one drafter into all three panels."""
+    """Draw one drafter's figures into all three panels."""
     for axes, estimates in (
         (depths, [depth.reliable_acceptance for depth in figures.by_depth]),
         (runs, list(figures.survival.values())),
@@ -75,7 +75,7 @@ def _draw(
 def _points(
     axes: Axes, positions: Sequence[float], estimates: Sequence[Estimate], style: dict[str, Any]
 ) -> None:
-    """Draw the known estimates, each with its interval."""
+    """Draw each estimate that has a value, with its interval."""
     x, y, below, above = [], [], [], []
     for position, (value, low, high) in zip(positions, estimates, strict=True):
         if value is not None:
@@ -87,7 +87,7 @@ def _points(
 
 
 def _last_letters(name: str) -> str:
-    """Shorten a name to its last letters: paths differ at the end."""
+    """Shorten a name to its last letters, because paths differ most at the end."""
     return name if len(name) <= _LETTERS else "…" + name[1 - _LETTERS :]
 
 

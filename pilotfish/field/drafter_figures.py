@@ -1,11 +1,12 @@
 """Compute a drafter's figures from its agreement with the target's answers and its speed.
 
-In:  agreement by prompt, seconds a draft, and seconds of the target's passes. Out: figures with
+In:  agreement by prompt, seconds per draft, and seconds of the target's passes. Out: figures with
      95 % intervals (`field.resampling`).
 
-Expected tokens/s are those of one session after the prompt is read. For rounds they follow from
-the rounds that these answers would have taken, with the best window; for `ahead` from its model
-(`speculation.ahead`) and α by depth. Seconds a draft are measured on this machine at rest.
+Expected tokens/s hold for a single session, after the prompt has been read. For protocols in rounds
+they are computed from the number of rounds that these answers need with the best window. For
+`ahead` they are computed by its model (`speculation.ahead`) from α by depth. The seconds per draft
+are measured on this machine while it does nothing else.
 """
 
 from __future__ import annotations
@@ -25,17 +26,20 @@ from pilotfish.speculation.speeds import best_window, hinted_token_s
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS
 
 AHEAD = "ahead"
-DEPTHS = 64  # depths with counts of their own; deeper drafts count at the last
-GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # ranges of depths, for tables
+DEPTHS = 64  # number of depths that are counted separately; the last includes all deeper drafts
+GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # ranges of depths in tables
 RUNS = (1, 2, 4, 8, 16)
-SPEEDS = 100  # resamples of a speed; each runs the model of `ahead`
-FEW = 10  # drafts; a share of fewer is not shown
-_HOPE = 0.0  # α at depths without evidence
+SPEEDS = 100  # number of resamples for a speed; few, because each runs the model of `ahead`
+FEW = 10  # lower bound of the drafts for which a share is shown
+_HOPE = 0.0  # α that is assumed at depths without any draft
 Floats = NDArray[np.float64]
 
 
 class DepthFigures(NamedTuple):
-    """α at depths ``first`` to ``end`` - 1 of a run. reached: drafts at these depths."""
+    """The acceptance α at the depths ``first`` to ``end`` − 1 of a run.
+
+    reached: number of drafts at these depths.
+    """
 
     first: int
     end: int
@@ -44,14 +48,15 @@ class DepthFigures(NamedTuple):
 
     @property
     def reliable_acceptance(self) -> Estimate:
-        """α if enough drafts reached these depths, else an empty estimate."""
+        """The acceptance if at least `FEW` drafts reached these depths, else an empty estimate."""
         return self.acceptance if self.reached >= FEW else Estimate(None)
 
 
 class ExpectedSpeed(NamedTuple):
-    """Expected tokens/s at an RTT.
+    """The expected tokens/s at an RTT, with the faster of `ahead` and a protocol in rounds.
 
-    window: tokens a round; 0 under `ahead`. gain: ratio to the tokens/s of `stream`.
+    protocol: name of the faster protocol. window: draft tokens per round; 0 under `ahead`. gain:
+    ratio to the tokens/s of `stream`. ahead_per_s, rounds_per_s: tokens/s of either protocol.
     """
 
     rtt_s: float
@@ -65,7 +70,11 @@ class ExpectedSpeed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterEntry:
-    """A drafter to compare. agreed: agreement by prompt. draft_s: seconds a draft."""
+    """A drafter to compare.
+
+    draft_s: seconds per draft token. agreed: whether each token of an answer is drafted correctly,
+    bool [n], by prompt number.
+    """
 
     name: str
     size_bytes: int
@@ -75,13 +84,17 @@ class DrafterEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFigures:
-    """A drafter's figures. survival: S(k), the share of runs of k right drafts, by k."""
+    """The figures of a drafter.
+
+    survival: by k, S(k), the share of runs that begin with k right drafts. expected: expected speed
+    for each RTT.
+    """
 
     name: str
     size_bytes: int
     draft_s: float
     prompts: int
-    left_out: int  # prompts without room for their answers
+    left_out: int  # number of prompts that, with their answers, exceed the drafter's context
     tokens: int
     acceptance: Estimate
     by_depth: list[DepthFigures]
@@ -90,10 +103,10 @@ class DrafterFigures:
 
 
 class Rates(NamedTuple):
-    """A drafter's rates at an RTT, under its fastest protocol and window.
+    """A drafter's tokens/s at an RTT, with its fastest protocol and window.
 
-    best: tokens/s of every resample, f64 [1 + resamples]. ahead_per_s, rounds_per_s: tokens/s of
-    `ahead` and of rounds, over all prompts.
+    best: tokens/s in each resample, f64 [1 + resamples]; the first is over all prompts.
+    ahead_per_s, rounds_per_s: tokens/s of `ahead` and of the protocol in rounds, over all prompts.
     """
 
     rtt_s: float
@@ -105,7 +118,7 @@ class Rates(NamedTuple):
 
 
 class DrafterCounts:
-    """A drafter's counts by prompt."""
+    """The counts of a drafter's drafts, tokens and rounds, by prompt."""
 
     def __init__(self, entry: DrafterEntry, prompts: int, longest: int, in_rounds: str) -> None:
         self.entry = entry
@@ -120,7 +133,10 @@ class DrafterCounts:
             self._rounds[prompt] = [len(count_accepted(agreed, 1 + at)) for at in range(longest)]
 
     def rates(self, weights: Floats, rtt_s: float, target_s: Sequence[float]) -> Rates:
-        """Compute tokens/s at an RTT for each resample, with the protocol that is best overall."""
+        """Compute tokens/s at an RTT in each resample.
+
+        The protocol and window that are fastest over all prompts are used in every resample.
+        """
         draft_s = self.entry.draft_s
         reached, right = weights @ self._reached, weights @ self._right
         ahead = np.array(
@@ -135,7 +151,8 @@ class DrafterCounts:
                 for count, right_count in zip(reached, right, strict=True)
             ]
         )
-        # a resample may contain no answer of this drafter: then it accepts no draft
+        # A resample may contain no answer that fits this drafter. It then counts as one token per
+        # round.
         tokens = (weights @ self._tokens)[:, None] / np.maximum(weights @ self._rounds, 1.0)
         window, round_s = best_window(
             np.maximum(tokens[0], 1.0).tolist(), rtt_s=rtt_s, draft_s=draft_s, pass_s=target_s
@@ -156,17 +173,17 @@ class DrafterCounts:
     def figures(
         self, weights: Floats, rates_by_rtt: Sequence[Rates], target_s: Sequence[float]
     ) -> DrafterFigures:
-        """Compute all figures."""
+        """Compute all figures of the drafter."""
         entry = self.entry
         reached, right = weights @ self._reached, weights @ self._right
         with np.errstate(invalid="ignore", divide="ignore"):
-            hazards = right / reached  # [resamples, depths], NaN where nothing was seen
+            hazards = right / reached  # α, [resamples, depths]; NaN where no draft was counted
             overall = right.sum(axis=1) / reached.sum(axis=1)
             grouped = [
                 right[:, first:end].sum(axis=1) / reached[:, first:end].sum(axis=1)
                 for first, end in GROUPS
             ]
-        # no run passes a depth at which all runs ended, though deeper α are unknown (NaN)
+        # If all runs end at a depth, survival beyond it is 0, though α there is unknown (NaN).
         hazards[np.logical_or.accumulate(hazards == 0.0, axis=1)] = 0.0
         runs = np.array([survival(row) for row in hazards])
         return DrafterFigures(

@@ -1,6 +1,7 @@
-"""Draw plots in one style: one palette, no global state; legible at phone width.
+"""Draw plots in one style: one palette, no global state, legible at a phone's width.
 
-Modules that draw import matplotlib's names from here, so that its absence is one error.
+Modules that draw import matplotlib's names from here. So if matplotlib is not installed, the same
+error arises in all of them.
 """
 
 import warnings
@@ -35,9 +36,9 @@ __all__ = [
     "plot",
 ]
 
-INCHES = (4.8, 3.4)  # a figure fills a phone's width at about its natural size
+INCHES = (4.8, 3.4)  # width and height of a figure (inches); it fits a phone almost unscaled
 DPI = 200
-# distinguishable under the common colour blindnesses (Okabe and Ito, 2008), darkest first
+# Colours that the common colour blindnesses do not confuse (Okabe and Ito, 2008), darkest first
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _STYLE = {
@@ -59,10 +60,10 @@ _STYLE = {
 def plot(
     path: Path, title: str, xlabel: str, ylabel: str, inches: tuple[float, float] = INCHES
 ) -> Iterator[Axes]:
-    """Yield axes in Pilotfish's style; write the plot to ``path`` as a PNG afterwards.
+    """Yield axes in Pilotfish's style; on exit, write the plot to ``path`` as a PNG.
 
-    xlabel, ylabel: quantity and unit. The number of samples (n) goes into the title, or into the
-    labels of the lines if it differs between them.
+    xlabel, ylabel: quantity and unit. The title must state the number of samples (n). If n differs
+    between the lines, their labels state it instead.
     """
     with panels(path, title, xlabel, [ylabel], inches) as (axes,):
         yield axes
@@ -76,9 +77,9 @@ def panels(
     ylabels: Sequence[str],
     inches: tuple[float, float] = INCHES,
 ) -> Iterator[list[Axes]]:
-    """Like `plot`, with one axes for each of ``ylabels``, stacked.
+    """Yield stacked axes, one for each of ``ylabels``; otherwise do the same as `plot`.
 
-    xlabel: one label for a common x axis, or a label for each axes, which then has its own x axis.
+    xlabel: one label, if all axes share the x axis; otherwise a label for each.
     """
     with style.context(_STYLE):
         figure = Figure(figsize=inches, dpi=DPI)
@@ -97,5 +98,6 @@ def panels(
                 each.set_xlabel(label)
         yield axes
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # a run's name may be in any script
+            # a run's name may have letters that the font lacks
+            warnings.filterwarnings("ignore", "Glyph")
             figure.savefig(path)

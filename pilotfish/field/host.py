@@ -1,7 +1,7 @@
-"""Collect the facts of this machine that latency depends on.
+"""Collect the facts of this machine on which latency depends.
 
-In: /proc, /sys, /etc and /var below ``root``. Out: names and JSON values. A fact that this machine
-does not have, or shows only to privileged users, is absent.
+In: /proc, /sys, /etc and /var below ``root``. Out: JSON values by name. A fact is absent if this
+machine does not have it, or if only privileged users may read it.
 
 A Jetson's power mode is in ``/var/lib/nvpmodel/status`` ("pmode:0002"), its name in
 ``/etc/nvpmodel.conf`` ("< POWER_MODEL ID=2 NAME=MODE_30W >"); ``nvpmodel -q`` prints the same,
@@ -24,11 +24,11 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
 
 
 def facts(root: Path = _ROOT) -> dict[str, Any]:
-    """Collect the machine's facts.
+    """Return the machine's facts by name.
 
-    board, l4t (NVIDIA's release line), kernel, machine, cpu, cpus, cpu_quota (CPUs that the control
-    groups grant), memory_bytes, power_mode, governor, gpu, python, pilotfish, and packages: names
-    and versions.
+    The names are: board, l4t (NVIDIA's release line), kernel, machine, cpu, cpus, cpu_quota (number
+    of CPUs that the control groups grant), memory_bytes, power_mode, governor, gpu, python,
+    pilotfish, and packages (versions by name).
     """
     values = {
         "board": _board(root),
@@ -50,7 +50,10 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str | None:
-    """Read a small file; None where it is missing or empty. Device trees end in NUL."""
+    """Read a small file; return None if it is missing or empty.
+
+    A final NUL, as in files of a device tree, is removed.
+    """
     try:
         return path.read_bytes().decode(errors="replace").strip("\0 \n\t") or None
     except OSError:
@@ -63,7 +66,7 @@ def _first_line(path: Path) -> str | None:
 
 
 def _board(root: Path) -> str | None:
-    """Return the device tree's model, else the DMI product."""
+    """Return the board's name: the device tree's model, or else the DMI product name."""
     tree = _text(root / "proc/device-tree/model")
     if tree is not None:
         return tree
@@ -73,7 +76,7 @@ def _board(root: Path) -> str | None:
 
 
 def _cpu(root: Path) -> str | None:
-    """Return the first core's name, or its implementer and part number."""
+    """Return the name of the first core's model, or else its implementer and part number."""
     for line in (_text(root / "proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "CPU part"):
@@ -87,7 +90,7 @@ def _memory_bytes(root: Path) -> int | None:
 
 
 def _power_mode(root: Path) -> str | None:
-    """Return nvpmodel's mode by name, or by number where its table does not name it."""
+    """Return the name of nvpmodel's power mode, or its number if nvpmodel.conf has no name."""
     status = re.search(r"pmode:\s*(\d+)", _text(root / "var/lib/nvpmodel/status") or "")
     if status is None:
         return None
@@ -98,13 +101,13 @@ def _power_mode(root: Path) -> str | None:
 
 
 def _governor(root: Path) -> str | None:
-    """Return the governors of all cores, joined by commas if they differ."""
+    """Return the cores' frequency governor; if the cores differ, all governors, with commas."""
     cores = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     return ", ".join(sorted({name for core in cores if (name := _text(core))})) or None
 
 
 def _gpu(root: Path) -> str | None:
-    """Return the model of the first GPU, as NVIDIA's kernel driver names it."""
+    """Return the model of the first GPU, by the name that NVIDIA's kernel driver gives it."""
     for card in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
         match = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
         if match:

@@ -1,9 +1,10 @@
-"""List the cells that a run measures, in their order.
+"""List the cells that a run measures, in the order of measuring.
 
-In: the settings of a run. Out: its configurations, and the cells of its matrix in blocks. A block
-is one prompt and one repeat: every configuration answers it once, in the block's own random order.
-So drift during a run (a link that fades, a board that gets hot) and effects of one answer on the
-next fall on all configurations alike.
+In: the settings of a run. Out: its configurations, and the cells of its matrix in blocks.
+
+A block is one prompt and one repeat. Every configuration answers the prompt once, in a random order
+that differs between blocks. So all configurations suffer equally from drift during a run (the link
+fades, the board gets hot) and from the effect of one answer on the next.
 """
 
 import random
@@ -16,11 +17,11 @@ from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL, STREAM
 
-_WINDOWLESS = (STREAM, LOCAL, AUTO)  # `auto` chooses its window itself
+_WINDOWLESS = (STREAM, LOCAL, AUTO)  # protocols without a window option; `auto` chooses its window
 
 
 def configurations(settings: MatrixSettings) -> list[Configuration]:
-    """List protocols × windows; a protocol without a window, or that chooses it, stands once."""
+    """List every protocol with every window; list a protocol in `_WINDOWLESS` once."""
     listed = [
         Configuration(protocol, window)
         for protocol in settings.protocols
@@ -30,7 +31,7 @@ def configurations(settings: MatrixSettings) -> list[Configuration]:
 
 
 def cells(settings: MatrixSettings) -> Iterator[Cell]:
-    """List the matrix, block by block. The same settings give the same order."""
+    """Yield the cells of the matrix, block by block. The same settings give the same order."""
     for repeat in range(settings.repeat):
         for prompt in range(len(settings.prompts)):
             order = configurations(settings)
@@ -40,7 +41,7 @@ def cells(settings: MatrixSettings) -> Iterator[Cell]:
 
 
 def warm_up(settings: MatrixSettings) -> Iterator[Cell]:
-    """List the warm-up cells: every configuration answers one prompt a repeat."""
+    """Yield the warm-up cells: in each repeat, every configuration answers one prompt."""
     for repeat in range(settings.warm_up):
         prompt = repeat % len(settings.prompts)
         for configuration in configurations(settings):
@@ -48,17 +49,17 @@ def warm_up(settings: MatrixSettings) -> Iterator[Cell]:
 
 
 def remaining(settings: MatrixSettings, done: Collection[Cell]) -> list[Cell]:
-    """List the cells that are not measured yet."""
+    """List the cells that have not been measured yet. done: cells that have been measured."""
     return [cell for cell in cells(settings) if cell not in done]
 
 
 def needs_edge(settings: MatrixSettings) -> bool:
-    """Whether any protocol but `local` is measured."""
+    """Return whether the run needs an edge, because it measures a protocol other than `local`."""
     return any(protocol != LOCAL for protocol in settings.protocols)
 
 
 def check(settings: MatrixSettings) -> None:
-    """Raise `UnsupportedError` for a matrix that is empty, or that no device can measure."""
+    """Raise `UnsupportedError` if the matrix is empty, or if no device can measure it."""
     if not settings.prompts:
         raise UnsupportedError("There are no prompts to measure with.")
     if not settings.protocols or settings.repeat < 1:
@@ -77,7 +78,7 @@ def check(settings: MatrixSettings) -> None:
 
 
 def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
-    """Raise `UnsupportedError` or `TooLargeError` for a cell that this edge does not serve."""
+    """Raise `UnsupportedError` or `TooLargeError` if this edge cannot serve some cell."""
     for protocol, window in configurations(settings):
         if protocol not in (*edge.protocols, LOCAL, AUTO):
             raise UnsupportedError(
@@ -95,9 +96,10 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
 
 
 def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: int) -> None:
-    """Raise `PromptTooLongError`, with its number, for the first prompt that leaves no room.
+    """Raise `PromptTooLongError` for the first prompt that leaves no room for an answer.
 
-    count: function that counts a prompt's tokens; it may raise the same error.
+    The error has the prompt's number. count: function that returns a prompt's number of tokens; it
+    may raise the same error. context: largest number of tokens.
     """
     for number, prompt in enumerate(prompts, 1):
         try:

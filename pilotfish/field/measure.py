@@ -1,10 +1,13 @@
 """The measuring loop: answer every cell of the matrix once, and record each round.
 
-In: a device, a recorder, the settings of a run. Out: the answers, each when it is finished.
+In: a device, a recorder, the settings of a run. Out: each answer when it is finished.
 
-Every answer starts cold: before it, both ends drop the cache of the last answer, which often shared
-its prompt. Time spent writing the run file is subtracted from first_token_s, total_s and at_s; no
-stage contains it. Under `stream` nothing is subtracted: tokens arrive while the file is written.
+Before each answer both ends drop the cache of the last answer, which often had the same prompt. So
+every answer starts with cold caches.
+
+The time that is spent writing the run file is subtracted from first_token_s, total_s and at_s; no
+stage contains this time. Under `stream` it is not subtracted, because tokens arrive while the file
+is being written.
 """
 
 import time
@@ -44,7 +47,7 @@ _PASSING = (
 
 
 class MeasureSettings(Struct, frozen=True, kw_only=True):
-    """Options of ``pilotfish field measure`` besides the matrix (`field.run.MatrixSettings`)."""
+    """Options of ``pilotfish field measure``, except the matrix (`field.run.MatrixSettings`)."""
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
     resume: Annotated[bool, setting("go on with the run file, if it exists")] = False
@@ -87,8 +90,9 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
 class RoundLog:
     """Writes a device's rounds to the run file; pass it to `Device` as ``on_round``.
 
-    recording_s: seconds of the current answer spent on recording. first_token_s, total_s: seconds
-    since the answer began, without recording.
+    recording_s: seconds spent on recording since the answer began. first_token_s: seconds from the
+    answer's begin to its first round. total_s: seconds from its begin to its end. The last two do
+    not include the time for recording.
     """
 
     def __init__(self) -> None:
@@ -102,7 +106,7 @@ class RoundLog:
 
     @contextmanager
     def assign(self, recorder: Recorder, answer: int) -> Iterator[None]:
-        """Assign rounds to this answer within the block, to no answer outside it."""
+        """Assign the rounds inside the ``with`` block to this answer; ignore all other rounds."""
         self._recorder, self._answer, self._number = recorder, answer, 0
         self.recording_s = self.first_token_s = 0.0
         self._begun_s = time.monotonic()
@@ -113,7 +117,7 @@ class RoundLog:
             self._recorder = None
 
     def __call__(self, round_: Round) -> None:
-        """Record a complete round."""
+        """Record a complete round, if an answer is assigned."""
         if self._recorder is None:
             return
         now_s = time.monotonic()
@@ -126,7 +130,10 @@ class RoundLog:
 
 
 class Measurement:
-    """Measures one device into one file. notify: callback for a sentence on each wait or fault."""
+    """Measures a device, and records its answers in a run file.
+
+    notify: callback with a sentence about each error that is followed by another attempt.
+    """
 
     def __init__(
         self,
@@ -149,10 +156,10 @@ class Measurement:
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
     def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
-        """Answer these cells; yield each answer, without its rounds, when it is in the file.
+        """Answer these cells; yield each answer, without its rounds, when it has been recorded.
 
-        If the edge is lost, retry with growing pauses for patience_s, then raise the error. The
-        interrupted answer stays in the file, unfinished.
+        If the edge is lost, retry for patience_s seconds with growing pauses, then raise the error.
+        The file keeps the interrupted answer, marked as unfinished.
         """
         for cell in cells:
             yield self._answer_with_retries(cell, warm_up)
@@ -195,7 +202,7 @@ class Measurement:
             with Meter(self._rails) as meter, log.assign(recorder, answer_id):
                 generation = self._device.generate(question, **_options(settings, answer))
         except BaseException as error:
-            with suppress(OSError):  # the disk may be what failed
+            with suppress(OSError):  # the error may be a failing disk, so this write may fail, too
                 recorder.end(answer_id, error=str(error) or type(error).__name__)
             raise
         columns = _columns(generation, log) | {"energy_j": meter.joules}
@@ -203,7 +210,7 @@ class Measurement:
         return Answer(**{**vars(answer), **columns, "id": answer_id, "finished": True})
 
     def _clear_caches(self, prompt: Prompt) -> None:
-        """Clear the caches of both ends: generate one token after another prompt."""
+        """Clear the caches of both ends, by generating one token after a different prompt."""
         other = (int(prompt.ids[0]) + 1) % self._device.tokenizer.vocab_size
         protocol = LOCAL if self._device.welcome is None else STREAM
         self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
@@ -222,7 +229,7 @@ def _options(settings: MatrixSettings, answer: Answer) -> Options:
 
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
-    """Return the fields of `Answer` that generation and log determine."""
+    """Return the fields of `Answer` that a generation and its log determine, by name."""
     windows = [round_.window for round_ in generation.rounds]
     return {
         "protocol_used": generation.protocol,

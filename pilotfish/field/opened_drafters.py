@@ -1,7 +1,7 @@
 """Open the drafters of a comparison, read the target's answers with them, and time them.
 
-In:  names of drafters, the target's vocabulary, its answers. Out: each drafter's agreement with the
-     answers, and its seconds a draft.
+In:  names of drafters, the target's vocabulary, the target's answers. Out: each drafter's agreement
+     with the answers, and its seconds per draft token.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Progress = Callable[[str, int, "int | None"], None]
 
-_RUN = 8  # consecutive drafts that are timed, at most
+_RUN = 8  # largest number of consecutive drafts that are timed
 
 
 @dataclass(kw_only=True)
 class Contender:
-    """A drafter and its pair.
+    """An opened drafter and its pair with the target.
 
-    agreed: agreement by prompt; a prompt too long for the drafter is missing. name: the last parts
-    of its path, as many as make it unique.
+    name: last parts of the drafter's path, as many as make the name unique. agreed: whether each
+    token of an answer is drafted correctly, by prompt number, without prompts that exceed the
+    drafter's context.
     """
 
     name: str
@@ -46,21 +47,24 @@ class Contender:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the artifact's files; 0 without an artifact."""
+        """The size of the artifact's files in bytes; 0 for a drafter without an artifact."""
         artifact = self.source.artifact
         if artifact is None:
             return 0
         return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
 
     def prompt(self, request: AnswerRequest, prompt: int) -> Prompt:
-        """Tokenise a prompt with this pair."""
+        """Tokenise a prompt of the request with this pair. prompt: number of the prompt."""
         return self.pair.prompt(request.prompts[prompt])
 
 
 def open_contenders(
     names: Sequence[str], target: Vocabulary, engine: EngineSettings
 ) -> list[Contender]:
-    """Open drafters, sorted by size; all are in memory at once, so that timing can alternate."""
+    """Open drafters and sort them by size.
+
+    All drafters stay in memory, so that their timing can alternate.
+    """
     contenders = [
         _open(name, source, target, engine)
         for name, source in zip(_shorten_names(names), open_sources(names), strict=True)
@@ -88,7 +92,7 @@ def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
 
 
 def _shorten_names(names: Sequence[str]) -> list[str]:
-    """Shorten different paths to their last parts."""
+    """Shorten paths to as many of their last parts as keep them different."""
     parts = [Path(name).resolve().parts for name in names]
     for count in range(1, max(map(len, parts))):
         short = ["/".join(part[-count:]) for part in parts]
@@ -100,9 +104,10 @@ def _shorten_names(names: Sequence[str]) -> list[str]:
 def read_answers(
     contenders: Sequence[Contender], request: AnswerRequest, answers: Sequence[TargetAnswer]
 ) -> Iterator[None]:
-    """Read each answer with each drafter; set its ``agreed``, and yield after each reading.
+    """Read each answer with each drafter; add the result to the drafter's ``agreed``.
 
-    A prompt and answer that exceed a drafter's context get no entry in its ``agreed``.
+    Yields after each reading, for progress. If prompt and answer exceed a drafter's context, its
+    ``agreed`` gets no entry for this prompt.
     """
     for answer in answers:
         for contender in contenders:
@@ -128,10 +133,11 @@ def measure_draft_s(
     answers: Sequence[TargetAnswer],
     progress: Progress = lambda label, done, total: None,
 ) -> list[float]:
-    """Measure each drafter's seconds a draft, in turns, all after the same answer.
+    """Measure each drafter's seconds per draft token; the drafters take turns.
 
-    The answer is that of median length among those that fit all drafters. If none fits all, each
-    drafter takes its own; a drafter that fits no answer drafts after one token.
+    All drafters draft at the end of the same answer: among the answers that fit the context of all
+    drafters, the one of median length. If no answer fits all drafters, each drafter uses the median
+    of the answers that fit it. A drafter that no answer fits drafts after a single token.
     """
     tokens_by_prompt = {answer.prompt: answer.tokens for answer in answers}
     common = set.intersection(*(set(contender.agreed) for contender in contenders))
@@ -154,9 +160,9 @@ def measure_draft_s(
 
 
 def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
-    """Return a function that makes one more draft and returns its seconds.
+    """Return a function that makes the next draft and returns the seconds it took.
 
-    The drafts replace the answer's last tokens, so that they fit the context.
+    The drafts take the places of the answer's last tokens, so that they fit the context.
     """
     drafter.start(prompt)
     count = min(_RUN, max(1, len(answer)))

@@ -1,4 +1,4 @@
-"""Read the prompts of a run: from a file, or the built-in ones."""
+"""Read a run's prompts from a file; the built-in prompts are the default."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import reading_file
 
-# short and long answers, prose and code: some are easy to draft, others are not
+# Prompts with short and long answers, in prose and code. Some are easy to draft, others are hard.
 BUILT_IN = (
     "Why is the sky blue?",
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -18,18 +18,18 @@ BUILT_IN = (
 )
 _KEYS = ("prompt", "question")
 _MESSAGES = "messages"
-Question: TypeAlias = "str | list[dict[str, Any]]"  # a text, or messages up to a user's
+Question: TypeAlias = "str | list[dict[str, Any]]"  # a text, or messages that end with a user's
 
 
 class PromptLine(NamedTuple):
-    """A line of a file of prompts. content: its text, or its JSON object."""
+    """A line of a file with prompts. content: the line's text, or its JSON object."""
 
     number: int
     content: str | dict[str, Any]
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Read the prompts of a file: one a line, or JSON lines with ``prompt`` or ``question``.
+    """Read a file of prompts: texts, one a line, or JSON lines with ``prompt`` or ``question``.
 
     Raises `UnsupportedError`, which names the fault and its line.
     """
@@ -40,28 +40,29 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:
-    """Read the prompts of a file as `read_prompts` does; JSON lines may also have ``messages``.
+    """Read a file of prompts like `read_prompts`; JSON lines may also have ``messages``.
 
-    Messages after the last user's message are dropped.
+    Messages after the user's last message are dropped.
     """
     return tuple(question_of(path, line) for line in read_lines(path))
 
 
 def read_lines(path: Path) -> list[PromptLine]:
-    """Read the non-empty lines: as JSON objects if the first begins with ``{``, else as texts.
+    """Read the lines of a file that are not empty.
 
-    Raises `UnsupportedError`, which names the fault and its line.
+    If the first line begins with ``{``, all lines are JSON objects; otherwise all are texts. Raises
+    `UnsupportedError`, which names the fault and its line.
     """
     with reading_file(
         lambda problem: UnsupportedError(f"The prompts in {path} cannot be read: {problem}.")
     ):
         try:
-            # split at line feeds alone: JSON strings may contain Unicode's other line ends
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     if "\0" in text:
         raise UnsupportedError(f"{path} is no text: it has bytes of value 0.")
+    # not `splitlines`: a JSON string may contain Unicode's other line ends
     lines = enumerate(text.split("\n"), 1)
     numbered = [PromptLine(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
@@ -84,7 +85,7 @@ def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def text_of(path: Path, line: PromptLine, expected_keys: Sequence[str] = _KEYS) -> str:
-    """Return the text of a JSON line. expected_keys: keys that the error message names."""
+    """Return the prompt's text in a line. expected_keys: keys that the error message names."""
     assert isinstance(line.content, dict)
     text = next((line.content[key] for key in _KEYS if key in line.content), None)
     if not isinstance(text, str) or not text.strip():
@@ -95,7 +96,7 @@ def text_of(path: Path, line: PromptLine, expected_keys: Sequence[str] = _KEYS) 
 
 
 def question_of(path: Path, line: PromptLine) -> Question:
-    """Return the text or the messages of a line."""
+    """Return the prompt's text or messages in a line."""
     if isinstance(line.content, str):
         return line.content
     if _MESSAGES not in line.content:
@@ -126,5 +127,5 @@ def question_of(path: Path, line: PromptLine) -> Question:
 def _expect_encodable(path: Path, number: int, text: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair
+    except UnicodeEncodeError as error:  # the text has half a surrogate pair
         raise UnsupportedError(f"{path}, line {number} is no text: {error}.") from error

@@ -1,15 +1,15 @@
 """Write a run file: every round is on the disk before the next one begins.
 
-In: the facts of a run, the begin and end of each answer, its rounds as they happen. Out: the SQLite
-database that `field.run` reads.
+In: the facts of a run; begin, rounds and end of each answer. Out: the SQLite database that
+`field.run` reads.
 
-Each round is one transaction in WAL mode with ``synchronous=FULL``, so that a kill or a power cut
-loses only the running round. `stream` is the exception: its tokens arrive faster than some disks
-sync, and waiting for the disk would slow the measurement. Its rounds go to the operating system one
-by one, where a kill cannot reach them, and to the disk at the end of the answer. After each answer
-the log is folded into the file; a closed run is one file.
+Each round is one transaction in WAL mode with ``synchronous=FULL``. So a kill or a power cut loses
+only the current round. The rounds of `stream` are an exception, because its tokens arrive faster
+than some disks can sync. The operating system gets each round at once, so a kill does not lose it;
+the disk gets all rounds when the answer ends. After each answer SQLite's log is merged into the
+database. So a closed run is a single file.
 
-An advisory lock admits one writer at a time; it ends with the writer's process.
+An advisory lock admits one writer at a time. The lock ends with the writer's process.
 """
 
 import fcntl
@@ -43,9 +43,9 @@ from pilotfish.wire.protocols import STREAM, counters
 
 
 class Recorder:
-    """A run file, opened for writing by `create` or `resume`. Not thread-safe.
+    """A run file that is open for writing; `create` or `resume` opens it. Not thread-safe.
 
-    A failed write raises an `OSError` that names the file.
+    A failed write raises an `OSError`, which names the file.
     """
 
     def __init__(self, path: Path, lock: int, database: sqlite3.Connection) -> None:
@@ -55,14 +55,15 @@ class Recorder:
 
     @classmethod
     def create(cls, path: Path, facts: Facts) -> "Recorder":
-        """Create a file with these facts; raise `RunFileError` if the file has a run already."""
+        """Create a run file with these facts; raise `RunFileError` if the file has a run."""
         expect_unused(path)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)  # SQLite gives its logs the same mode
+        # SQLite gives its log files the same permissions as this file.
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
         try:
             _lock(path, lock)
             database = _open(path)
-            # Tables and facts appear together, before the log begins: after a kill in between, the
-            # file is empty again, as `has_begun` finds.
+            # One transaction writes tables and facts, before WAL mode begins. If a kill interrupts
+            # it, `has_begun` rolls it back, and the file is empty again.
             database.executescript(f"BEGIN; {creation_sql()}")
             with database:
                 database.executemany("INSERT INTO facts VALUES (?, ?)", _encode(facts).items())
@@ -77,8 +78,8 @@ class Recorder:
 
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
-        """Open an existing file; raise `RunFileError` if it is no run, or has a writer."""
-        has_begun(path)  # it rolls a journal back, which may restore another schema
+        """Open an existing run file; raise `RunFileError` if it is no run or has a writer."""
+        has_begun(path)  # rolls a journal back; this may change the schema, so it comes first
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)
         try:
@@ -94,13 +95,13 @@ class Recorder:
         return cls(path, lock, database)
 
     def add_start(self, starts: Sequence[Start]) -> None:
-        """Record that measuring began (again)."""
+        """Record all starts of the measurement, including a new one."""
         with self._writing() as database:
             value = _json(starts)
             database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
 
     def finished_cells(self) -> set[Cell]:
-        """Return the cells of the matrix that are measured."""
+        """Return the cells of the matrix that have a finished answer."""
         with reporting_damage(self.path):
             rows = self._database.execute(
                 "SELECT protocol, window, prompt, repeat FROM answers "
@@ -109,7 +110,7 @@ class Recorder:
         return {Cell(Configuration(row[0], row[1]), row[2], row[3]) for row in rows}
 
     def begin(self, answer: Answer) -> int:
-        """Record the begin of an answer; return the id for its rounds and its end."""
+        """Record the begin of an answer; return its id, which `add_round` and `end` need."""
         columns = ("protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed")
         values = [getattr(answer, name) for name in (*columns, "started_unix_s")]
         with self._writing() as database:
@@ -122,7 +123,10 @@ class Recorder:
         return cursor.lastrowid
 
     def add_round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
-        """Record a round that both ends have committed."""
+        """Record a round that both ends have committed.
+
+        answer: the answer's id. number: the round's number in the answer. at_s: see `Answer`.
+        """
         values = (
             answer,
             number,
@@ -143,18 +147,18 @@ class Recorder:
             database.execute(insert, values)
 
     def end(self, answer: int, **columns: Any) -> None:
-        """Record that the answer is complete, or its ``error``; columns: fields of `Answer`."""
+        """Record the end of an answer. columns: fields of `Answer`, among them ``error``."""
         values = [_column(value) for value in columns.values()]
         with self._writing() as database:
             database.execute(
                 f"UPDATE answers SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
                 (*values, answer),
             )
-        with self._naming_file():  # folds the log into the file
+        with self._naming_file():  # merges SQLite's log into the database
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Close the file; if it has no readers, fold its log into it."""
+        """Close the file; if it has no readers, merge SQLite's log into it."""
         try:
             with suppress(sqlite3.OperationalError):
                 self._database.execute("PRAGMA journal_mode = DELETE")
@@ -175,7 +179,7 @@ class Recorder:
 
     @contextmanager
     def _writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run a transaction. sync: write it to the disk, not only to the operating system."""
+        """Run a transaction. sync: whether to wait until the disk has it."""
         with self._naming_file():
             self._database.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             with self._database:
@@ -190,19 +194,19 @@ class Recorder:
 
 
 def has_begun(path: Path) -> bool:
-    """Whether the file has a run; a file whose creation was cut off is empty."""
+    """Return whether the file has a run; roll back a creation that was interrupted."""
     if not path.exists():
         return False
     if path.is_dir():
         raise RunFileError(f"{path} is a folder: name a file in it.")
     if path.with_name(path.name + "-journal").exists():
         with reporting_damage(path):
-            _open(path).close()  # rolls back what was not committed
+            _open(path).close()  # SQLite rolls back the interrupted transaction
     return path.stat().st_size > 0
 
 
 def expect_unused(path: Path) -> None:
-    """Raise `RunFileError` if the file has a run already."""
+    """Raise `RunFileError` if the file has a run."""
     if has_begun(path):
         raise RunFileError(f"{path} exists: go on with it by --resume, or name another file.")
 
@@ -226,7 +230,7 @@ def _lock(path: Path, file: int) -> None:
 
 
 def _later_values(round_: Round) -> Iterator[Any]:
-    """Yield the values of the columns that formats after the first added, in their order."""
+    """Yield a round's values of the columns that formats 2 and later added, in column order."""
     known_counters = counters()
     other_notes = {
         name: value
@@ -240,12 +244,12 @@ def _later_values(round_: Round) -> Iterator[Any]:
 
 
 def _encode(facts: Facts) -> dict[str, str]:
-    """Encode every fact as name and JSON value."""
+    """Encode every fact as JSON; return the values by name."""
     return {name: _json(getattr(facts, name)) for name in facts.__dataclass_fields__}
 
 
 def _column(value: Any) -> Any:
-    """Convert a value for SQLite: structures become JSON."""
+    """Convert a value to a type of SQLite: None, numbers and texts stay, all else becomes JSON."""
     return value if value is None or isinstance(value, int | float | str) else _json(value)
 
 

@@ -1,12 +1,12 @@
-"""Replay recorded rounds over another link, or on other machines, by the cost model.
+"""Replay recorded rounds over a different link, or with different pass times, by the cost model.
 
-In: measured rounds, a link, and compute times that replace the recorded ones. Out: modelled, not
-measured, seconds.
+In: measured rounds, a link, and pass times that replace the recorded ones. Out: modelled (not
+measured) seconds.
 
-Each round keeps its drafts, accepted tokens and bytes. Its time is that of `speculation.latency`:
-T = draft + encode + T_comm + queue + verify + settle, where T_comm follows from the round's bytes
-and exchanges over the other link. Bytes are frames as handed to ZeroMQ, without the overhead of
-encryption and TCP.
+Each round keeps its drafts, accepted tokens and bytes. Its time is T = draft + encode + T_comm +
+queue + verify + settle (`speculation.latency`). T_comm is computed from the round's bytes and
+exchanges and from the link. Bytes are the sizes of the frames that are handed to ZeroMQ, without
+the overhead of encryption and TCP.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,11 +28,12 @@ def replay_token_s(
     draft_s: float | None = None,
     verify_s: float | None = None,
 ) -> float:
-    """Compute seconds per committed token of one answer's rounds over ``link``.
+    """Compute the seconds per committed token of one answer's rounds over ``link``.
 
-    draft_s: seconds of a drafter's pass: one token of a chain, or one level of a tree. verify_s:
-    seconds of a target's pass. None: as recorded. Under `stream` a token takes verify_s, or the
-    recorded mean without the link; its one RTT is spread over the tokens.
+    draft_s: seconds of a drafter's pass, which drafts one token of a chain or one level of a tree.
+    verify_s: seconds of a target's pass. For None, the recorded times are used. Under `stream` a
+    token takes verify_s (or the recorded mean without the link), and the answer's single RTT is
+    divided among its tokens.
     """
     tokens = sum(len(round_.tokens) for round_ in rounds)
     if tokens == 0:
@@ -48,7 +49,7 @@ def replay_token_s(
 def round_s(
     round_: Round, link: Link, draft_s: float | None = None, verify_s: float | None = None
 ) -> float:
-    """Compute seconds of one round of a speculative protocol or of `local` over ``link``."""
+    """Compute the seconds of one round over ``link``; its protocol must not be `stream`."""
     timings = round_.timings
     draft = timings.draft if draft_s is None else draft_s * _passes(round_)
     if round_.protocol == LOCAL:
@@ -60,9 +61,10 @@ def round_s(
 
 
 def _passes(round_: Round) -> int:
-    """Count the drafter's passes in a round: one a level; one for a token of `local`.
+    """Return the number of the drafter's passes in a round.
 
-    A protocol that sends the last token's state with the window (`wisv-full`) takes one more.
+    Each level of drafts takes one pass; a token of `local` takes one pass. A protocol that sends
+    the last token's state with the window (`wisv-full`) takes one more.
     """
     if round_.protocol == LOCAL:
         return 1
@@ -77,9 +79,9 @@ def _link_s(round_: Round) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Seconds per committed token of one (protocol, window), medians over n answers.
+    """The seconds per committed token of one (protocol, window), as medians over n answers.
 
-    modelled_s: [links].
+    modelled_s: modelled seconds for each link, [links].
     """
 
     configuration: Configuration
@@ -94,11 +96,11 @@ def replay(
     draft_s: float | None = None,
     verify_s: float | None = None,
 ) -> list[Replay]:
-    """Replay the steady rounds of every (protocol, window) of a run over each link.
+    """Replay the steady rounds of each (protocol, window) of a run over each link.
 
-    An answer under ``auto`` counts for the configuration that it chose: over another link ``auto``
-    would choose anew. Answers under `ahead` are left out (`replayable`), and so are answers of one
-    round. Raises `RunFileError` if no answer is left.
+    An answer under ``auto`` counts for the configuration that ``auto`` chose, since on another link
+    it might choose differently. Answers under `ahead` (`replayable`) and answers with one round are
+    skipped. Raises `RunFileError` if no answer remains.
     """
     groups: dict[Configuration, list[Answer]] = {}
     for answer in filter(replayable, answers):
@@ -127,16 +129,20 @@ def replay(
 
 
 def replayable(answer: Answer) -> bool:
-    """Whether the link changes only the time of an answer's rounds, not their content.
+    """Return whether a different link would change only the time of an answer's rounds.
 
-    Under `ahead` the link decides which drafts arrive in time for a pass: measure it instead.
+    Under `ahead` it would also change their content, because the link determines which drafts
+    arrive in time for a pass. So `ahead` must be measured, not replayed.
     """
     protocol = _configuration_used(answer).protocol
     return protocol == STREAM or not streams(protocol)
 
 
 def fastest(replays: Sequence[Replay], link: int) -> Replay:
-    """Return the fastest replay over this link; a lossy one only if all are lossy."""
+    """Return the fastest replay over a link; skip lossy protocols, unless all are lossy.
+
+    link: index of the link.
+    """
     lossless_replays = [
         candidate for candidate in replays if lossless(candidate.configuration.protocol)
     ]

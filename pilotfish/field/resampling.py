@@ -1,10 +1,10 @@
-"""Compute intervals over prompts by a percentile bootstrap (Efron 1979).
+"""Compute confidence intervals by a percentile bootstrap over prompts (Efron 1979).
 
 In:  a number of prompts; a figure for every resample. Out: the weight of each prompt in each
      resample; the figure with its 95 % interval.
 
-The tokens of one answer depend on each other, answers to different prompts do not. So a resample
-draws whole prompts, the same ones for all drafters that are compared.
+The tokens of one answer depend on each other, but answers to different prompts do not. So a
+resample draws whole prompts, and the same prompts for all drafters that are compared.
 """
 
 from typing import NamedTuple
@@ -17,12 +17,15 @@ from pilotfish.field.report.statistics import LEVEL
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
-FEWEST = 3  # prompts; fewer give no interval
-_SEED = 0  # the same answers give the same figures
+FEWEST = 3  # lower bound of the prompts for which an interval is computed
+_SEED = 0  # seed of the resamples; it is fixed, so that the same answers give the same figures
 
 
 class Estimate(NamedTuple):
-    """A figure and its interval. low, high: None without an interval. value: None without data."""
+    """A figure and its 95 % interval from ``low`` to ``high``.
+
+    value: None if there were no data. low, high: None if there is no interval.
+    """
 
     value: float | None
     low: float | None = None
@@ -30,7 +33,10 @@ class Estimate(NamedTuple):
 
 
 def resample_weights(prompts: int) -> Floats:
-    """Return the prompts' weights, f64 [1 + resamples, prompts]; the first row is all ones."""
+    """Draw the prompts' weights in each resample, f64 [1 + resamples, prompts].
+
+    A weight is how often the resample has the prompt. The first row, all ones, is the original.
+    """
     every = np.ones((1, prompts))
     if prompts < FEWEST:
         return every
@@ -40,9 +46,9 @@ def resample_weights(prompts: int) -> Floats:
 
 
 def estimate(values: Floats) -> Estimate:
-    """Estimate a figure from its values f64 [1 + resamples]; the first is over all prompts.
+    """Estimate a figure from its values in all resamples.
 
-    NaN: the resample had no data.
+    values: f64 [1 + resamples]; the first is over all prompts; NaN if the resample had no data.
     """
     first = float(values[0])
     if np.isnan(first):

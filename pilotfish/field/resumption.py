@@ -1,7 +1,7 @@
-"""Check that a run is resumed with the settings and the pair that it began with.
+"""Check that a run is resumed with the same settings and the same pair of models.
 
-In: a run's facts, and the present request, drafter and target. Out: nothing, or a `RunFileError`
-that names the difference. Drafter and keys may have moved; the drafter must be the same.
+In: a run's facts; the requested settings, drafter and target. Out: nothing, or a `RunFileError`
+that names the difference. The paths of drafter and keys may differ, but not the drafter itself.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from pilotfish.field.run import Facts
 
 
 def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any]) -> None:
-    """Raise `RunFileError` for a requested setting that differs from the run's.
+    """Raise `RunFileError` if a requested setting differs from the run's.
 
-    requested: values by name: settings, protocols' options, ``edge`` and ``note``.
+    requested: values by name, for settings, protocols' options, ``edge`` and ``note``.
     """
     settings = facts.settings
     original = {
@@ -42,7 +42,7 @@ def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any])
 
 
 def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
-    """Check that drafter and target are those that the run began with."""
+    """Raise `RunFileError` if the drafter or the target differs from the run's."""
     for role, original, model in (
         ("drafter", before.drafter, now.drafter),
         ("target", before.target, now.target),
@@ -59,7 +59,7 @@ def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Describe how the host has changed since the run began; None if it has not."""
+    """Describe the host's changes since the run began; return None if it has not changed."""
     changed = [
         f"{name} {_format_value(before.get(name))} → {_format_value(now.get(name))}"
         for name in sorted({*before, *now})

@@ -2,9 +2,9 @@
 
 In: a path. Out: the run's facts and its answers, each with its rounds.
 
-`docs/field.md` lists the tables; `field/recording.py` writes them. A file may have been cut off at
-any moment (only ``finished`` answers count) and may come from anywhere, so every value is checked.
-Every fault of a file raises `RunFileError`.
+`docs/field.md` lists the tables; `field/recording.py` writes them. Writing may have stopped at any
+moment, so only ``finished`` answers count. The file may come from anywhere, so every value is
+checked. Every fault in a file raises `RunFileError`.
 """
 
 import sqlite3
@@ -36,7 +36,10 @@ _MOST_REPEATS = 10_000
 
 
 class Configuration(NamedTuple):
-    """A protocol and its window; None where a protocol has none (stream, local, auto)."""
+    """A protocol and its window.
+
+    window: draft tokens, or None under stream, local and auto.
+    """
 
     protocol: str
     window: WindowSetting | None
@@ -46,7 +49,7 @@ class Configuration(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a run's matrix. prompt: index into the prompts. repeat: number from 0."""
+    """A cell of a run's matrix. prompt: index of the prompt. repeat: number, counted from 0."""
 
     configuration: Configuration
     prompt: int
@@ -56,8 +59,8 @@ class Cell(NamedTuple):
 class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
     """The matrix of a run: protocols × windows × prompts × repeats.
 
-    seed: also decides the order of the configurations. options: the protocols' own options that
-    differ from their defaults. provider, threads: how the drafter is run.
+    seed: seed of the answers and of the configurations' order. options: options of the protocols
+    that differ from their defaults. provider, threads: provider and CPU threads of the drafter.
     """
 
     prompts: tuple[str, ...]
@@ -85,17 +88,17 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of `field measure` (the first, or a resumption) and the host's facts then."""
+    """One start of `field measure`: the first, or a resumption. host: the host's facts then."""
 
     unix_s: float
-    host: dict[str, Any]  # see `field.host.facts`
+    host: dict[str, Any]  # result of `field.host.facts`
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model as its manifest describes it, or for a target its edge.
+    """The description of a model, from its manifest, or from the edge that serves it.
 
-    digest: hash of the artifact's files, its first 16 hex digits.
+    digest: first 16 hex digits of the hash of the artifact's files.
     """
 
     name: str
@@ -105,14 +108,14 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts of a whole run. energy: rails of the power sensor; None without a sensor."""
+    """The facts of a whole run. energy: rails of the power sensor; None without a sensor."""
 
-    software: str  # "pilotfish 0.2.0"
+    software: str  # name and version, for example "pilotfish 0.2.0"
     settings: MatrixSettings
     starts: tuple[Start, ...]
     drafter: Model
-    target: Model | None  # None when only `local` was measured
-    edge: str | None  # tcp://host:port
+    target: Model | None  # None if only `local` was measured
+    edge: str | None  # address of the edge, tcp://host:port; None if the run had no edge
     edge_software: str | None
     draft_path: str
     keys_path: str | None
@@ -121,18 +124,19 @@ class Facts:
 
     @property
     def host(self) -> dict[str, Any]:
-        """The host's facts when the run began."""
+        """The host's facts at the first start."""
         return self.starts[0].host
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer of the matrix. Times exclude the time spent on recording.
+    """One answer of the matrix. Its times do not include the time for recording.
 
-    protocol, window: as requested. protocol_used, window_used: as carried out (under ``auto``).
-    link, choice: as of the answer's begin. at_s[i]: when round i was committed, seconds since the
-    answer began; the first round includes reading the prompt, since every answer starts with cold
-    caches. recording_s: seconds spent on the run file between rounds.
+    protocol, window: the requested configuration. protocol_used, window_used: the configuration
+    that was used; under ``auto`` it differs from the requested one. link: state of the link when
+    the answer began. choice: choice of ``auto`` when the answer began. at_s[i]: seconds from the
+    answer's begin to the commit of round i. The first round includes reading the prompt, because
+    every answer starts with cold caches. recording_s: seconds spent writing the run file.
     """
 
     id: int
@@ -145,7 +149,7 @@ class Answer:
     seed: int
     started_unix_s: float
     finished: bool
-    error: str | None = None  # why it is not finished, if that could be recorded
+    error: str | None = None  # message of the error that ended it, if it could be recorded
     protocol_used: str | None = None
     window_used: WindowSetting | None = None
     prompt_tokens: int = 0
@@ -165,22 +169,22 @@ class Answer:
 
     @property
     def configuration(self) -> Configuration:
-        """The requested protocol and window."""
+        """The requested configuration."""
         return Configuration(self.protocol, self.window)
 
     @property
     def cell(self) -> Cell:
-        """The answer's cell of the matrix."""
+        """The cell of the matrix to which the answer belongs."""
         return Cell(self.configuration, self.prompt, self.repeat)
 
     @property
     def acceptance(self) -> float:
-        """α of its rounds; see `device_runtime.record.acceptance`."""
+        """The acceptance α of the answer's rounds (`device_runtime.record.acceptance`)."""
         return acceptance(self.rounds)
 
     @property
     def token_s(self) -> float:
-        """Seconds per committed token, including reading the prompt; 0 without tokens."""
+        """The seconds per committed token, including reading the prompt; 0 without tokens."""
         return self.total_s / self.tokens if self.tokens else 0.0
 
 
@@ -194,7 +198,7 @@ _ROUND_COLUMNS = (
 
 
 class Run:
-    """A run file, opened for reading, possibly while it is being written."""
+    """A run file that is open for reading. `field measure` may still be writing it."""
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
@@ -205,7 +209,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
-        """Open and check a file; raise `RunFileError`, which names the fault."""
+        """Open and check a run file; raise `RunFileError`, which names the fault."""
         path = Path(path)
         database = open_read_only(path)
         try:
@@ -215,9 +219,9 @@ class Run:
             raise
 
     def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
-        """Yield the answers in the order of their begin, each with its rounds.
+        """Yield the answers in the order in which they began, each with its rounds.
 
-        warm_up: include warm-up answers. finished: leave unfinished answers out.
+        warm_up: whether to include warm-up answers. finished: whether to skip unfinished answers.
         """
         condition = "(finished OR ?) AND (NOT warm_up OR ?)"
         with reporting_damage(self.path):
@@ -236,7 +240,7 @@ class Run:
         for name in ("link", "choice"):
             if values[name] is not None:
                 values[name] = msgspec.json.decode(values[name])
-        # columns that an unfinished answer lacks have the dataclass's defaults
+        # An unfinished answer lacks some columns; their fields have the dataclass's defaults.
         known = {name: value for name, value in values.items() if value is not None}
         answer = msgspec.convert({"window": None, **known}, Answer)
         for columns in self._database.execute(
@@ -278,7 +282,7 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
 
 
 def _gather_options(settings: dict[str, Any]) -> None:
-    """Move the protocols' own options, which formats before 4 kept among the other settings."""
+    """Move the protocols' options into ``options``; formats before 4 stored them in settings."""
     option_names = [name for kind in option_types() for name in kind.__struct_fields__]
     old_options = {name: settings.pop(name) for name in option_names if name in settings}
     set_options = {name: value for name, value in old_options.items() if value is not None}
@@ -286,7 +290,10 @@ def _gather_options(settings: dict[str, Any]) -> None:
 
 
 def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
-    """Read at_s and the round from `_ROUND_COLUMNS` and the columns of later formats."""
+    """Return at_s and the round of a row.
+
+    later: names of the columns that formats 2 and later added.
+    """
     at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
     stages, counts = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
     inquired = counts.pop(INQUIRED, 0)

@@ -1,9 +1,9 @@
 """Open a run file for reading, or raise one clear error.
 
-A run file may come from anywhere, and SQLite's schema is code: views, triggers, generated columns,
-checks and defaults run when a table is read or written, possibly without end. So the schema must
-equal, except for spaces, the one that `creation` and `upgrade` make, before anything
-else is read.
+A run file may come from anywhere, and a SQLite schema can contain code: views, triggers, generated
+columns, checks and defaults run when a table is read or written, possibly without end. So before
+any other reading, the schema is checked: except for spaces, it must equal the schema that
+`creation_sql` and `upgrade_sql` make.
 """
 
 import sqlite3
@@ -21,24 +21,24 @@ from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.wire.protocols import RoundCounter, counters
 
-APPLICATION_ID = 0x504C4652  # "PLFR"; marks a run file among SQLite databases
-FORMAT = 4  # PRAGMA user_version; each format adds columns of rounds
-_OPENING_S = 120.0  # longest check of a whole file, on a slow card too
-_CELL_BYTES = 1 << 26  # limit of one value; a thousand prompts make a fact of some megabytes
-_MESSAGE_LETTERS = 200  # limit of SQLite's message, which may quote the file
-_STEPS = 10_000  # steps of SQLite's machine between two readings of the clock
+APPLICATION_ID = 0x504C4652  # "PLFR": PRAGMA application_id of a run file
+FORMAT = 4  # PRAGMA user_version of the current format; each format adds columns of rounds
+_OPENING_S = 120.0  # time limit (s) for checking a whole file, long enough for a slow memory card
+_CELL_BYTES = 1 << 26  # upper bound of a value's bytes; the facts of 1,000 prompts take megabytes
+_MESSAGE_LETTERS = 200  # upper bound of the letters of SQLite's message, which may quote the file
+_STEPS = 10_000  # number of steps of SQLite's virtual machine between two checks of the time limit
 INQUIRED, NOTES = "inquired", "notes"
 
 
 def counter_columns(since: int) -> list[RoundCounter]:
-    """Return the counters that have a column from this format on."""
+    """Return the counters that got a column in this format."""
     return [counter for counter in counters().values() if counter.column_since == since]
 
 
 def later_columns(since: int) -> dict[str, str]:
-    """Return the columns of rounds that this format added: name and SQL type.
+    """Return the columns of rounds that this format added: SQL types by name.
 
-    Counters without a column are in ``notes``, a JSON object.
+    Counters without a column are stored in ``notes``, a JSON object.
     """
     kinds = {True: "INTEGER", False: "REAL"}
     columns = {
@@ -53,7 +53,7 @@ def later_columns(since: int) -> dict[str, str]:
 
 
 def creation_sql() -> str:
-    """Return SQL that creates the tables of an empty database, and marks it as a run file."""
+    """Return SQL that makes an empty database a run file: it creates the tables and sets ids."""
     statements = "; ".join(_schema(FORMAT).values())
     return (
         f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT}; {statements};"
@@ -61,14 +61,14 @@ def creation_sql() -> str:
 
 
 def upgrade_sql(version: int) -> str:
-    """Return SQL that converts a file of this format to the next."""
+    """Return SQL that converts a file of this format to the next format."""
     later = later_columns(version + 1).items()
     added = (f"ALTER TABLE rounds ADD COLUMN {name} {kind};" for name, kind in later)
     return f"{' '.join(added)} PRAGMA user_version = {version + 1};"
 
 
 def _schema(version: int) -> dict[str, str]:
-    """Return the SQL of a format's tables and indexes, by name."""
+    """Return the SQL statements that create a format's tables and indexes, by name."""
     later = (later_columns(since).items() for since in range(2, version + 1))
     measures = ", ".join(
         [
@@ -101,7 +101,7 @@ def _schema(version: int) -> dict[str, str]:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a run file; raise `RunFileError` unless it is whole and of a supported format."""
+    """Open a run file for reading; raise `RunFileError` if it is damaged or not supported."""
     if not path.is_file():
         raise RunFileError(f"There is no run file {path}: make one with `pilotfish field measure`.")
     if path.stat().st_size == 0:
@@ -115,7 +115,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
             if problem != "ok":
                 fault = one_line(problem, _MESSAGE_LETTERS)
                 raise RunFileError(f"{path} is damaged ({fault}): restore a copy of it.")
-            database.set_progress_handler(None, 0)  # the checked file may take as long as it needs
+            database.set_progress_handler(None, 0)  # the time limit holds only for the checks above
         except BaseException:
             database.close()
             raise
@@ -123,7 +123,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _check_format(path: Path, database: sqlite3.Connection) -> None:
-    """Raise `RunFileError` unless the database is a run file that this version reads."""
+    """Raise `RunFileError` if the database is no run file, or has an unsupported format."""
     if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
     version = format_of(database)
@@ -135,7 +135,7 @@ def _check_format(path: Path, database: sqlite3.Connection) -> None:
 
 
 def _check_schema(path: Path, database: sqlite3.Connection) -> None:
-    """Raise `RunFileError` unless the schema is exactly `field measure`'s."""
+    """Raise `RunFileError` if the schema differs from the schema of the file's format."""
     version = format_of(database)
     rows = database.execute("SELECT type, name, sql FROM sqlite_master LIMIT 100")
     actual = {(str(kind), str(name)): _without_spaces(sql) for kind, name, sql in rows}
@@ -158,18 +158,18 @@ def _check_schema(path: Path, database: sqlite3.Connection) -> None:
 
 
 def _without_spaces(sql: object) -> str:
-    """Normalize a statement for comparison: SQLite changes its spaces."""
+    """Remove all spaces from a statement, because SQLite changes them."""
     return "".join(str(sql).split())
 
 
 def format_of(database: sqlite3.Connection) -> int:
-    """Return the format of a run file."""
+    """Return the format number of a run file."""
     version: int = database.execute("PRAGMA user_version").fetchone()[0]
     return version
 
 
 def harden(database: sqlite3.Connection) -> None:
-    """Make SQLite distrust the schema; call this before any other statement."""
+    """Configure SQLite for a file that may be malicious; call this before any other statement."""
     database.execute("PRAGMA trusted_schema = OFF")
     database.execute("PRAGMA cell_size_check = ON")
     if sys.version_info >= (3, 11):
@@ -177,7 +177,10 @@ def harden(database: sqlite3.Connection) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Connect read-only, even in a read-only folder if the run was closed properly."""
+    """Open a read-only connection.
+
+    In a folder that is read-only, too, this works if the run was closed properly.
+    """
     wal, journal = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
     until_s = time.monotonic() + _OPENING_S
     for mode in ("mode=ro", "mode=ro&immutable=1"):
@@ -191,19 +194,19 @@ def _connect(path: Path) -> sqlite3.Connection:
             return database
         except sqlite3.OperationalError as error:
             database.close()
-            if journal.exists():  # a journal may restore another schema
+            if journal.exists():  # the journal must be applied first; it may change the schema
                 raise RunFileError(
                     f"{path} was cut off while it was written (its journal {journal.name} is "
                     "left): go on with it by `pilotfish field measure --resume`."
                 ) from error
             if wal.exists() or "immutable" in mode:
                 raise
-    raise AssertionError  # the loop returns or raises
+    raise AssertionError  # not reached: the loop returns or raises
 
 
 @contextmanager
 def reporting_damage(path: Path) -> Iterator[None]:
-    """Turn every error of reading a file into a `RunFileError`."""
+    """Convert the errors that arise from reading the file into `RunFileError`."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -215,7 +218,7 @@ def reporting_damage(path: Path) -> Iterator[None]:
         msgspec.DecodeError,
         UnicodeDecodeError,
         RecursionError,
-        TypeError,  # a value of a wrong type where JSON is expected
+        TypeError,  # raised if a value that should be JSON is not a text
     ) as error:
         raise RunFileError(
             f"{path} is not a run file, or is damaged: {one_line(str(error), _MESSAGE_LETTERS)}."

@@ -1,4 +1,4 @@
-"""Compute a generation's figures from its rounds, and tabulate them."""
+"""Compute the figures of a generation from its rounds; make a table of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,10 +15,13 @@ GenerationFigures = dict[str, Any]
 
 
 def summary(generation: Generation) -> GenerationFigures:
-    """Compute the figures of one generation. Bytes are frames as sent; timings p50 in ms."""
+    """Compute the figures of one generation.
+
+    Bytes are the sizes of the frames that were sent. Timings are medians in ms.
+    """
     rounds = generation.rounds
     count = max(1, len(rounds))
-    # [rounds, stages], seconds
+    # seconds of each stage in each round, [rounds, stages]
     stages = np.array([[getattr(r.timings, stage) for stage in STAGES] for r in rounds])
     medians = np.median(stages, axis=0) * 1e3 if len(rounds) else np.zeros(len(STAGES))
     return {
@@ -52,7 +55,7 @@ def summary(generation: Generation) -> GenerationFigures:
     }
 
 
-# Rows of the report: heading, and a function that formats a figure; "" if there is none.
+# Rows of the table: heading, and a function that formats the figure ("" if there is none).
 _ROWS: tuple[tuple[str, Callable[[GenerationFigures], str]], ...] = (
     ("window γ", lambda f: "" if streams(f["protocol"]) else f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
@@ -70,7 +73,7 @@ _ROWS: tuple[tuple[str, Callable[[GenerationFigures], str]], ...] = (
 
 
 def _hints_row(source: str) -> tuple[str, Callable[[GenerationFigures], str]]:
-    """Make the row of a source of hints; its cell is "" without hints."""
+    """Make the row for one source of hints; a cell is "" if the generation had no hints."""
 
     def cell(figures: GenerationFigures) -> str:
         counts = figures["hints"].get(source)
@@ -80,7 +83,7 @@ def _hints_row(source: str) -> tuple[str, Callable[[GenerationFigures], str]]:
 
 
 def _counter_row(counter: RoundCounter) -> tuple[str, Callable[[GenerationFigures], str]]:
-    """Make the row of a counter; its cell is "" if the counter is 0."""
+    """Make the row for one counter; a cell is "" if the counter is 0."""
     form = "d" if counter.counts_tokens else ".4f"
     return counter.heading, lambda f: format(value, form) if (value := f[counter.name]) else ""
 

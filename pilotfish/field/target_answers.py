@@ -1,10 +1,10 @@
-"""Ask the target for its answer to each prompt, over the wire, and store the answers in a file.
+"""Get the target's answer to each prompt through a device, and store the answers in a file.
 
-In:  a device, and a request. Out: the answers, each when it is finished.
+In:  a device, and a request. Out: each answer when it is finished.
 
-The file has JSON lines: first the request and its target, then an answer a line, on the disk before
-the next begins. A kill or a power cut loses only the running answer; resuming drops a line that was
-cut off.
+The file has JSON lines: first the request, which names the target, then one line for each answer.
+Each line is on the disk before the next answer begins. So a kill or a power cut loses only the
+current answer. Resuming removes an incomplete last line.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _MOST_BYTES = 1 << 30
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts and target of a file of answers; together they determine the answers.
+    """The prompts, the target and the options that determine the answers in a file.
 
-    digest: hash of the target's artifact; "" if the edge does not send one. prompts: texts, or
-    messages.
+    digest: hash of the target's artifact; "" if the edge does not send a hash. prompts: each is a
+    text, or a list of messages.
     """
 
     target: str
@@ -47,14 +47,17 @@ class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
     def sampling(self, prompt: int) -> SamplingParams:
-        """Return the sampling parameters of this prompt's answer; each prompt has its own seed."""
+        """Return the sampling parameters for a prompt; each prompt has a different seed."""
         return SamplingParams(
             sampling=Sampling(temperature=self.temperature), seed=self.seed + prompt
         )
 
 
 class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. pass_s: median of the target's passes, s. left_out: why there is no answer."""
+    """The target's answer to one prompt.
+
+    pass_s: median time of the target's passes, s. left_out: reason why there is no answer.
+    """
 
     prompt: Annotated[int, msgspec.Meta(ge=0)]
     tokens: list[Annotated[int, msgspec.Meta(ge=0)]] = []
@@ -65,7 +68,7 @@ class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def answer_all(
     device: Device, request: AnswerRequest, done: dict[int, TargetAnswer]
 ) -> Iterator[TargetAnswer]:
-    """Yield the answers that are not in ``done``; raises what `Device.generate` raises."""
+    """Yield the answers that are not in ``done``; raise the same errors as `Device.generate`."""
     for prompt, question in enumerate(request.prompts):
         if prompt not in done:
             yield _answer(device, request, prompt, question)
@@ -85,19 +88,19 @@ def _answer(device: Device, request: AnswerRequest, prompt: int, question: Any) 
         return TargetAnswer(prompt=prompt, left_out=str(error))
     later = [
         round_.pass_s for round_ in generation.rounds[1:] if round_.pass_s > 0.0
-    ]  # not the prompt's
+    ]  # the first round is not counted, because it reads the prompt
     return TargetAnswer(
         prompt=prompt, tokens=generation.tokens, pass_s=median(later) if later else 0.0
     )
 
 
 class AnswerFile:
-    """A file of answers; one writer at a time. answers: by prompt.
+    """A file of answers, which is locked for one writer. answers: answers by prompt number.
 
-    vocab_size: the target's; larger token ids are refused.
+    vocab_size: size of the target's vocabulary; a file with larger token ids counts as damaged.
 
-    Raises `RunFileError` if the file exists and ``resume`` is false, is no file of answers, was
-    begun with another request, or has another writer.
+    Raises `RunFileError` in four cases: the file exists and ``resume`` is false; it is no file of
+    answers; it began with a different request; another process is writing it.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class AnswerFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         self._file = os.fdopen(
             descriptor, "r+b", buffering=0
-        )  # unbuffered: a full disk shows at once
+        )  # unbuffered, so that a full disk raises an error at once
         try:
             self._lock(path)
             if self._read(path, request, vocab_size):
@@ -128,7 +131,7 @@ class AnswerFile:
             raise RunFileError(f"Another process writes {path}: wait for it.") from None
 
     def _read(self, path: Path, request: AnswerRequest, vocab_size: int) -> bool:
-        """Read the file, and truncate an incomplete last line; return whether the file is new."""
+        """Read the file and cut off an incomplete last line; return whether the file is new."""
         if path.stat().st_size > _MOST_BYTES:
             raise RunFileError(f"{path} is larger than a file of answers can be.")
         complete, _, _ = self._file.read().rpartition(b"\n")
@@ -148,7 +151,7 @@ class AnswerFile:
         return not lines
 
     def add(self, answer: TargetAnswer) -> None:
-        """Write an answer to the disk."""
+        """Append an answer to the file; wait until the disk has it."""
         self._write(answer)
         self.answers[answer.prompt] = answer
 

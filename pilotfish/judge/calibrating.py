@@ -1,16 +1,21 @@
-"""Calibrate a pair's relaxation, λ₁, λ₂, λ₃, which decides the key tokens (decentralized-dsd §2.3).
+"""Calibrate the relaxation of `adaptive` for a pair of models (decentralized-dsd §2.3).
 
-In:  prompts, τ, and a budget: the allowed mean deviation a position. Out: the distributions of
-     target and drafter at each position of answers sampled from the target, and the relaxation
-     chosen from them.
+A relaxation has a strength τ and the thresholds λ₁, λ₂, λ₃, which decide the key tokens: tokens to
+which the strict acceptance rule applies.
 
-Method. An answer under `adaptive` differs from the target's only by the deviation. So the positions
-come from answers of the target alone, each with p and the q̂ that a device would draft from there.
-Acceptance rises by exactly the deviation (`speculation.adaptive`), so all λ that use up the budget
-raise mean acceptance equally, but at different positions. The choice maximises the expected tokens
-of a round of γ drafts, 1 + Σₖ Π αᵢ over consecutive positions (tslt (8) with an α for each
-position). λ₁ runs over quantiles of the entropy ratios, λ₃ over tenths; for each pair, λ₂ is the
-largest gap whose mean deviation stays within the budget. Held-out prompts measure the choice.
+In:  prompts, τ, and a budget: the allowed mean deviation (total variation) of a position. Out: the
+     figures of each position of sampled answers, and the relaxation chosen from them.
+
+Method:
+- The answers are sampled from the target alone, because relaxed answers deviate little from them.
+  At each position, p is the target's distribution and q̂ the one that a device would draft from.
+- Relaxation raises a position's acceptance by exactly its deviation (`speculation.adaptive`). So
+  all λ that use up the budget raise mean acceptance equally, but at different positions.
+- The best λ give the most expected tokens in a round of γ drafts: 1 + Σₖ Π αᵢ over consecutive
+  positions, where αᵢ is the acceptance of position i (TSLT, equation 8).
+- Candidates: λ₁ from the quantiles of the entropy ratios, λ₃ in steps of a tenth. For each (λ₁, λ₃)
+  λ₂ is the largest gap at which the mean deviation stays within the budget.
+- The outcome of the chosen λ is measured on prompts that were held out of the choice.
 """
 
 from __future__ import annotations
@@ -83,10 +88,10 @@ class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
 
 
 class Position(NamedTuple):
-    """Inputs of the rule at one position, over the K tokens of q̂.
+    """One position's inputs of the relaxation rule; K is the number of tokens in q̂.
 
-    drawn: q̂. gap: |p − q̂|. gain: rise of each token's acceptance by τ if it is not key. All
-    f64 [K]. strict: the position's acceptance without the rise.
+    strict: the position's acceptance without relaxation. drawn: q̂, f64 [K]. gap: |p − q̂|, f64 [K].
+    gain: by how much τ raises each token's acceptance if it is not a key token, f64 [K].
     """
 
     entropy_ratio: float
@@ -98,7 +103,7 @@ class Position(NamedTuple):
 
     @classmethod
     def from_comparison(cls, comparison: DistributionComparison, tau: float) -> Position:
-        """Extract the rule's inputs from a comparison."""
+        """Compute the inputs of the rule from a position's p and q̂."""
         strict = comparison.strict_mass()
         return cls(
             comparison.entropy_ratio,
@@ -112,10 +117,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObservedPositions:
-    """The positions of several answers, concatenated.
+    """The n positions of several answers, concatenated, and the m tokens of their q̂.
 
-    answer: i64 [n], index of each position's answer. entropy_ratio, norm_match, strict: f64 [n].
-    at: i64 [m], index of each token's position. drawn, gap, gain: f64 [m].
+    answer: index of each position's answer, i64 [n]. entropy_ratio, norm_match, strict: see
+    `Position`, f64 [n]. at: index of each token's position, i64 [m]. drawn, gap, gain: see
+    `Position`, f64 [m].
     """
 
     answer: NDArray[np.int64]
@@ -129,7 +135,7 @@ class ObservedPositions:
 
     @classmethod
     def from_answers(cls, answers: Sequence[Sequence[Position]]) -> ObservedPositions:
-        """Concatenate the positions of answers; there must be at least one."""
+        """Concatenate the positions of several answers; there must be at least one position."""
         positions = [position for answer in answers for position in answer]
         ratios, matches, strict, drawn, gaps, gains = zip(*positions, strict=True)
         return cls(
@@ -147,27 +153,27 @@ class ObservedPositions:
         return len(self.answer)
 
     def key_tokens(self, relaxation: Relaxation) -> NDArray[np.bool_]:
-        """Return which tokens are key, bool [m]."""
+        """Compute whether each token is a key token, bool [m]."""
         all_key = ~self.relaxable(relaxation.lambda1, relaxation.lambda3)
         key_tokens: NDArray[np.bool_] = all_key[self.at] | (self.gap > relaxation.lambda2)
         return key_tokens
 
     def relaxable(self, lambda1: float, lambda3: float) -> NDArray[np.bool_]:
-        """Return the positions at which λ₁ and λ₃ allow tokens that are not key, bool [n]."""
+        """Compute whether λ₁ and λ₃ allow a position to have tokens that are not key, bool [n]."""
         loose_positions: NDArray[np.bool_] = (self.entropy_ratio <= lambda1) & (
             self.norm_match >= lambda3
         )
         return loose_positions
 
     def deviation(self, relaxation: Relaxation) -> Values:
-        """Compute the deviation of each position, f64 [n]."""
+        """Compute each position's deviation, the sum of its relaxed tokens' gains, f64 [n]."""
         spared = np.where(self.key_tokens(relaxation), 0.0, self.gain)
         return np.bincount(self.at, spared, len(self)).astype(np.float64)
 
     def tokens(self, alpha: Values, window: int) -> float:
-        """Compute the expected tokens of a round of γ = ``window`` drafts, mean over its start.
+        """Compute the expected tokens of a round of ``window`` drafts, as a mean over all starts.
 
-        alpha: acceptance of each position, f64 [n]. A round ends with its answer.
+        alpha: acceptance of each position, f64 [n]. A round ends where its answer ends.
         """
         reached, total = np.ones(len(self)), np.ones(len(self))
         for ahead in range(min(window, len(self))):
@@ -179,7 +185,10 @@ class ObservedPositions:
         return float(total.mean())
 
     def outcome(self, relaxation: Relaxation, window: int) -> Outcome:
-        """Compute a relaxation's outcome at these positions; its τ must be that of the gains."""
+        """Compute a relaxation's outcome at these positions.
+
+        The relaxation must have the τ with which the gains were computed.
+        """
         deviation = self.deviation(relaxation)
         relaxed = np.minimum(1.0, self.strict + deviation)
         key = np.bincount(self.at, self.drawn * self.key_tokens(relaxation), len(self))
@@ -198,9 +207,10 @@ class ObservedPositions:
 def choose_relaxation(
     observed: ObservedPositions, tau: float, budget: float, window: int
 ) -> Relaxation:
-    """Choose the relaxation with the most expected tokens of a round within the budget.
+    """Choose the relaxation with the most expected tokens of a round.
 
-    If no relaxation fits the budget, every token is key.
+    budget: largest mean deviation. If no relaxation within the budget gains tokens, the result is
+    one under which every token is a key token.
     """
     best = Relaxation(tau=tau, lambda1=0.0, lambda2=0.0, lambda3=1.0)
     most = observed.tokens(observed.strict, window)
@@ -221,8 +231,11 @@ def choose_relaxation(
 
 
 def _largest_gap(gaps: Values, gains: Values, most: float) -> float:
-    """Find the largest gap up to which the gains, in ascending order of gaps, sum to ``most``."""
-    ends = np.flatnonzero(np.diff(gaps, append=np.inf) > 0.0)  # the last of equal gaps
+    """Find the largest gap for which the gains up to it sum to at most ``most``; 0 if none.
+
+    gaps, gains: f64 [m] each, gaps ascending.
+    """
+    ends = np.flatnonzero(np.diff(gaps, append=np.inf) > 0.0)  # index of the last of equal gaps
     fitting = ends[np.cumsum(gains)[ends] <= most]
     return float(gaps[fitting[-1]]) if len(fitting) else 0.0
 
@@ -234,7 +247,7 @@ def observe(
     settings: CalibrateSettings,
     on_position: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[Position]]]:
-    """Yield each question's key and the positions of its answer, when the answer ends.
+    """Yield each question's key and the positions of its answer, as soon as the answer ends.
 
     on_position: callback after each position.
     """
@@ -247,7 +260,7 @@ def observe(
         raise UnsupportedError("Nothing can be relaxed at temperature 0: calibrate above it.")
 
     def begin(number: int, question: Question) -> Procedure[list[Position]]:
-        """Sample the target's answer, and compare both ends at each of its tokens."""
+        """Sample the target's answer; compare both models' distributions before each token."""
         reader = QuestionReader(question, pair, settings.max_tokens)
         answer: list[int] = []
         positions: list[Position] = []

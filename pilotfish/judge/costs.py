@@ -1,12 +1,13 @@
-"""Model the cost of a sweep's rounds over a link, by `speculation.latency` (wisv (5)–(10), (18)).
+"""Model the bytes and seconds that a sweep's rounds cost over a link (WISV, equations 5–10, 18).
 
 In:  counts of real rounds, pass times of drafter and target, a link. Out: modelled bytes and
-     seconds.
+     seconds, by `speculation.latency`.
 
-A round takes T = γ·T_draft + T_verify(γ+1) + T_comm, with the bytes of headers and frames as handed
-to ZeroMQ. `wisv-full` needs the drafter's state at the last draft too, which costs a pass;
-`wisv-selective` makes this pass while the edge has the window. The model leaves out reading the
-prompt, and the head, which costs a hundredth of a pass.
+A round of γ drafts takes γ·T_draft + T_verify(γ + 1) + T_comm. T_comm counts the bytes of headers
+and frames that are handed to ZeroMQ. `wisv-full` also needs the drafter's state at the last draft,
+which costs one more drafter's pass. `wisv-selective` makes this pass while the edge verifies, so
+it costs no time. The model omits the prompt's passes and the head; the head costs about a hundredth
+of a pass.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ _SWEEPS = 3
 
 @dataclass(frozen=True)
 class ModelPace:
-    """Pass times. draft_s: drafter, one token. verify_s: target, by the tokens of the pass."""
+    """The pass times of a pair.
+
+    draft_s: drafter's pass over one token, s. verify_s: target's pass, s, by number of tokens.
+    """
 
     draft_s: float
     verify_s: dict[int, float]
 
     def verify_pass_s(self, width: int) -> float:
-        """Interpolate the target's pass over ``width`` tokens between the measured widths."""
+        """Compute the time (s) of the target's pass over ``width`` tokens, by interpolation."""
         widths = sorted(self.verify_s)
         return float(
             np.interp(width, widths, [self.verify_s[measured_width] for measured_width in widths])
@@ -58,7 +62,10 @@ class ModelPace:
 def measure_pace(
     draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings
 ) -> ModelPace:
-    """Measure the pass times of both models on this machine, with an empty context."""
+    """Measure the pass times of both models on this machine, with an empty context.
+
+    windows: numbers of draft tokens for which `ModelPace.verify_pass_s` must be accurate.
+    """
     widths = sorted({1, *(width for window in windows for width in (window // 2 + 1, window + 1))})
     drafted = _pass_times(draft, [1], engine, drafts=True)[1]
     return ModelPace(drafted, _pass_times(target, widths, engine))
@@ -79,7 +86,7 @@ def _pass_times(
 
 
 class Cost(NamedTuple):
-    """Cost of several answers together. up, down: bytes. exchanges: round trips."""
+    """The total cost of several answers. up, down: bytes. exchanges: number of round trips."""
 
     seconds: float
     up: float
@@ -88,10 +95,10 @@ class Cost(NamedTuple):
 
 
 def mismatch_share(questions: Iterable[QuestionCounts]) -> float:
-    """Compute the share of mismatches among drafted tokens after a rejection.
+    """Compute the share of mismatches among the drafted tokens after a rejection.
 
-    It is measured on windows that were read to their ends; without such windows it is the share of
-    mismatches up to the rejections.
+    Only windows that were read to their ends show these mismatches. Without any, the result is the
+    share of mismatches among the tokens before and at the rejections.
     """
     read_positions = missed = decided = verified = 0
     for counts in questions:
@@ -114,10 +121,10 @@ def cost(
 ) -> Cost:
     """Compute the total cost of these questions' answers.
 
-    form: format of hidden states. mismatch_share: share of mismatches after rejections, from which
-    the number of requested states follows.
+    form: format of hidden states. mismatch_share: share of mismatches among the drafted tokens
+    after a rejection; it determines how many states `wisv-selective` requests.
     """
-    # the first exchange of `wisv-selective` is that of `greedy`
+    # `wisv-selective` begins each round with the same exchange as `greedy`.
     exchange: SpeculationProtocol[Any] = PROTOCOL_REGISTRY[DSD if protocol == DSD else GREEDY]
     if protocol == FULL:
         exchange = WisvFull(WisvFull.Options.from_mapping({"hidden": form}))

@@ -1,6 +1,6 @@
-"""Store mined episodes: a folder with a file for each question, and a record of the settings.
+"""Store mined episodes: a folder with one file for each question and a record of the settings.
 
-A file is complete or absent, so interrupted mining goes on with the next question.
+Each file is written atomically. So interrupted mining resumes with the first missing question.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _META = "episode"
 
 
 class LabelledMismatch(NamedTuple):
-    """A mismatch and its labels: what forgiving it would do."""
+    """A mismatch and its labels.
+
+    critical: forgiving it changes the answer's outcome. stalling: forgiving it saves no round.
+    """
 
     mismatch: Mismatch
     critical: bool
@@ -37,13 +40,13 @@ class LabelledMismatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """One question's n mismatches, from left to right.
+    """One question's answer and its n mismatches, from left to right.
 
-    at: i64 [n], positions in the answer. tokens: i64 [n, 2], the drafter's and the target's.
-    drafter, target: f32 [n, d] each, the states at the drafted token. critical: bool [n], the
-    labels y. stalling: bool [n], mismatches that gain nothing and are not known to be critical
-    (`judge.mining`). answer: the target's answer. outcome: its outcome. right: whether that is
-    correct.
+    at: position in the answer, i64 [n]. tokens: the drafter's and the target's token, i64 [n, 2].
+    drafter, target: each model's states at the drafted token, f32 [n, d_D] and f32 [n, d_T].
+    critical: label y, bool [n]. stalling: the mismatch saves no round and is not known to be
+    critical (`judge.mining`), bool [n]. answer: token ids of the target's answer. outcome: that
+    answer's outcome. right: whether the outcome is correct.
     """
 
     key: str
@@ -70,7 +73,7 @@ class Episode:
         outcome: str,
         right: bool,
     ) -> Episode:
-        """Stack single mismatches."""
+        """Make an episode from its mismatches, in order."""
         mismatches = [entry.mismatch for entry in labelled]
         return cls(
             key=key,
@@ -98,7 +101,7 @@ class Episode:
 
     @classmethod
     def read(cls, path: Path) -> Episode:
-        """Read one file; raise `UnsupportedError` if it is no episode."""
+        """Read an episode's file; raise `UnsupportedError` if it holds no episode."""
         from safetensors import SafetensorError, safe_open
 
         def unreadable(problem: object) -> UnsupportedError:
@@ -118,8 +121,8 @@ class Episode:
 class MiningRecord:
     """The settings with which all episodes of a folder were mined.
 
-    most, slack, right_only: see `judge.mining.mine`. drafter, target: model, origin
-    (`Manifest.origin`), precision and width of the states.
+    most: largest number of tokens in an answer. slack, right_only: see `judge.mining.episode`.
+    drafter, target: each model's name, origin (`Manifest.origin`), precision and state width.
     """
 
     task: str
@@ -157,12 +160,12 @@ class MiningRecord:
 
 
 def finished_questions(folder: Path) -> set[str]:
-    """List the keys of the questions whose episodes are in the folder."""
+    """Return the keys of the questions that have an episode in the folder."""
     return {path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")}
 
 
 def episodes(folder: Path) -> Iterator[Episode]:
-    """Yield a folder's episodes, ordered by their questions' keys."""
+    """Yield a folder's episodes in the order of the questions' keys."""
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         yield Episode.read(path)
 

@@ -1,7 +1,7 @@
-"""Compute the figures of a sweep: accuracy and rounds of each setting, compared with `greedy`.
+"""Compute a sweep's figures: accuracy and rounds of each setting, compared with `greedy`.
 
-In:  the counts of n questions. Out: figures; differences to `greedy` on the same questions have
-     intervals, by a seeded bootstrap over questions.
+In:  the counts of n questions. Out: figures. Each difference from `greedy` on the same questions
+     has a confidence interval, from a seeded bootstrap over questions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pilotfish.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader,
 from pilotfish.wire.protocols.protocol import PairSizes
 
 RESAMPLES = 2000
-_TAIL = 2.5  # per cent outside of a 95 % interval at either end
+_TAIL = 2.5  # share (per cent) outside a 95 % interval at each end
 _SEED = 0
 
 Doubles = NDArray[np.float64]
@@ -27,12 +27,14 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Figures of one setting over n questions.
+    """The figures of one setting over n questions; `greedy` has the same window.
 
-    right: correct answers. gained: accuracy minus that of `greedy`. aal: committed tokens a round,
-    the correction included (wisv's AAL). aal_gained, rounds_saved: relative to `greedy` at the same
-    window. forgiven: share of the decided mismatches. rounds, tokens: means per answer. …_within:
-    95 % interval of a difference.
+    right: number of correct answers. gained: accuracy minus the accuracy of `greedy`. aal:
+    committed tokens per round, the correction included (AAL in the WISV paper). aal_gained: AAL
+    relative to `greedy`, minus 1. rounds: mean rounds per answer. rounds_saved: share of the rounds
+    of `greedy` that the setting saves. tokens: mean tokens per answer. forgiven: share of the
+    decided mismatches that were forgiven. gained_within, aal_within, saved_within: 95 % intervals
+    of gained, aal_gained and rounds_saved.
     """
 
     setting: SweepSetting
@@ -56,11 +58,11 @@ class Figure:
 
 
 def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]]) -> list[Figure]:
-    """Compute the figures of all settings, in their order.
+    """Compute the figures of all settings, in the plan's order.
 
     question_counts: [questions][settings].
     """
-    # [questions, settings] each
+    # five arrays, each [questions, settings]
     right, tokens, rounds, forgiven, decided = (
         np.array(
             [[getattr(counts, name) for counts in row] for row in question_counts], dtype=np.float64
@@ -68,13 +70,16 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
-    # [resamples, questions]: how often each question was drawn
+    # how often each resample has each question, [resamples, questions]
     samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
     greedy = {s.window: column for column, s in enumerate(plan.settings) if s.head is None}
     baselines = [greedy[setting.window] for setting in plan.settings]
 
     def differences(weights: Doubles) -> Doubles:
-        """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings]."""
+        """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings].
+
+        weights: how often each question counts, [resamples, questions].
+        """
         accuracy, token_sums, round_sums = weights @ right / n, weights @ tokens, weights @ rounds
         aal = token_sums / round_sums
         gained = accuracy - accuracy[:, baselines]
@@ -82,7 +87,7 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
             [gained, aal / aal[:, baselines] - 1.0, 1.0 - round_sums / round_sums[:, baselines]]
         )
 
-    # [3, settings] and [3, settings, 2]
+    # observed: [3, settings]; bounds: [3, settings, 2]
     observed = differences(np.ones((1, n)))[:, 0].tolist()
     within = np.percentile(differences(samples), [_TAIL, 100.0 - _TAIL], axis=1)
     bounds = np.moveaxis(within, 0, -1).tolist()
@@ -109,9 +114,9 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
 def costs(
     plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]], pace: ModelPace
 ) -> dict[tuple[int, LinkProfile], dict[str, Cost]]:
-    """Compute the mean cost of an answer, by setting number, link and protocol.
+    """Compute the mean cost of an answer, by (index of the setting, link) and protocol.
 
-    `dsd` has the rounds of `greedy`: at temperature 0 its acceptance is the same.
+    `dsd` has the same rounds as `greedy`, because both accept the same tokens at temperature 0.
     """
     sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
     missed = mismatch_share(counts for row in question_counts for counts in row)
@@ -138,9 +143,9 @@ def costs(
 def curve(
     plan: SweepHeader, figures: Sequence[Figure], head: str, window: int
 ) -> Mapping[float, Figure]:
-    """Select a head's figures at this window over the sweep's worst link, by threshold.
+    """Select a head's figures at this window over the worst link; return them by threshold.
 
-    The worst link has the least quality; heads forgive most there.
+    The worst link has the least quality. Heads forgive the most mismatches there.
     """
     poorest = min(plan.profiles, key=lambda figure: figure.channel.quality())
     return {

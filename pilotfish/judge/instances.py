@@ -1,10 +1,10 @@
-"""Make training instances (wisv §V-B, "Training instances"): mismatches under sampled channels.
+"""Make training instances (WISV §V-B, "Training instances"): mismatches under sampled channels.
 
-In:  mined episodes. Out: `Instances`: the mismatches' states as the edge will decode them, K
-     channels a question, and a label for each mismatch under each channel: reject it or not. A poor
-     channel relaxes labels.
+In:  mined episodes. Out: `Instances`: the states of each mismatch, as the edge will decode them;
+     K channels for each question; and a label for each mismatch under each channel: 1 rejects the
+     mismatch, 0 forgives it. Under a poor channel, more labels are 0.
 
-Draws for a question depend on its key and the seed alone, not on other questions.
+A question's random draws depend only on its key and the seed, not on the other questions.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pilotfish.speculation.relabelling import (
 )
 from pilotfish.wire.codecs.hidden import HiddenFormat, decode_hidden, encode_hidden
 
-# ranges of the sampled channels: log-uniform, the loss uniform
+# Ranges of the sampled channels. Rates (bit/s) and RTTs (s) are log-uniform, loss (share) uniform.
 BPS = (2e6, 1e9)
 RTT_S = (2e-3, 200e-3)
 LOSS = (0.0, 0.1)
 
-# channels of quality 1, under which every label stays, and of quality 0
+# GOOD has quality 1: no label changes under it. POOR has quality 0: the most labels change.
 GOOD = Channel(rtt_s=GOOD_RTT_S, up_bps=GOOD_BPS, down_bps=GOOD_BPS, loss=0.0)
 POOR = Channel(rtt_s=POOR_RTT_S, up_bps=POOR_BPS, down_bps=POOR_BPS, loss=0.0)
 
@@ -47,7 +47,7 @@ _MOST_SEED = 2**63 - 1
 
 
 class Relabelling(Struct, frozen=True, array_like=True):
-    """The parameters of `speculation.relabelling`."""
+    """The parameters with which `speculation.relabelling` changes labels under a channel."""
 
     kappa: Annotated[
         float,
@@ -78,7 +78,10 @@ class Relabelling(Struct, frozen=True, array_like=True):
 
 
 class InstanceOptions(Struct, frozen=True):
-    """Options of instances. relabelling: None keeps the mined labels under every channel."""
+    """The options of making instances.
+
+    relabelling: None leaves the mined labels unchanged under every channel.
+    """
 
     channels: Annotated[
         int, setting("channels sampled for each question", ge=1, le=1000, metavar="K")
@@ -98,7 +101,7 @@ class MinedSettings(Struct, frozen=True, kw_only=True):
     no_relabel: Annotated[bool, setting("ablation: labels as mined under any channel")] = False
 
     def read(self) -> tuple[MiningRecord, InstanceOptions, Instances]:
-        """Read the mined episodes and make instances; raises what `instances` raises."""
+        """Read the mined episodes and make instances; raise the same errors as `instances`."""
         options = self.options
         if self.no_relabel:
             options = structs.replace(options, relabelling=None)
@@ -108,13 +111,15 @@ class MinedSettings(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Instances:
-    """n mismatches of q questions, each under the K channels of its question.
+    """n mismatches of q questions, each mismatch under the K channels of its question.
 
-    drafter [n, d_D], target [n, d_T]: f32, the states at the drafted token, the drafter's after
-    encoding and decoding. tokens: i64 [n, 2], the drafter's and the target's. at: i64 [n],
-    positions. critical: bool [n], the labels y. stalling: bool [n], see `Episode`. question: i64
-    [n], indices of ``keys`` [q]. channels: [q][K]. rejected: bool [n, K], the labels under each
-    channel. An instance is one (mismatch, channel); all instances of a mismatch share its states.
+    An instance is one pair of mismatch and channel. All instances of a mismatch share its states.
+
+    keys: the questions' keys, [q]. question: index into ``keys``, i64 [n]. drafter, target: each
+    model's states at the drafted token, f32 [n, d_D] and f32 [n, d_T]; the drafter's states have
+    been encoded and decoded. tokens: the drafter's and the target's token, i64 [n, 2]. at: position
+    in the answer, i64 [n]. critical: mined label y, bool [n]. stalling: see `Episode`, bool [n].
+    channels: channels of each question, [q][K]. rejected: label under each channel, bool [n, K].
     """
 
     keys: Sequence[str]
@@ -129,28 +134,28 @@ class Instances:
     rejected: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        """Return the number of mismatches; there are K times as many instances."""
+        """Return n, the number of mismatches; the number of instances is n·K."""
         return len(self.question)
 
     @property
     def harmful(self) -> NDArray[np.bool_]:
-        """The mismatches to reject under a good channel, bool [n]."""
+        """Whether each mismatch must be rejected under a good channel, bool [n]."""
         return self.critical | self.stalling
 
     @property
     def links(self) -> NDArray[np.float64]:
-        """Features of the channels, f64 [q, K, 4]."""
+        """The features of all channels, f64 [q, K, 4]."""
         return np.array(
             [[channel.features() for channel in channels] for channels in self.channels]
         )
 
     @property
     def qualities(self) -> NDArray[np.float64]:
-        """Quality of the channels, f64 [q, K]."""
+        """The quality of all channels, from 0 to 1, f64 [q, K]."""
         return np.array([[channel.quality() for channel in channels] for channels in self.channels])
 
     def subset(self, keys: Collection[str]) -> Instances:
-        """Select the instances of these questions."""
+        """Return the instances of the questions with these keys."""
         indices = [index for index, key in enumerate(self.keys) if key in keys]
         selected = np.isin(self.question, indices)
         rows = {
@@ -171,8 +176,8 @@ def instances(
 ) -> Instances:
     """Make the instances of all mismatches of these episodes; skip episodes without mismatches.
 
-    Raises `UnsupportedError` if there is no mismatch at all, or if the width of the states differs
-    from that of ``mined``.
+    Raises `UnsupportedError` if no episode has a mismatch, or if an episode's states do not have
+    the widths that ``mined`` states.
     """
     usable = [episode for episode in episodes if len(episode)]
     if not usable:
@@ -197,25 +202,25 @@ def instances(
         keys=[episode.key for episode in usable],
         question=np.repeat(np.arange(len(usable)), [len(episode) for episode in usable]),
         channels=channels,
-        # a stalling mismatch gains nothing under any channel
+        # A stalling mismatch is always rejected: to forgive it saves no round on any channel.
         rejected=rows["stalling"][:, None] | np.concatenate([*relabelled]),
         **(rows | {"drafter": as_decoded(rows["drafter"], sampling.form)}),
     )
 
 
 def as_decoded(states: Floats, form: HiddenFormat) -> Floats:
-    """Encode and decode states [n, d], as device and edge will."""
+    """Return states f32 [n, d] with the rounding error that sending them in ``form`` causes."""
     count, width = states.shape
     return decode_hidden(encode_hidden(states, form), count, width, form)
 
 
 def sample_channels(count: int, seed: int, key: str) -> list[Channel]:
-    """Draw the channels of the question ``key``, each feature once from each K-th of its range.
+    """Draw K = ``count`` channels for the question ``key`` (stratified sampling).
 
-    So every question has channels of all qualities, and a head cannot recognise a question by its
-    channels.
+    Each feature's range is cut into K equal parts, and one value is drawn from each part. So every
+    question has channels of all qualities, and a head cannot recognise a question by its channels.
     """
-    # [K, 4] each, in [0, 1)
+    # order, within: [K, 4] each, in [0, 1)
     order, within = _uniforms(8 * count, seed, "channel", key).reshape(2, count, 4)
     draws = (order.argsort(axis=0) + within) / count
     return [
@@ -230,9 +235,10 @@ def sample_channels(count: int, seed: int, key: str) -> list[Channel]:
 
 
 def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[str], list[str]]:
-    """Split questions into training and validation; ``share`` is about that of validation.
+    """Split questions into training and validation; return the keys of each.
 
-    Each side has at least one question. Raises `UnsupportedError` for fewer than two questions.
+    share: share of validation questions, rounded to whole questions, at least one for each side.
+    Raises `UnsupportedError` for fewer than two questions.
     """
     if len(keys) < 2:
         raise UnsupportedError(
@@ -244,10 +250,10 @@ def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[str], list
 
 
 class LabelCounts(NamedTuple):
-    """Labels y = 1 under channels of quality low to high.
+    """Number of labels of 1 under the channels with a quality from ``low`` to ``high``.
 
-    channels: sampled channels in this range. critical: labels of 1 before relabelling. kept: labels
-    of 1 after it.
+    channels: number of sampled channels in this range. critical: labels of 1 before relabelling.
+    kept: labels of 1 after relabelling.
     """
 
     low: float
@@ -258,8 +264,8 @@ class LabelCounts(NamedTuple):
 
 
 def labels_by_quality(instances: Instances, parts: int = 5) -> list[LabelCounts]:
-    """Count the labels before and after relabelling, in ``parts`` equal ranges of quality."""
-    # [q, K] and [n, K]
+    """Count labels of 1 before and after relabelling, in ``parts`` equal ranges of quality."""
+    # part: index of a channel's range, [q, K]; part_of_mismatch: [n, K]
     part = np.minimum((instances.qualities * parts).astype(np.int64), parts - 1)
     part_of_mismatch = part[instances.question]
     critical = np.broadcast_to(instances.critical[:, None], part_of_mismatch.shape)
@@ -278,7 +284,10 @@ def labels_by_quality(instances: Instances, parts: int = 5) -> list[LabelCounts]
 def expected_share(
     instances: Instances, channel: Channel, relabelling: Relabelling | None
 ) -> float:
-    """Compute the expected share of labels of 1 that stay under this channel: Σπ / Σy."""
+    """Compute the expected share of mined labels y = 1 that stay 1 under this channel: Σπ / Σy.
+
+    π is the probability that relabelling keeps a label of 1.
+    """
     if relabelling is None or not instances.critical.any():
         return 1.0
     parameters = structs.asdict(relabelling)
@@ -294,12 +303,12 @@ def expected_share(
 def _relabel(
     sampling: InstanceOptions, episode: Episode, channels: Sequence[Channel]
 ) -> NDArray[np.bool_]:
-    """Relax an episode's labels under each channel, bool [n, K]."""
+    """Compute an episode's labels under each channel, bool [n, K]."""
     if sampling.relabelling is None:
         return np.repeat(episode.critical[:, None], len(channels), axis=1)
     parameters = structs.asdict(sampling.relabelling)
-    # Each channel has its own draws: with common draws a label would be relaxed under most
-    # channels or none, and the head would memorise it.
+    # Each channel has its own draws. If all channels shared them, a label would change under most
+    # channels or under none, and the head would memorise the mismatch.
     uniform_rows = _uniforms(len(channels) * len(episode), sampling.seed, "label", episode.key)
     relaxed = [
         relabel(episode.critical, episode.at, channel.quality(), uniforms, **parameters)
@@ -309,7 +318,7 @@ def _relabel(
 
 
 def _uniforms(count: int, seed: int, purpose: str, key: str) -> NDArray[np.float64]:
-    """Draw from [0, 1), f64 [count], determined by seed, purpose and key."""
+    """Draw ``count`` numbers from [0, 1), f64; seed, purpose and key determine them."""
     if not 0 <= seed <= _MOST_SEED:
         raise UnsupportedError(f"A seed is a number from 0 to {_MOST_SEED}, not {seed}.")
     digest = sha256(f"{seed} {purpose} {key}".encode()).digest()

@@ -1,14 +1,16 @@
-"""Mine mismatches: find those that change an answer's outcome (wisv §V-B, stage 1; AutoJudge).
+"""Mine mismatches: label those that change an answer's outcome (WISV §V-B, stage 1; AutoJudge).
 
-In:  a question. Out: its `Episode`. The target answers. Then, from left to right, each token at
-which the drafter differs is replaced by the drafter's, and the target continues from there. If the
-outcome changes, the mismatch is critical (y = 1) and the target's token is restored; if not, it is
-harmless, and mining goes on along the new answer. So a label means: harmful, given that the
+In:  a question. Out: its `Episode`.
+
+The target answers the question. Then mining walks along the answer from left to right. At each
+mismatch, the drafter's token replaces the target's, and the target continues from there. If the
+outcome changes, the mismatch is critical (y = 1), and the target's token is restored. Otherwise the
+mismatch is harmless, and mining continues along the new answer. So a label presumes that all
 harmless mismatches before it were forgiven.
 
-Ours: a mismatch *stalls* if forgiving it saves no round; then the target's token is restored, too.
-Stalling is often evident at once, and then the outcome is not computed. Labelled harmless, as in
-the paper, such mismatches teach a head to forgive line breaks endlessly.
+Not in the paper: a mismatch *stalls* if forgiving it saves no round. Then, too, the target's token
+is restored. If the stall is evident without a continuation, the outcome is not computed. The paper
+labels these mismatches harmless, which teaches a head to forgive line breaks endlessly.
 """
 
 from __future__ import annotations
@@ -26,17 +28,18 @@ from pilotfish.judge.model_passes import Procedure, Readers
 from pilotfish.judge.question_reader import Mismatch, PairSettings, QuestionReader
 from pilotfish.judge.tasks import TASKS, Question, Task
 
-# Forgiving saves about one round. About a third of all tokens are mismatches, and some are
-# forgiven, so four more tokens cost about one round.
+# Default of --slack (tokens). To forgive a mismatch saves about one round. Four more tokens cost
+# about one round, because about a third of all tokens are mismatches and some are forgiven.
 SLACK = 4
-_AHEAD = 8  # tokens of the answer that the drafter reads in one pass
+_AHEAD = 8  # number of the answer's tokens that the drafter reads in one pass
 
 
 class _Candidate(NamedTuple):
-    """A mismatch to be labelled. prefix: the answer up to it, with the drafter's token.
+    """A mismatch to be labelled.
 
-    evidently_stalls: whether it stalls without continuing the answer: the target wanted to end, or
-    it wants the same token again right after and the drafter differs there again.
+    prefix: the answer up to the mismatch, then the drafter's token. evidently_stalls: whether the
+    mismatch stalls, as far as the prefix alone shows: the target wanted an end token, or it wants
+    the same token again right after the drafter's, where the drafter again differs.
     """
 
     mismatch: Mismatch
@@ -91,7 +94,7 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
 def mine(
     readers: Readers, pair: Pair, task: Task, questions: Sequence[Question], mined: MiningRecord
 ) -> Iterator[Episode]:
-    """Yield the episode of each question when it is done."""
+    """Yield each question's episode as soon as it is mined; the order may differ."""
 
     def begin(question: Question) -> Procedure[Episode]:
         reader = QuestionReader(question, pair, mined.most)
@@ -108,9 +111,9 @@ def episode(
 ) -> Procedure[Episode]:
     """Find one question's mismatches, and label each.
 
-    slack: tokens by which a harmless mismatch may lengthen the answer; None: any number, and no
-    mismatch stalls, as in the paper. right_only: take no mismatches from an answer that is wrong or
-    has no end, since it cannot become worse.
+    slack: number of tokens by which a mismatch may lengthen the answer before it stalls; with None
+    no mismatch stalls, as in the paper. right_only: skip an answer that is wrong or has no end,
+    because no mismatch can make it worse.
     """
     question = reader.question
     answer = yield from reader.finish([])
@@ -143,7 +146,7 @@ def episode(
 def _next_mismatch(
     reader: QuestionReader, answer: Sequence[int], start: int
 ) -> Procedure[_Candidate | None]:
-    """Find the first mismatch from ``start`` on."""
+    """Find the first mismatch at or after the position ``start``; None if there is none."""
     window = reader.window(answer[:start])
     position = start
     while position < len(answer):

@@ -1,11 +1,11 @@
 """Batch the passes of two models over many texts.
 
-In:  procedures, one for each question: generators that yield read requests and are sent the
-     results. Out: the return value of each procedure when it ends.
+In:  procedures, one for each question. A procedure is a generator: it yields read requests and
+     receives read results. Out: each procedure's return value when it ends.
 
-The steps of one question depend on each other, so passes batch over questions: each has a slot in
-both models, and a pass serves all waiting requests. A slot keeps the cache of the common prefix, so
-a procedure requests whole texts and pays only for new tokens.
+The steps of one question depend on each other, so a pass batches over questions. Each question has
+a slot in both models, and a pass serves all waiting requests of one model. A slot's cache keeps the
+prefix that two requests share. So a procedure requests whole texts, and only new tokens are read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 DRAFTER, TARGET = "drafter", "target"
-CHUNK = 64  # tokens of one text in one pass
+CHUNK = 64  # largest number of one text's tokens in one pass, unless more rows are requested
 
 R = TypeVar("R")
 
 
 class ReadRequest(NamedTuple):
-    """A request to read ``ids`` [n] of the model; the result covers the last ``rows`` tokens."""
+    """A request that a model read a text.
+
+    model: `DRAFTER` or `TARGET`. ids: the text's token ids, i64 [n]. rows: number of last tokens
+    for which the result has outputs.
+    """
 
     model: str
     ids: Ids
@@ -41,7 +45,10 @@ class ReadRequest(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """logits: f32 [rows, V]; hidden: f32 [rows, d]. The next read overwrites these views."""
+    """The model's outputs at the last tokens of a text. The next read overwrites both arrays.
+
+    logits: f32 [rows, V]. hidden: states of the last layer, f32 [rows, d].
+    """
 
     logits: Floats
     hidden: Floats
@@ -51,7 +58,7 @@ Procedure = Generator[ReadRequest, ReadResult, R]
 
 
 class Reader:
-    """One model with a slot for each text."""
+    """One model, with a cache slot for each text."""
 
     def __init__(
         self, artifact: Path, slots: int, context: int, engine: EngineSettings, *, drafts: bool
@@ -65,10 +72,13 @@ class Reader:
             drafts=drafts,
         )
         self._cached_ids: list[Ids] = [np.empty(0, np.int64)] * slots
-        self.tokens = 0  # read so far
+        self.tokens = 0  # number of tokens read so far
 
     def read(self, requests: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
-        """Make one pass for requests by slot; return the results of those that it completes."""
+        """Make one pass for the requests of several slots; return the completed results by slot.
+
+        A request of more than `CHUNK` new tokens needs several passes, and so several calls.
+        """
         passes = []
         for slot, (_, ids, rows) in requests.items():
             end = len(ids)
@@ -88,9 +98,9 @@ class Reader:
 
 
 class Readers:
-    """Drafter and target, with ``slots`` slots each.
+    """The drafter and the target, each with ``slots`` slots.
 
-    context: tokens of the longest text in either vocabulary. engine: options of both models.
+    context: length of the longest text, in tokens of either model. engine: options of both models.
     """
 
     def __init__(
@@ -105,21 +115,22 @@ class Readers:
     def run(
         self, procedures: Iterable[tuple[str, Callable[[], Procedure[R]]]]
     ) -> Iterator[tuple[str, R]]:
-        """Yield each procedure's key and return value, in the order of their ends."""
+        """Run the procedures; yield each one's key and return value as soon as it ends."""
         waiting, free = deque(procedures), [*range(self.slots)]
-        running: dict[int, tuple[str, Procedure[R]]] = {}  # by slot
-        requests: dict[int, ReadRequest] = {}  # the request each slot waits for
+        running: dict[int, tuple[str, Procedure[R]]] = {}  # key and procedure of each busy slot
+        requests: dict[int, ReadRequest] = {}  # the pending request of each slot
         while waiting or running:
             while waiting and free:
                 key, begin = waiting.popleft()
                 steps = begin()
                 try:
                     requests[free[0]] = next(steps)
-                except StopIteration as end:  # there was nothing to read
+                except StopIteration as end:  # this procedure makes no request
                     yield key, end.value
                     continue
                 running[free.pop(0)] = key, steps
-            # the drafter's requests first: the requests that follow share one pass of the target
+            # Serve the drafter's requests first: then more procedures wait for the target, and one
+            # pass of the target serves all of them.
             drafting = {
                 slot: request for slot, request in requests.items() if request.model == DRAFTER
             }

@@ -1,7 +1,7 @@
-"""Read one question with both models: the steps that mining and trajectories share.
+"""Read one question with both models: the steps that `judge.mining` and `.trajectories` share.
 
-The methods of a `QuestionReader` are procedures for `judge.model_passes.Readers`: they yield read
-requests, and return what a device and an edge would compute at these positions.
+The methods of a `QuestionReader` that read a model are procedures for `judge.model_passes.Readers`:
+they yield read requests, and return the tokens and states that a device or an edge would compute.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pilotfish.judge.model_passes import (
 )
 from pilotfish.judge.tasks import Question
 
-_OWN_TOKENS = 2  # most drafter's tokens for one target's token, in ordinary text
+_OWN_TOKENS = 2  # upper bound of the drafter tokens per target token, in ordinary text
 
 
 class PairSettings(EngineSettings, frozen=True, kw_only=True):
-    """Options of a pair, and how much it reads at a time (`pilotfish.base.settings`)."""
+    """The options of a pair of models: artifacts, number of questions, slots and context."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
     target: Annotated[Path, setting("target's artifact", metavar="DIR")]
@@ -49,7 +49,7 @@ class PairSettings(EngineSettings, frozen=True, kw_only=True):
 
 
 class OpenPair:
-    """An opened drafter and target. context: the smaller of their contexts, tokens."""
+    """The opened artifacts of a drafter and a target. context: the smaller context, tokens."""
 
     def __init__(self, draft: Path, target: Path) -> None:
         self._paths = draft, target
@@ -63,7 +63,7 @@ class OpenPair:
         self.context = min(artifact.manifest.dimensions.context for artifact in artifacts)
 
     def require_hidden_states(self) -> None:
-        """Raise `UnsupportedError` if a model's graph has no hidden states, which heads read."""
+        """Raise `UnsupportedError` if a model's graph does not output hidden states."""
         for manifest in (self.drafter, self.target):
             if not manifest.hidden_states:
                 raise UnsupportedError(
@@ -97,16 +97,20 @@ def model_card(manifest: Manifest) -> ModelIdentity:
 
 
 def count_tokens(question: Question, pair: Pair, most: int) -> int:
-    """Count the tokens of a question and an answer of ``most``; the larger count of both ends."""
+    """Return an upper bound of a text's length in tokens of either model.
+
+    The text is the question and an answer of ``most`` target tokens.
+    """
     prompt = pair.prompt(question.message)
     draft_tokens = most if pair.trivial else _OWN_TOKENS * most
     return max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
 
 
 class QuestionReader:
-    """One question's prompt in both vocabularies. most: tokens of an answer, at most.
+    """One question's prompt in both vocabularies. most: largest number of tokens in an answer.
 
-    An answer is a list of the target's ids after the prompt; an end token, if any, is its last.
+    An answer is a list of the target's token ids after the prompt. If it has ended, its last id is
+    an end token.
     """
 
     def __init__(self, question: Question, pair: Pair, most: int) -> None:
@@ -120,7 +124,7 @@ class QuestionReader:
         self._tokenizer = pair.target.tokenizer
 
     def text(self, answer: Sequence[int]) -> str:
-        """Decode the answer, without its end token."""
+        """Decode the answer; omit its end token."""
         tokens = answer[:-1] if self.has_ended(answer) else answer
         return self._tokenizer.decode(list(tokens))
 
@@ -131,7 +135,7 @@ class QuestionReader:
     # The target
 
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
-        """Compute argmax [rows] and states f32 [rows, d] after the last ``rows`` tokens."""
+        """Compute the target's argmax, [rows], and states, f32 [rows, d], at the last tokens."""
         ids = np.concatenate([self._prompt_ids, np.array(answer, dtype=np.int64)])
         result = yield ReadRequest(TARGET, ids, rows)
         return result.logits.argmax(1), result.hidden.copy()
@@ -144,7 +148,7 @@ class QuestionReader:
         return logits
 
     def finish(self, answer: Sequence[int]) -> Procedure[list[int]]:
-        """Continue the answer to its end with the target alone."""
+        """Continue the answer with the target alone, to an end token or to ``most`` tokens."""
         tokens = list(answer)
         while len(tokens) < self.most and not self.has_ended(tokens):
             choices, _ = yield from self.target(tokens)
@@ -154,7 +158,7 @@ class QuestionReader:
     # The drafter, in a window that starts after ``committed``
 
     def window(self, committed: Sequence[int]) -> DrafterWindow:
-        """Begin a window after these tokens of the answer."""
+        """Begin the drafter's window after these committed tokens of the answer."""
         tokens = np.array([*self.prompt.ids.tolist(), *committed], dtype=np.uint32)
         return DrafterWindow(self._bridge, self._bridge.context(tokens).astype(np.int64))
 
@@ -164,14 +168,17 @@ class QuestionReader:
 
 
 class DrafterWindow:
-    """The drafter's text in one window: its context, then drafted tokens one for one."""
+    """The drafter's text in one window: the committed text in drafter ids, then the drafts.
+
+    Each draft is one token in both vocabularies.
+    """
 
     def __init__(self, bridge: Bridge, context: Ids) -> None:
         self._bridge = bridge
         self._context = context
 
     def read(self, drafted: Sequence[int], rows: int = 1) -> ReadRequest:
-        """Make a request for the last ``rows`` of context and drafted tokens."""
+        """Make a request for the outputs at the last ``rows`` tokens of context and drafts."""
         ids = self._context
         if drafted:
             draft_ids = self._bridge.to_draft_ids(np.array(drafted, dtype=np.uint32))
@@ -179,20 +186,23 @@ class DrafterWindow:
         return ReadRequest(DRAFTER, ids, rows)
 
     def choices(self, result: ReadResult) -> Ids:
-        """Return the drafter's argmax after each row, in the target's ids."""
+        """Compute the drafter's argmax after each row, as ids of the target's vocabulary."""
         ids: Ids = self.logits(result).argmax(1)
         return ids
 
     def logits(self, result: ReadResult) -> NDArray[np.floating]:
-        """Project logits onto the target's ids, f32 [rows, V]; the next call overwrites them."""
+        """Project the drafter's logits onto the target's vocabulary, f32 [rows, V].
+
+        The next call overwrites the array.
+        """
         return self._bridge.project(result.logits)
 
 
 class Mismatch(NamedTuple):
     """A position at which drafter and target choose different tokens after the same text.
 
-    at: position in the answer. drafted, wanted: the drafter's and the target's token. drafter,
-    target: f32 [d] each, the last layers' states at the drafted token (wisv (23)).
+    at: position in the answer. drafted: the drafter's token. wanted: the target's token. drafter,
+    target: each model's last-layer state at the drafted token, f32 [d] (WISV, equation 23).
     """
 
     at: int

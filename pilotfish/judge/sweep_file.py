@@ -1,7 +1,7 @@
-"""The file of a sweep: its header, and for each question the counts under every setting.
+"""The file of a sweep: a header, and each question's counts under every setting.
 
-A setting is a window and a judge (a head bound to a link and a threshold). Without a head it is
-`greedy`, whose rounds do not depend on the link.
+A setting is a window and a judge: a head with a link and a threshold. A setting without a head is
+`greedy`; its rounds do not depend on the link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pilotfish.speculation.latency import Link
 
 
 class LinkProfile(NamedTuple):
-    """A simulated link without loss. mbps: rate both ways, Mbit/s. rtt_ms: RTT, ms."""
+    """A simulated link without loss. mbps: rate in each direction, Mbit/s. rtt_ms: RTT, ms."""
 
     mbps: float
     rtt_ms: float
@@ -32,18 +32,18 @@ class LinkProfile(NamedTuple):
 
     @property
     def link(self) -> Link:
-        """The link of `speculation.latency`."""
+        """The same link as `speculation.latency` describes it, in seconds and bit/s."""
         return Link(rtt_s=self.rtt_ms / 1e3, up_bps=self.mbps * 1e6, down_bps=self.mbps * 1e6)
 
     @property
     def channel(self) -> Channel:
-        """The channel that a head reads."""
+        """The same link as a head's input."""
         link = self.link
         return Channel(rtt_s=link.rtt_s, up_bps=link.up_bps, down_bps=link.down_bps, loss=0.0)
 
 
 class SweepSetting(NamedTuple):
-    """A setting of a sweep. head, threshold, profile: None under `greedy`."""
+    """A setting of a sweep. head: name of the head. head, threshold, profile: None for `greedy`."""
 
     window: int
     head: str | None = None
@@ -52,13 +52,14 @@ class SweepSetting(NamedTuple):
 
 
 class QuestionCounts(NamedTuple):
-    """Counts of one question under one setting.
+    """The counts of one question under one setting.
 
-    tokens: tokens of the answer. accepted, forgiven, decided: sums over the rounds, see
-    `judge.trajectories.CourseRound`. state_requests: rounds with a mismatch, in which
-    `wisv-selective` requests states. after_rejection: drafted tokens after rejections.
-    checked_after_rejection: those compared with the target. mismatched_after_rejection: those that
-    mismatch. drafted: number of rounds by window length.
+    right: whether the answer is correct. tokens: number of the answer's tokens. accepted, forgiven,
+    decided: sums over the rounds (`judge.trajectories.CourseRound`). state_requests: rounds with a
+    mismatch; in these, `wisv-selective` requests states. after_rejection: drafted tokens after a
+    rejection. checked_after_rejection: number of these tokens that were compared with the target.
+    mismatched_after_rejection: number of these tokens that differ from the target's. drafted:
+    number of rounds by window length.
     """
 
     right: bool
@@ -99,10 +100,11 @@ class QuestionCounts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepHeader:
-    """The settings that all lines of a sweep's file share.
+    """The header of a sweep's file: the options that all its lines share.
 
-    drafter, target: model, origin, precision, hidden width and vocabulary. heads: digest and format
-    of states of each head, by name. whole: number of questions with windows read to their ends.
+    most: largest number of tokens in an answer. whole: number of questions with windows that are
+    read to their ends. drafter, target: each model's name, origin, precision, hidden width and
+    vocabulary size. heads: each head's digest and format of states, by name.
     """
 
     task: str
@@ -116,17 +118,17 @@ class SweepHeader:
 
     @property
     def profiles(self) -> list[LinkProfile]:
-        """The links, in order."""
+        """The distinct links of the settings, in order."""
         return list(dict.fromkeys(setting.profile for setting in self.settings if setting.profile))
 
     @property
     def windows(self) -> list[int]:
-        """The windows, in order."""
+        """The distinct windows of the settings, in order."""
         return list(dict.fromkeys(setting.window for setting in self.settings))
 
 
 class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A line of a sweep's file: its header, the models' pass times, or a question."""
+    """A line of a sweep's file: the header, the models' pass times, or a question's counts."""
 
     sweep: SweepHeader | None = None
     pace: dict[str, Any] | None = None
@@ -135,9 +137,9 @@ class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class SweepFile:
-    """A sweep's file: a header line, then lines of questions and of the models' pass times.
+    """A sweep's file: a header line, then lines with questions or with the models' pass times.
 
-    Raises `UnsupportedError` for a file that is no sweep; ignores an incomplete last line.
+    Raises `UnsupportedError` if the file is no sweep. Ignores an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,12 +150,12 @@ class SweepFile:
         self._whole, self._torn = (
             0,
             False,
-        )  # bytes of complete lines; whether an incomplete line follows
+        )  # number of bytes in complete lines; whether an incomplete line follows them
         if path.exists():
             self._read()
 
     def begin(self, plan: SweepHeader) -> None:
-        """Write the header, so that questions can be added.
+        """Write the header if the file has none; cut off an incomplete last line.
 
         Raises `UnsupportedError` if the file has a different header.
         """
@@ -177,7 +179,7 @@ class SweepFile:
         self._append(_Line(question=question, tallies=self.tallies[question]))
 
     def set_pace(self, pace: Mapping[str, Any]) -> None:
-        """Append the models' pass times; the last ones count."""
+        """Append the models' pass times; they override earlier lines."""
         self.pace = {**pace}
         self._append(_Line(pace=self.pace))
 

@@ -1,8 +1,9 @@
-"""Sweep thresholds, windows and links over a set of questions (wisv §VI).
+"""Sweep thresholds, windows and links over a set of questions (WISV §VI).
 
-In:  questions, heads with their thresholds, windows, links. Out: for each question the counts of
-     its rounds under every setting (`judge.sweep_file`). Tokens and rounds are the real models';
-     `judge.costs` models their time.
+In:  questions, heads with their thresholds, windows, links. Out: each question's counts under every
+     setting (`judge.sweep_file`).
+
+The tokens and rounds come from the real models. Their time is modelled (`judge.costs`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.wire.messages import MAX_WINDOW
 
 QUANTILES = "quantiles"
-_WHOLE = 12  # windows read to their ends, of one question
+_WHOLE = 12  # number of one question's windows that are read to their ends
 
 
 def thresholds(text: str) -> tuple[float, ...]:
-    """Parse ``0,0.5,1``; ``quantiles``, the thresholds of each head's curve, gives ()."""
+    """Parse ``0,0.5,1``. The word ``quantiles`` gives (): the thresholds of each head's curve."""
     values = () if text == QUANTILES else tuple(sorted({float(part) for part in text.split(",")}))
     if not all(0 <= value <= 1 for value in values):
         raise ValueError(f"{text} is not between 0 and 1")
@@ -40,12 +41,12 @@ def thresholds(text: str) -> tuple[float, ...]:
 
 
 def links(text: str) -> tuple[LinkProfile, ...]:
-    """Parse ``500:5,20:50``, Mbit/s and milliseconds."""
+    """Parse links as in ``500:5,20:50``: rates in Mbit/s, RTTs in milliseconds."""
     return tuple(dict.fromkeys(LinkProfile(*pair) for pair in _pairs(text, "links", "500:5,20:50")))
 
 
 def passes(text: str) -> dict[int, float]:
-    """Parse ``1:80,11:95``, tokens and milliseconds."""
+    """Parse pass times as in ``1:80,11:95``: numbers of tokens, milliseconds."""
     pass_ms = dict(_pairs(text, "passes", "1:80,11:95"))
     if not all(width.is_integer() for width in pass_ms):
         raise ValueError(f"{text!r} is no list of passes; write 1:80,11:95")
@@ -66,7 +67,7 @@ def _pairs(text: str, what: str, example: str) -> list[tuple[float, float]]:
 
 
 class SweepSettings(EngineSettings, frozen=True, kw_only=True):
-    """Options of ``pilotfish judge sweep``; with ``report`` no other is needed."""
+    """Options of ``pilotfish judge sweep``; ``report`` needs no other option."""
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
     target: Annotated[Path, setting("target's artifact", metavar="DIR")] | None = None
@@ -156,7 +157,10 @@ def settings_of(
     thresholds: Mapping[str, Sequence[float]],
     profiles: Sequence[LinkProfile],
 ) -> list[SweepSetting]:
-    """List `greedy` and every head at its thresholds, under all windows and links."""
+    """List the settings: `greedy` at each window, each head at each window, link and threshold.
+
+    thresholds: thresholds of each head, by name.
+    """
     judged = [
         SweepSetting(window, head, threshold, profile)
         for head, values in thresholds.items()
@@ -176,9 +180,9 @@ def sweep(
     heads: Mapping[str, DecisionHead],
     whole: Collection[str] = (),
 ) -> Iterator[tuple[str, list[QuestionCounts]]]:
-    """Yield each question's key and its counts under all settings, when it is done.
+    """Yield each question's key and its counts under all settings, as soon as it is finished.
 
-    whole: keys of the questions with windows read to their ends.
+    whole: keys of the questions with windows that are read to their ends.
     """
     courses = _courses(plan.settings, heads)
 
@@ -193,7 +197,7 @@ def sweep(
 def _count_questions(
     trajectories: Sequence[Trajectory], reader: QuestionReader, task: Task
 ) -> list[QuestionCounts]:
-    """Count rounds, and check each text once: settings share texts, and a checker may be slow."""
+    """Count each trajectory's rounds; check each distinct answer once, since checkers are slow."""
     right_by_text: dict[tuple[int, ...], bool] = {}
     for trajectory in trajectories:
         if tuple(trajectory.tokens) not in right_by_text:
@@ -208,7 +212,7 @@ def _count_questions(
 def _courses(
     settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]
 ) -> list[WalkSettings]:
-    scores: dict[tuple[str, LinkProfile], Score] = {}  # thresholds share them
+    scores: dict[tuple[str, LinkProfile], Score] = {}  # score functions, shared by all thresholds
     courses = []
     for sweep_setting in settings:
         if sweep_setting.head is None or sweep_setting.profile is None:

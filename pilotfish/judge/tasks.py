@@ -1,7 +1,7 @@
-"""Tasks: word a question, extract an answer's outcome, and check it.
+"""Tasks: write the prompt of a question, extract an answer's outcome, and check the outcome.
 
-An *outcome* is the result of an answer, as a short text that can be compared. Each task is a class
-and a line in `TASKS`.
+An *outcome* is an answer's result, as a short text that can be compared. Each task is a class in
+`TASKS`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBER = r"[-−]?\$?\s?[\d,]*\.?\d+"
 
 
 class Question(NamedTuple):
-    """A question. key: unique name. message: the user's message. answer: the reference answer."""
+    """A question. key: unique name. message: the prompt's text. answer: the reference answer."""
 
     key: str
     message: str
@@ -32,13 +32,13 @@ class Question(NamedTuple):
 
 
 class Task(ABC):
-    """A way to ask and to check. instruction: text after the question."""
+    """A kind of question. instruction: text that the prompt adds after the question."""
 
     name: ClassVar[str]
     instruction: ClassVar[str] = ""
 
     def ask(self, question: str) -> str:
-        """Word the user's message."""
+        """Compose the prompt: the question, then the instruction."""
         return f"{question}\n\n{self.instruction}" if self.instruction else question
 
     @abstractmethod
@@ -46,12 +46,12 @@ class Task(ABC):
         """Extract an answer's outcome; "" if it has none."""
 
     def right(self, question: Question, outcome: str) -> bool:
-        """Whether the outcome is that of the reference answer."""
+        """Return whether the outcome equals the reference answer's outcome."""
         return outcome != "" and outcome == self.outcome(question, question.answer)
 
 
 class Gsm8k(Task):
-    """Grade-school mathematics: the final number (Cobbe et al. 2021)."""
+    """Grade-school mathematics (Cobbe et al. 2021); the outcome is the final number."""
 
     name = "gsm8k"
     instruction = (
@@ -60,14 +60,14 @@ class Gsm8k(Task):
     )
 
     def outcome(self, question: Question, text: str) -> str:
-        """Extract the number after the last "####" or in the last box, else the last number."""
+        """Return the last number after "####" or in a box; without one, the last number."""
         marked = re.findall(rf"(?:####|boxed{{)\D{{0,3}}?({_NUMBER})", text)
         numbers = marked or re.findall(_NUMBER, text)
         return _number(numbers[-1]) if numbers else ""
 
 
 class Exact(Task):
-    """The text itself, with normalised spaces."""
+    """Any questions; the outcome is the answer's text, with normalised spaces."""
 
     name = "exact"
 
@@ -77,10 +77,10 @@ class Exact(Task):
 
 
 class Command(Task):
-    """A program of the user.
+    """Any questions; a program of the user extracts and checks the outcome.
 
-    It reads one line of JSON (``question``, ``answer``, ``text``), prints the outcome, and exits
-    with 0 if that is right and with 1 if not.
+    The program reads one line of JSON (``question``, ``answer``, ``text``) and prints the outcome.
+    It exits with 0 if the outcome is right, and with 1 if not.
     """
 
     name = "command"
@@ -92,7 +92,7 @@ class Command(Task):
         self._right: dict[tuple[str, str], bool] = {}
 
     def outcome(self, question: Question, text: str) -> str:
-        """Run the program; its output is the outcome."""
+        """Run the program; return its output, stripped."""
         request = {"question": question.message, "answer": question.answer, "text": text}
         try:
             process = subprocess.run(
@@ -115,7 +115,7 @@ class Command(Task):
         return outcome
 
     def right(self, question: Question, outcome: str) -> bool:
-        """Return the program's verdict from the run that printed this outcome."""
+        """Return the verdict of the program's run that printed this outcome."""
         return self._right[question.key, outcome]
 
 
@@ -123,7 +123,7 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Comma
 
 
 def make_task(name: str, checker: Sequence[str] = ()) -> Task:
-    """Make the task of this name. checker: the program of `Command`."""
+    """Make the task of this name. checker: program and arguments, for `Command`."""
     if name not in TASKS:
         raise UnsupportedError(f"There is no task {name!r}: {', '.join(TASKS)}.")
     return Command(checker) if name == Command.name else TASKS[name]()
@@ -134,10 +134,11 @@ def _line_error(fault: str, problem: str) -> UnsupportedError:
 
 
 def read_task_questions(path: Path, task: Task) -> list[Question]:
-    """Read a file of JSON objects, one a line, with "question" and "answer"; skip empty lines."""
+    """Read a file of JSON lines, each with "question" and "answer"; skip empty lines."""
     parsed = []
     with reading_file(lambda problem: UnsupportedError(f"{path} cannot be read: {problem}.")):
-        lines = read_text(path).split("\n")  # JSON strings may contain Unicode's other line ends
+        # not `splitlines`: a JSON string may contain Unicode's other line ends
+        lines = read_text(path).split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -147,7 +148,7 @@ def read_task_questions(path: Path, task: Task) -> list[Question]:
             if not isinstance(entry, dict) or not entry.keys() >= {"question", "answer"}:
                 raise UnsupportedError(f"{fault}.")
             question, answer = str(entry["question"]), str(entry["answer"])
-            (question + answer).encode()  # half of a surrogate pair is no text
+            (question + answer).encode()  # raises if the text has half a surrogate pair
         parsed.append(Question(f"{path.stem}-{number}", task.ask(question), answer))
     if not parsed:
         raise UnsupportedError(f"{path} has no question.")
@@ -155,7 +156,7 @@ def read_task_questions(path: Path, task: Task) -> list[Question]:
 
 
 def _number(text: str) -> str:
-    """Write 1,234.50 as 1234.5."""
+    """Normalise a number's digits: 1,234.50 becomes 1234.5."""
     digits = re.sub(r"[\s$,]", "", text).replace("−", "-")
     try:
         return format(Decimal(digits).normalize(), "f")

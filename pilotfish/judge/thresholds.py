@@ -1,4 +1,4 @@
-"""Rate a head's probabilities: area under the ROC curve, thresholds, a recommended threshold."""
+"""Evaluate a head's logits: area under the ROC curve, thresholds, a recommended threshold."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.head_file import CurvePoint
 
-POINTS = 26  # thresholds of the curve, as many as AutoJudge has
+POINTS = 26  # number of a curve's thresholds, the same as in AutoJudge
 
 
 def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None:
-    """Compute the area under the ROC curve: how often a 1 scores above a 0; ties count half.
+    """Compute the area under the ROC curve; None if all labels are equal.
 
-    scores [n], labels [n]. None if all labels are equal.
+    The area is the probability that a label of 1 has a higher score than a label of 0; a tie counts
+    half. scores: [n]. labels: [n].
     """
     ones = int(labels.sum())
     zeros = len(labels) - ones
@@ -27,9 +28,9 @@ def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None
 
 
 def curve(logits: NDArray[np.floating]) -> list[CurvePoint]:
-    """Compute `POINTS` quantiles of the head's probabilities, as AutoJudge does; least first."""
+    """Compute a curve of thresholds: `POINTS` quantiles of the head's probabilities, ascending."""
     bounds = np.quantile(logits.astype(np.float64), np.linspace(0.0, 1.0, POINTS))
-    # a threshold of 1 would forgive every mismatch, and 0 none
+    # Clip, so that no threshold rounds to 0 (forgive nothing) or 1 (forgive everything).
     bounds = np.clip(bounds, -30.0, 30.0)
     return [
         CurvePoint(
@@ -46,13 +47,13 @@ def recommend_threshold(
 ) -> CurvePoint | None:
     """Find the largest threshold that forgives at most the share ``risk`` of harmful mismatches.
 
-    harmful: logits of harmful mismatches under a good channel, [m]. None: every threshold forgives
-    more, so reject all.
+    harmful: logits of the harmful mismatches under a good channel, [m]. Returns None if every
+    threshold forgives a larger share; then the head should reject every mismatch.
     """
     allowed = [point for point in points if share(harmful <= (point.logit or 0.0)) <= risk]
     return max(allowed, key=lambda point: point.threshold, default=None)
 
 
 def share(mask: NDArray[np.bool_]) -> float:
-    """Compute the share of true elements; 0 for an empty mask."""
+    """Compute the share of elements that are true; 0 for an empty mask."""
     return float(mask.mean()) if mask.size else 0.0

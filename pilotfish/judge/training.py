@@ -1,10 +1,12 @@
-"""Train a decision head on instances (wisv §V-A, (26)): binary cross-entropy, balanced classes.
+"""Train a decision head on instances (WISV §V-A, equation 26).
 
-In:  the instances of `judge.instances`. Out: a `DecisionHead` with 26 thresholds, quantiles of its
-     probabilities as in AutoJudge, and a recommended one.
+The loss is binary cross-entropy; both classes have equal weight.
 
-Validation questions, kept out of training, decide when training stops; the figures of the head's
-card are measured on them. Only this module needs torch, and only when it trains.
+In:  the instances of `judge.instances`. Out: a `DecisionHead`, with a curve of 26 thresholds (the
+     quantiles of its probabilities, as in AutoJudge) and one recommended threshold.
+
+A share of the questions is for validation only. Their loss decides when training stops, and the
+figures of the head's card are measured on them. In this package only this module needs torch.
 """
 
 from __future__ import annotations
@@ -42,16 +44,16 @@ from pilotfish.speculation.channel import FEATURES
 if TYPE_CHECKING:
     import torch
 
-CLIP = 3.0  # standard deviations of a link feature
-_TOKENS_PACE = 10.0  # factor of the learning rate with token ids, since each is rare
-_THREADS = 1  # a step is too small for more, and threads change the order of sums
-_LEAST_SPREAD = 0.01  # least deviation of a state, as a share of the mean deviation
+CLIP = 3.0  # bound (standard deviations) at which a head clips a link feature
+_TOKENS_PACE = 10.0  # factor of the learning rate with token ids: each id is rare in the data
+_THREADS = 1  # torch threads: a step is small, and more threads change the order of sums
+_LEAST_SPREAD = 0.01  # lower bound of a state's deviation, as a share of the mean deviation
 
 Progress = Callable[[int, int], None]
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of training a head. seed: seed of all draws."""
+    """The options with which a head is trained. seed: seed of all draws."""
 
     width: Annotated[int, setting("width h of the hidden layer", ge=1, le=1024, metavar="H")] = 32
     dropout: Annotated[
@@ -103,9 +105,9 @@ def train(
 ) -> DecisionHead:
     """Train a head called ``name``.
 
-    sampling: options of the instances, for the record. progress: callback with the epochs done and
-    the most epochs. Raises `UnsupportedError` if there is too little data, and `EngineError` if
-    torch is not installed.
+    sampling: options of the instances, stored in the head's card. progress: callback after each
+    epoch; arguments: number of finished epochs, largest number of epochs. Raises `UnsupportedError`
+    if there is too little data, and `EngineError` if torch is not installed.
     """
     training_keys, validation_keys = split(instances.keys, options.validation, options.seed)
     training, validation = instances.subset(training_keys), instances.subset(validation_keys)
@@ -142,7 +144,7 @@ def _describe(
     record_so_far: dict[str, Value],
 ) -> DecisionHead:
     """Return the head with its curve, threshold and record. record_so_far: part of the record."""
-    # [n, K] and [n]
+    # logits: [n, K]; good, poor: [n]
     logits = np.stack(
         [_logits(head, validation, k) for k in range(validation.rejected.shape[1])], axis=1
     )
@@ -174,7 +176,7 @@ def _describe(
 
 
 def _logits(head: DecisionHead, mismatches: Instances, k: int) -> NDArray[np.float32]:
-    """Compute z [n] under the k-th channel of each question."""
+    """Compute the head's logits z [n] under the k-th channel of each question."""
     logits = np.empty(len(mismatches), np.float32)
     for index, channels in enumerate(mismatches.channels):
         rows = mismatches.question == index
@@ -189,14 +191,16 @@ def _link_scale(training_set: Instances) -> LinkScale:
     return LinkScale(mean=links.mean(0).tolist(), std=links.std(0).tolist(), clip=CLIP)
 
 
-# Learning
+# Fitting the weights
 
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """n mismatches. inputs: f32 [n, d], standardised states, or i64 [n, 2], rows of w1.
+    """n mismatches of q questions, each question under K channels, as tensors.
 
-    question: i64 [n]. links: f32 [q, K, 4], standardised, or [q, 1, 0]. rejected: f32 [n, K].
+    inputs: standardised states, f32 [n, d]; with token ids, indices of w1's rows, i64 [n, 2].
+    question: index of each mismatch's question, i64 [n]. links: standardised features of the
+    channels, f32 [q, K, 4]; [q, 1, 0] if the head reads no link. rejected: labels, f32 [n, K].
     """
 
     inputs: torch.Tensor
@@ -207,9 +211,10 @@ class _Data:
 
 @dataclass(frozen=True, eq=False)
 class _Layers:
-    """z = w2·dropout(ReLU(w1·u + b1)) + b2 (wisv (25)).
+    """The weights of a head: z = w2·dropout(ReLU(w1·[u, c] + b1)) + b2 (WISV, equation 25).
 
-    w1: [d, h]. link: [4, h], or [0, h]: w1's columns for c. b1, w2: [h]. b2: [1].
+    u are states or token ids, c is the channel. w1: weights of u, [d, h]. link: weights of c,
+    [4, h]; [0, h] if the head reads no link. b1, w2: [h]. b2: [1].
     """
 
     w1: torch.Tensor
@@ -220,7 +225,7 @@ class _Layers:
 
     @classmethod
     def draw(cls, inputs: int, links: int, width: int) -> _Layers:
-        """Draw uniformly within ±1/√(inputs of a unit), as torch initialises its layers."""
+        """Draw initial weights from ±1/√(number of a unit's inputs), uniformly, as torch does."""
         import torch
 
         def uniform(*shape: int, reads: int) -> torch.Tensor:
@@ -236,11 +241,11 @@ class _Layers:
         )
 
     def logits(self, data: _Data, rows: torch.Tensor, dropout: float) -> torch.Tensor:
-        """Compute z of these mismatches by channel, [b, K]; [b, 1] if the head reads no link."""
+        """Compute z of the mismatches ``rows`` [b], [b, K]; [b, 1] if the head reads no link."""
         from torch.nn import functional
 
         inputs = data.inputs[rows]
-        # [b, h], [b, K, h]
+        # state_part: [b, h]; inner: [b, K, h]
         state_part = (
             inputs @ self.w1
             if inputs.is_floating_point()
@@ -251,10 +256,10 @@ class _Layers:
         return logits
 
     def groups(self, options: TrainingOptions) -> list[dict[str, Any]]:
-        """Group the weights for AdamW: the link's do not decay, and learn faster than the states'.
+        """Group the weights for AdamW; link weights do not decay, and have a higher learning rate.
 
-        AdamW moves all weights equally fast: the thousands for states would memorise the data
-        before the few for the link had learnt anything.
+        At one learning rate AdamW moves all weights equally fast. Then the thousands of state
+        weights memorise the data before the few link weights have learnt anything.
         """
         reads, links = (2 if options.tokens else len(self.w1)), max(len(self.link), 1)
         rate = options.learning_rate * (_TOKENS_PACE if options.tokens else 1.0)
@@ -277,7 +282,7 @@ def _fit(
     options: TrainingOptions,
     progress: Progress,
 ) -> tuple[Tensors, int]:
-    """Train; return the tensors with the least validation loss, and their epoch."""
+    """Train; return the tensors of the epoch with the least validation loss, and that epoch."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -317,7 +322,7 @@ def _fit(
 def _loss(
     layers: _Layers, data: _Data, rows: torch.Tensor, positive: torch.Tensor, dropout: float
 ) -> torch.Tensor:
-    """Compute (26), with labels of 1 weighted so that both classes have equal weight."""
+    """Compute the mean loss (WISV, equation 26); ``positive`` is the weight of label 1."""
     from torch.nn import functional
 
     labels = data.rejected[rows]
@@ -329,7 +334,7 @@ def _loss(
 
 
 def _balance(data: _Data) -> torch.Tensor:
-    """Compute the number of labels of 0 for each 1."""
+    """Compute the weight of label 1 that balances the classes: labels of 0 per label of 1."""
     ones = data.rejected.mean()
     if not 0.0 < float(ones) < 1.0:
         raise UnsupportedError(
@@ -370,18 +375,18 @@ def _data(
 
 
 def _state_scale(training_set: Instances) -> tuple[Floats, Floats]:
-    """Compute mean and standard deviation of the states, f32 [d_D + d_T] each."""
+    """Compute mean and standard deviation of each state, over training; f32 [d_D + d_T] each."""
     pair = (training_set.drafter, training_set.target)
     mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
     std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
-    # a lower bound: a state that hardly varies in training must not dominate when it does vary
+    # lower bound: a state that hardly varies in training must not dominate where it does vary
     least = max(_LEAST_SPREAD * float(std.mean()), 1e-6)
     return mean.astype(np.float32), np.maximum(std, least).astype(np.float32)
 
 
 @contextmanager
 def _deterministic(seed: int) -> Iterator[None]:
-    """Seed torch's draws and fix its order of sums; restore both afterwards."""
+    """Seed torch's generator and fix its thread count; restore both afterwards."""
     import torch
 
     threads = torch.get_num_threads()

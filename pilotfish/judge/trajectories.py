@@ -1,14 +1,16 @@
-"""Compute the tokens that an edge with a head commits, for many settings at once (wisv §III, §VI).
+"""Compute the tokens that an edge with a head commits, for many settings at once (WISV §III, §VI).
 
-In:  a question and its courses, each a window γ and a judge. Out: each course's tokens and rounds,
-     as a device and an edge at temperature 0 would commit them with the real models.
+In:  a question and its courses; a course is a window γ and a judge. Out: each course's tokens and
+     rounds, the same that a device and an edge with these models would commit at temperature 0.
 
-A round is walked token by token. After a prefix the drafter chooses d and the target t. If d = t,
-it is accepted. Else the judge reads both states at d: either d stays (it is forgiven), or t is
-committed and the round ends. A round also ends with t after γ accepted tokens. So no token after a
-rejection is read. Courses that have committed the same tokens share their passes; where they
-diverge, one branch waits until the other has ended. The start of a window matters only to the
-drafter, whose context is the committed text in its own tokens; its choices are cached.
+A round is walked token by token. After a text the drafter chooses token d, the target token t. If
+d = t, d is accepted. Otherwise the judge reads both models' states at d. It either accepts d (the
+mismatch is forgiven) or rejects it; then t is committed and the round ends. A round also ends with
+t after γ accepted tokens. So usually no token after a rejection is read.
+
+Courses that have committed the same tokens share their passes. Where courses diverge, they become
+branches; one branch waits until the other has ended. The start of a window affects the drafter
+alone, because its context is the committed text in drafter tokens. Its choices are cached.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pilotfish.judge.question_reader import DrafterWindow, QuestionReader
 
 @dataclass(frozen=True, eq=False)
 class WalkSettings:
-    """A course: window γ ≥ 1 and the judge of mismatches. judge: None rejects every mismatch."""
+    """A course. window: γ ≥ 1, draft tokens. judge: judge of mismatches; None rejects all."""
 
     window: int
     judge: HeadJudge | None = None
@@ -42,10 +44,10 @@ class WalkSettings:
 class CourseRound(NamedTuple):
     """One round of a course.
 
-    drafted: tokens of the window; after a rejection it ignores an end token that the drafter may
-    have drafted later. accepted: accepted tokens. forgiven: accepted mismatches. decided:
-    mismatches up to the rejection, or in the window. mismatched: mismatches in the whole window, m;
-    None if the window was not read to its end.
+    drafted: number of draft tokens in the window. (An end token after a rejection would shorten the
+    window; unless the window was read to its end, this is ignored.) accepted: accepted tokens.
+    forgiven: accepted mismatches. decided: mismatches that were forgiven or rejected. mismatched:
+    mismatches in the whole window; None if the window was not read to its end.
     """
 
     drafted: int = 0
@@ -56,13 +58,13 @@ class CourseRound(NamedTuple):
 
     @property
     def after_rejection(self) -> int:
-        """Drafted tokens after the rejected one; no judge decides on them."""
+        """The number of drafted tokens after the rejected token; no judge decides on them."""
         return max(0, self.drafted - self.accepted - 1)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An answer. tokens: the target's ids, with an end token if there is one."""
+    """A course's answer and rounds. tokens: target ids, including the end token if there is one."""
 
     tokens: list[int]
     rounds: list[CourseRound]
@@ -71,10 +73,10 @@ class Trajectory:
 def walks(
     reader: QuestionReader, courses: Sequence[WalkSettings], *, whole: int = 0
 ) -> Procedure[list[Trajectory]]:
-    """Walk each course to its end; return their trajectories in order.
+    """Walk each course to its end; return the trajectories in the order of the courses.
 
-    whole: number of windows to read to their ends, for `CourseRound.mismatched`; each costs γ
-    tokens.
+    whole: number of windows that are read to their ends, for `CourseRound.mismatched`. Each of them
+    costs about γ more tokens.
     """
     trajectories = yield from _Tree(reader, whole).walk(courses)
     return trajectories
@@ -82,13 +84,13 @@ def walks(
 
 @dataclass(eq=False)
 class _Walker:
-    """State of a course. window: the open round's window; None between rounds."""
+    """The state of one course. window: the current round's window; None between rounds."""
 
     course: WalkSettings
     rounds: list[CourseRound] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     window: DrafterWindow | None = None
-    start: int = 0  # position of the window's begin in the answer
+    start: int = 0  # position in the answer at which the window begins
     round: CourseRound = field(default_factory=CourseRound)
 
     @property
@@ -102,7 +104,7 @@ class _Walker:
         self.round = CourseRound(drafted, 0, 0, 0, mismatched)
 
     def decide(self, *, accepted: bool, mismatch: bool) -> None:
-        """Count the next draft token; a rejected one ends the round."""
+        """Record whether the next draft token is accepted; a rejected token ends the round."""
         drafted, before, forgiven, decided, mismatched = self.round
         forgiven += accepted and mismatch
         self.round = CourseRound(
@@ -120,26 +122,33 @@ class _Walker:
         self.window = None
 
     def end(self, answer: list[int]) -> None:
-        """End the answer; an open round ended with a drafted token."""
+        """Store the answer; end the current round, if an accepted token ended the answer."""
         self.tokens = answer
         if self.window is not None:
-            self.round = self.round._replace(drafted=self.round.accepted)  # an end token is last
+            # the last accepted token ended the answer, so the device drafted none after it
+            self.round = self.round._replace(drafted=self.round.accepted)
             self.close()
 
 
 class _Mismatch:
-    """A mismatch: both tokens, and the states f32 [d] at the drafted one. Caches scores."""
+    """A mismatch, with a cache of its scores.
+
+    draft, wanted: the drafter's and the target's token. drafter, target: each model's state at the
+    drafted token, f32 [d].
+    """
 
     def __init__(self, draft: int, wanted: int, drafter: Floats, target: Floats) -> None:
         self._tokens = np.array([(draft, wanted)], dtype=np.int64)
         self._drafter, self._target = drafter[None], target[None]
-        self._scored: dict[Score, Floats] = {}  # logits, shared by judges of different thresholds
+        # logits by score function; judges that differ only in their thresholds share them
+        self._scored: dict[Score, Floats] = {}
 
     def rejected_by(self, course: WalkSettings) -> bool:
         judge = course.judge
         if judge is None or course.strict:
             return True
-        if judge.score not in self._scored:  # a judge reads the state as decoded by the edge
+        # The score is computed from the drafter's state as the edge decodes it.
+        if judge.score not in self._scored:
             inputs = as_decoded(self._drafter, judge.form), self._target, self._tokens
             self._scored[judge.score] = judge.score(*inputs)
         scored_judge = replace(judge, score=lambda *_: self._scored[judge.score])
@@ -154,7 +163,10 @@ class _ModelChoice(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """Walkers with the same answer so far. target_choice: the target's next choice, if known."""
+    """The walkers with the same answer so far.
+
+    target_choice: the target's choice after this answer; None if it has not been computed yet.
+    """
 
     answer: list[int]
     walkers: list[_Walker]
@@ -162,12 +174,15 @@ class _Branch(NamedTuple):
 
 
 class _Tree:
-    """The texts of one question's courses, visited depth first, since a slot caches one text."""
+    """The texts of one question's courses, as a tree.
+
+    The tree is visited depth first, because a slot caches only one text.
+    """
 
     def __init__(self, reader: QuestionReader, whole: int) -> None:
         self._reader = reader
-        self._whole = whole  # windows left to read to their ends
-        self._drafts: dict[bytes, _ModelChoice] = {}  # choices by the drafter's ids, as bytes
+        self._whole = whole  # number of windows that are still to be read to their ends
+        self._drafts: dict[bytes, _ModelChoice] = {}  # drafter's choices, by the text's ids (bytes)
 
     def walk(self, courses: Sequence[WalkSettings]) -> Procedure[list[Trajectory]]:
         walkers = [_Walker(course) for course in courses]
@@ -182,16 +197,17 @@ class _Tree:
         return [Trajectory(walker.tokens, walker.rounds) for walker in walkers]
 
     def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
-        """Advance a branch by one token; return the branches that follow."""
+        """Advance a branch by one token; return one branch for each different next token."""
         answer, walkers, known_choice = branch
         target_token = (known_choice or (yield from self._target(answer))).choice
         yield from self._open(answer, [walker for walker in walkers if walker.window is None])
-        # ordered by reading: the branch popped next continues the slot's cached text
+        # The order matters: `walk` continues with the last branch. Its token was read last, so the
+        # slot's cache has its text.
         walkers_by_token: dict[int, list[_Walker]] = {target_token: []}
         choices_by_token: dict[int, _ModelChoice] = {}
         for window, drafting in _by_window(walkers).items():
             for walker in drafting:
-                if walker.full:  # the target's token is the bonus
+                if walker.full:  # all drafts are accepted: the target's token ends the round
                     walker.close()
                     walkers_by_token[target_token].append(walker)
             rest = [walker for walker in drafting if walker.window is not None]
@@ -214,9 +230,10 @@ class _Tree:
         walkers_by_token: dict[int, list[_Walker]],
         choices_by_token: dict[int, _ModelChoice],
     ) -> Procedure[None]:
-        """Assign each walker of one window to its next token, the draft or the target's.
+        """Decide on one draft; add each walker to the list of its next token.
 
-        choices_by_token: the target's choices after drafts that it has read.
+        walkers: walkers with this window. walkers_by_token: walkers by next token, changed in
+        place. choices_by_token: the target's choice after a draft, by draft, changed in place.
         """
         drafted = answer[walkers[0].start :]
         draft = (yield from self._draft(window, drafted)).choice
@@ -235,7 +252,7 @@ class _Tree:
             walkers_by_token.setdefault(token, []).append(walker)
 
     def _open(self, answer: list[int], walkers: Sequence[_Walker]) -> Procedure[None]:
-        """Begin a round; the tokens left in the answer bound its window, as on a device."""
+        """Begin a round. Its window leaves room for the target's token in the answer's limit."""
         if not walkers:
             return
         window, start = self._reader.window(answer), len(answer)
@@ -256,7 +273,10 @@ class _Tree:
     def _read_whole(
         self, window: DrafterWindow, answer: list[int], room: int
     ) -> Procedure[list[bool]]:
-        """Find the mismatches of a whole window, each after the drafted tokens before it."""
+        """Compute whether each draft of a whole window is a mismatch, given the drafts before it.
+
+        room: largest number of drafts.
+        """
         drafted: list[int] = []
         while len(drafted) < room and not self._reader.has_ended(drafted):
             drafted.append((yield from self._draft(window, drafted)).choice)
@@ -268,7 +288,7 @@ class _Tree:
         return _ModelChoice(int(choices[0]), states[0])
 
     def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_ModelChoice]:
-        """Get the drafter's choice; cache it, since other windows often read the same ids."""
+        """Return the drafter's choice, cached: other windows often read the same text."""
         request = window.read(drafted)
         key = request.ids.tobytes()
         if key not in self._drafts:

@@ -1,4 +1,4 @@
-"""The artifacts to check, exported for each provider when they are first needed."""
+"""Export the artifacts that the self-test checks, when each is first needed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from pilotfish.selftest.worker import ProviderJob
 Show = Callable[[str, int, "int | None"], None]
 
 DEFAULT = "default"
-DEFAULT_BYTES = 2_000_000_000  # disk space for all its formats on one provider
+DEFAULT_BYTES = 2_000_000_000  # disk space (bytes) for the default model's formats on a provider
 STAGES = 3
 
 
 class CheckArtifacts:
-    """Exports artifacts into a folder; `show(label, done, total)` reports slow exports.
+    """Exports artifacts into a folder; `show(label, done, total)` reports the progress.
 
     Attributes:
-        missing: why there is no default model; None while it is available.
+        missing: reason why the default model is not available; None while it is.
     """
 
     def __init__(self, folder: Path, show: Show) -> None:
@@ -41,7 +41,7 @@ class CheckArtifacts:
         self.missing: str | None = None
 
     def jobs(self, provider: str, *, quick: bool) -> list[ProviderJob]:
-        """List the jobs for this provider, tiny models first."""
+        """List the jobs for this provider; the tiny models come first."""
         jobs = []
         for model in KINDS:
             variants = [each for each in VARIANTS[provider] if each.every or model == TARGET]
@@ -68,7 +68,7 @@ class CheckArtifacts:
         )
 
     def _default_jobs(self, provider: str) -> list[ProviderJob]:
-        """List the default model's jobs; [] if it is unavailable, and `missing` says why."""
+        """List the default model's jobs; if it is not available, set `missing` and return []."""
         free = shutil.disk_usage(self._folder).free
         if free < DEFAULT_BYTES:
             self.missing = (
@@ -110,7 +110,7 @@ class CheckArtifacts:
         )
 
     def artifact(self, model: str, variant: Variant) -> Path:
-        """Return the artifact's folder, exporting it if needed.
+        """Return the artifact's folder; export the artifact first if it does not exist.
 
         Raises:
             EngineError: if the export fails, or the default model cannot be downloaded.
@@ -131,7 +131,7 @@ class CheckArtifacts:
         return path
 
     def stages(self, model: str, variant: Variant) -> Path:
-        """Return the folder of the model's stages, splitting it if needed."""
+        """Return the folder of the model's stages; split the model first if it is not split."""
         from pilotfish.export.split import split_artifact
 
         path = self._folder / f"{model}-{variant.dialect}-{variant.precision}-stages"
@@ -141,7 +141,7 @@ class CheckArtifacts:
 
 
 def _reference_variant(model: str, variant: Variant) -> Variant:
-    """Return the variant with which a tiny model's answers are compared."""
+    """Return the variant that gives the reference for a tiny model's answers."""
     if model not in LINEAR:
         return Variant(REFERENCE, variant.precision)
     other = "contrib" if variant == Variant("opset24", "fp32") else "opset24"
@@ -149,7 +149,7 @@ def _reference_variant(model: str, variant: Variant) -> Variant:
 
 
 def _linear_dialect(dialect: str) -> str:
-    """Return a dialect with linear attention in place of this one."""
+    """Return a dialect that has linear attention, to be used instead of this dialect."""
     return "opset24" if dialect == REFERENCE else dialect
 
 

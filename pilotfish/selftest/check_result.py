@@ -1,4 +1,4 @@
-"""The result of a check: the worst row of all answers that it compared."""
+"""The result of a check: the difference of the worst row among all compared outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Status = Literal["passed", "differs", "failed", "left out", "not there"]
 
 
 class ComparedRows(NamedTuple):
-    """Answers f32 [n, width], and those of the reference."""
+    """The outputs of a provider and of the reference for the same n tokens, f32 [n, width] each."""
 
     where: str
     got: Rows
@@ -26,13 +26,14 @@ class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result of one check of one model on one provider.
 
     Attributes:
-        precision, dialect: those of the artifact.
-        reason: why it failed, was left out or does not apply to the model.
-        difference: ‖Δ‖/‖wanted‖ of the worst row; None if nothing was compared, or if the row has
-            numbers that are not finite.
-        tolerance: the largest difference that passes.
-        largest: the largest |Δ| in that row.
-        where: the row, and the column of the largest |Δ|.
+        precision: precision of the artifact.
+        dialect: dialect of the artifact.
+        reason: why the check failed, was left out, or does not apply to the model.
+        difference: relative difference ‖Δ‖/‖wanted‖ of the worst row; None if nothing was compared,
+            or if the row has NaN or infinite numbers.
+        tolerance: largest difference with which the check passes.
+        largest: largest |Δ| in the worst row.
+        where: the worst row, and in it the column of the largest |Δ|.
         seconds: duration of the check.
     """
 
@@ -51,7 +52,7 @@ class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Worst(NamedTuple):
-    """The row that differs most."""
+    """The row with the largest relative difference."""
 
     difference: float
     largest: float
@@ -59,7 +60,7 @@ class Worst(NamedTuple):
 
 
 def worst_row(compared: Iterable[ComparedRows]) -> Worst:
-    """Find the row that differs most; `difference` is inf for numbers that are not finite."""
+    """Find the row with the largest difference; NaN and infinite numbers count as infinite."""
     result = Worst(0.0, 0.0, "")
     rows = 0
     for where, got, wanted in compared:

@@ -1,8 +1,9 @@
-"""The checks of a decoder: passes of every kind, and the expected value of each of their rows.
+"""The checks of a decoder: they run passes of every kind, and compare each row of the output.
 
-In: an empty decoder (or chain of stages) with SLOTS slots and CONTEXT positions; and the reference.
-Out: answers together with those of the reference, which computes each as one chain from an empty
-slot. No check depends on a feature that another one checks, so a fault shows in its own check.
+In: an empty decoder (or chain of stages) with SLOTS slots and CONTEXT positions; the reference.
+Out: pairs of outputs, the decoder's and the reference's. The reference computes each row from a
+chain in an empty slot. A check uses no feature that another check tests, so a faulty feature fails
+only its own check.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.selftest.check_result import ComparedRows, Rows
 
 SLOTS = 4
-CONTEXT = 640  # a GPU's cache grows twice before this is full
+CONTEXT = 640  # positions of a slot; a GPU's cache grows twice before they are full
 TEXT = np.random.default_rng(20).integers(0, 256, CONTEXT)
 OTHER = np.random.default_rng(21).integers(0, 256, CONTEXT)
-# Two roots; siblings and cousins; a path of five.
+# Parent of each node, in a tree with two roots, siblings, cousins and a path of five nodes.
 PARENTS = np.array([-1, -1, 0, 0, 1, 2, 2, 5, 3, 7, 4, 9])
 
 Tokens = NDArray[np.int64]
 
 
 class PassRunner(Protocol):
-    """Runs passes: a `Decoder` or a `StageChain`."""
+    """What can run passes: a `Decoder` or a `StageChain`."""
 
     def forward(self, passes: Sequence[Pass]) -> Sequence[Output]:
-        """Append each pass to its slot and answer it."""
+        """Append each pass to its slot, and return its output."""
         ...
 
     def rollback(self, slot: int, length: int) -> None:
-        """Drop all but the first `length` tokens of a slot."""
+        """Drop all tokens of a slot after the first `length`."""
         ...
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep only the nodes at `path` of the last tree."""
+        """Drop all nodes of the slot's last tree that are not on `path`."""
         ...
 
 
 class PlainReference:
-    """The reference: an artifact on the CPU, used in the plainest way.
+    """The reference: an artifact on the CPU that reads only chains from an empty slot.
 
     Attributes:
-        trees: whether the model reads trees. For a model with states, checks of other features use
-            chains instead.
+        trees: whether the model reads trees. A model with recurrent states does not; then the
+            checks of other features use chains.
     """
 
     def __init__(self, artifact: Artifact, threads: int | None = None) -> None:
@@ -56,13 +57,16 @@ class PlainReference:
         self._decoder = Decoder(artifact, context=CONTEXT, threads=threads, provider="cpu")
 
     def answer_after(self, tokens: Any, rows: int | None = None) -> Output:
-        """Answer the last `rows` tokens (None: all) of a chain from an empty slot."""
+        """Read a chain into an empty slot; return the output at its last `rows` tokens (or all)."""
         decoder = self._decoder
         decoder.rollback(0, 0)
         return decoder.forward([Pass(0, np.asarray(tokens, np.int64), rows)])[0]
 
     def answer_nodes(self, trunk: Tokens, nodes: Tokens, start: int, end: int) -> Rows:
-        """Answer nodes start … end − 1 of the tree PARENTS, each by its own path."""
+        """Compute the output at the nodes start … end − 1 of the tree PARENTS after a trunk.
+
+        Each node's path from its root is read as a chain.
+        """
         paths = [nodes[path_to(index)] for index in range(start, end)]
         return np.concatenate(
             [self.answer_after([*trunk, *path], 1).logits.copy() for path in paths]
@@ -70,7 +74,7 @@ class PlainReference:
 
 
 def path_to(node: int) -> list[int]:
-    """Return the nodes from a root to this one."""
+    """Return the path from the root to this node."""
     path = [node]
     while PARENTS[path[0]] >= 0:
         path.insert(0, int(PARENTS[path[0]]))
@@ -78,14 +82,14 @@ def path_to(node: int) -> list[int]:
 
 
 def logits(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """One chain into an empty slot: logits and hidden states of every token."""
+    """Read one chain into an empty slot; compare logits and hidden states of every token."""
     got, wanted = runner.forward([Pass(0, TEXT[:48])])[0], plain.answer_after(TEXT[:48])
     yield ComparedRows("logits of 48 tokens", got.logits, wanted.logits)
     yield ComparedRows("hidden states of 48 tokens", got.hidden, wanted.hidden)
 
 
 def chain(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """A text in pieces, narrow and wide."""
+    """Read a chain in several passes, of few and of many tokens."""
     end = 0
     for size in (1, 1, 2, 5, 16, 17, 1, 70):
         start, end = end, end + size
@@ -96,7 +100,7 @@ def chain(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
 
 
 def tree(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """A tree after a trunk, then the same tree grown; a model without trees raises TreeError."""
+    """Read a tree after a trunk, then more nodes of it; a model without trees raises TreeError."""
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runner.forward([Pass(1, trunk, 0)])
     for start, end in ((0, 7), (7, len(PARENTS))):
@@ -107,7 +111,7 @@ def tree(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
 
 
 def rollback(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Another text after a rollback to the first tokens, twice."""
+    """Roll back to the first tokens and read another text, twice."""
     runner.forward([Pass(2, TEXT[:30], 0)])
     tokens = TEXT[:30]
     for length, following in ((12, OTHER[:9]), (20, OTHER[30:33])):
@@ -119,7 +123,7 @@ def rollback(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows
 
 
 def keep(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """A path of a tree is kept, then a part of a chain."""
+    """Read a tree and keep one path of it; then read a chain and keep a part of it."""
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runner.forward([Pass(1, trunk, 0)])
     runner.forward([Pass(1, nodes, 0, PARENTS if plain.trees else None)])
@@ -135,7 +139,7 @@ def keep(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
 
 
 def slots(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Sequences of different lengths share passes: chains, then a tree next to a chain."""
+    """Read sequences of different lengths in one pass: chains, then a tree and a chain."""
     texts = [np.roll(TEXT, 31 * slot) for slot in range(SLOTS)]
     lengths = [3, 90, 0, 17]
     runner.forward([Pass(s, texts[s][: lengths[s]], 0) for s in range(SLOTS) if lengths[s]])
@@ -157,7 +161,7 @@ def slots(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
 
 
 def growth(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Keys and values outgrow their buffers, and their content moves into longer ones."""
+    """Read a text so long that the keys and values must move into larger buffers."""
     runner.forward([Pass(0, OTHER[:40], 0)])
     for end in range(100, 601, 100):
         got = runner.forward([Pass(1, TEXT[end - 100 : end], 2)])[0].logits

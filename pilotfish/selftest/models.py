@@ -1,7 +1,7 @@
-"""Tiny models of random weights: a checkpoint directory for each kind of attention.
+"""Tiny models with random weights: a checkpoint directory for each kind of attention.
 
-In: a folder. Out: Hugging Face directories in it, the same at every run, which pass through the
-exporter like any checkpoint. To add a kind, add a line to `KINDS`.
+In: a folder. Out: Hugging Face directories in this folder, with the same content at every run. The
+exporter reads them like any checkpoint. To add a model, add a line to `KINDS`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Floats = NDArray[np.float32]
 Spoil = Callable[[dict[str, Floats]], None]
 
 END = "<|end|>"
-TOKENS = 257  # the bytes and END
+TOKENS = 257  # vocabulary size: one token for each byte value, and END
 CONTEXT = 1024
-SHARPNESS = 2.0  # standard deviation of the logits, about
+SHARPNESS = 2.0  # approximate standard deviation of the logits
 TARGET = "llama"
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": 264,  # some rows are padding
+    "vocab_size": 264,  # more than TOKENS: the last rows are padding
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
@@ -62,13 +62,13 @@ _OPT: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "eos_token_id": TOKENS - 1,
 }
-# Models by name; the comments say what is special about their layers.
+# Models by name. The comment beside a model lists the special features of its layers.
 KINDS: dict[str, dict[str, Any]] = {
-    TARGET: _LLAMA,  # fewer keys than queries, rotary positions
+    TARGET: _LLAMA,  # fewer key heads than query heads, rotary positions
     "llama3": {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": _ROPE},
-    "qwen2": {**_LLAMA, "model_type": "qwen2"},  # biases
-    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # norms of queries and keys
-    "gemma2": {  # windows, soft caps, norms on both sides
+    "qwen2": {**_LLAMA, "model_type": "qwen2"},  # biases of queries, keys and values
+    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # queries and keys are normed
+    "gemma2": {  # sliding windows, soft caps, norms before and after each block
         **_LLAMA,
         "model_type": "gemma2",
         "head_dim": 16,
@@ -80,15 +80,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "smollm3",
         "no_rope_layers": [1, 0, 1],
     },  # one layer without rotary positions
-    "cohere": {  # attention and feed-forward in parallel, rotary pairs of neighbours
+    "cohere": {  # parallel attention and feed-forward, rotary positions on pairs of neighbours
         **{key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"},
         "model_type": "cohere",
         "layer_norm_eps": 1e-5,
         "use_qk_norm": True,
         "logit_scale": 1.0,
     },
-    "olmo2": {**_LLAMA, "model_type": "olmo2"},  # norms over all heads
-    # Layers with other head sizes, which read earlier layers' keys and values; a table per layer.
+    "olmo2": {**_LLAMA, "model_type": "olmo2"},  # query and key norms over all heads together
+    # Layers with different head sizes; layers that read earlier layers' keys and values; one
+    # embedding table per layer.
     "gemma4": {
         **{key: value for key, value in _LLAMA.items() if key != "rope_theta"},
         "model_type": "gemma4_text",
@@ -101,8 +102,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 32,
         "vocab_size_per_layer_input": 264,
     },
-    "opt": _OPT,  # learned positions, as many keys as queries, projected embeddings
-    "gpt_oss": {  # sinks, windows, experts with biases in all layers
+    "opt": _OPT,  # learned positions, equal numbers of key and query heads, projected embeddings
+    "gpt_oss": {  # attention sinks, sliding windows, experts with biases in all layers
         **_LLAMA,
         "model_type": "gpt_oss",
         "head_dim": 16,
@@ -138,23 +139,27 @@ KINDS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 8,
     },
 }
-# Models with recurrent states; they read no trees.
+# Models with recurrent states; they cannot read trees.
 STATEFUL = ("lfm2", "qwen3_5")
-# Models that cannot be cut into stages: those with states or with shared keys and values.
+# Models that cannot be cut into stages: they have recurrent states, or layers that share keys and
+# values.
 WITHOUT_STAGES = (*STATEFUL, "gemma4")
-# Plain operators cannot express linear attention, so these have no opset17.
+# Models with linear attention. Plain operators cannot express it, so they have no opset17 variant.
 LINEAR = ("qwen3_5",)
-# Models that also run the protocols.
+# Models with which the protocols are also checked.
 BOTH_ENDS = (TARGET, "gpt_oss", "qwen2_moe", *STATEFUL)
 
 
 def drafter_of(kind: str) -> str:
-    """Name the drafter of a target: the same weights, but flatter; half of its drafts match."""
+    """Return the name of a target's drafter.
+
+    The drafter has the same weights, but a flatter distribution; about half of its drafts match.
+    """
     return f"{kind}-drafter"
 
 
 def tiny_models(folder: Path) -> dict[str, str]:
-    """Write all models and the drafters of `BOTH_ENDS`; return their directories by name."""
+    """Write all models, and the drafters for `BOTH_ENDS`; return the directories by model name."""
     sharp = {name: (config, SHARPNESS) for name, config in KINDS.items()}
     flat = {drafter_of(name): (KINDS[name], SHARPNESS / 1.5) for name in BOTH_ENDS}
     written = {}
@@ -167,7 +172,7 @@ def tiny_models(folder: Path) -> dict[str, str]:
 def write_model(
     path: Path, config: Mapping[str, Any], sharpness: float, spoil: Spoil = lambda _: None
 ) -> None:
-    """Write one model; `spoil` may change its weights, which have our names."""
+    """Write one model. `spoil` may change its weights, by their names in `export.weights`."""
     from safetensors.numpy import save_file
 
     from pilotfish.export.sources.huggingface_config import Description
@@ -183,7 +188,7 @@ def write_model(
 
 
 def _tokenizer() -> str:
-    """Make a tokenizer.json of single bytes."""
+    """Make a tokenizer.json whose tokens are single bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: id for id, token in enumerate([*alphabet, END])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
@@ -195,7 +200,10 @@ def _tokenizer() -> str:
 
 
 def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
-    """Make normal random weights, by our names, that depend only on their names."""
+    """Draw normal random weights, by their names in `export.weights`.
+
+    A weight's name seeds its values, so they do not depend on the other weights.
+    """
     from pilotfish.export.weights import shapes
 
     weights = {}
@@ -214,19 +222,19 @@ def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
 
 
 def _typical_value(name: str) -> float:
-    """Return the typical value of a vector's numbers."""
+    """Return the mean of the numbers in a weight vector of this name."""
     if name.endswith(".sinks"):
-        return 3.0  # visible on long texts, too
+        return 3.0  # large enough to change the outputs on long texts, too
     if name.endswith(".A_log"):
-        return -2.0  # states remember some dozens of tokens
+        return -2.0  # the states then remember some dozens of tokens
     return float(name.endswith("layer_scalar") or ("norm" in name and name.endswith("weight")))
 
 
 def _separate_experts(weights: dict[str, Floats], experts: int) -> None:
-    """Make experts depend only on the token's embedding, in channels that nothing else writes.
+    """Make the choice of experts depend only on the token, through channels that no layer writes.
 
-    The scores are far apart, so that no rounding, not even to half precision, selects others:
-    that would be a different but correct answer.
+    The experts' scores are far apart, so that rounding, even to half precision, cannot select other
+    experts. If it did, the output would be correct but different from the reference's.
     """
     random = np.random.default_rng(22)
     for name, values in weights.items():
@@ -242,9 +250,10 @@ def _separate_experts(weights: dict[str, Floats], experts: int) -> None:
 def as_stored(
     names: Names, config: ModelConfig, weights: Mapping[str, Floats]
 ) -> dict[str, Floats]:
-    """Return the checkpoint tensors that hold these weights.
+    """Convert weights to the tensors of a checkpoint.
 
-    `weights` have our names and the order of `export.weights`, which is that within fused tensors.
+    `weights` have the names and the order of `export.weights`; the order determines their places in
+    fused tensors.
     """
     from pilotfish.export.sources.tensor_names import stored_name
 
@@ -258,14 +267,14 @@ def as_stored(
 
 
 def _join_arrays(names: Names, config: ModelConfig, name: str, arrays: Sequence[Floats]) -> Floats:
-    """Combine the weights that share a tensor."""
+    """Combine the weights that a checkpoint stores in one tensor."""
     if config.experts is not None and name.endswith(tuple(names.stacked)):
         size = len(arrays) // config.experts.count
         experts = [arrays[start : start + size] for start in range(0, len(arrays), size)]
         return np.stack([_expert_tensor(names, parts) for parts in experts])
     if len(arrays) == 1:
         return arrays[0]
-    if names.by_head:  # queries and gate of a head
+    if names.by_head:  # each head's queries and gate are adjacent
         return _interleave([array.reshape(config.heads, -1, array.shape[1]) for array in arrays])
     return np.concatenate(arrays)
 
@@ -278,5 +287,5 @@ def _expert_tensor(names: Names, parts: Sequence[Floats]) -> Floats:
 
 
 def _interleave(arrays: Sequence[Floats]) -> Floats:
-    """Interleave arrays by groups of rows [groups, rows, …], one group of each array in turn."""
+    """Interleave arrays [groups, rows, …]: one group of rows from each array in turn."""
     return np.concatenate(arrays, axis=1).reshape(-1, *arrays[0].shape[2:])

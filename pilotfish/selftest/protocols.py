@@ -1,4 +1,4 @@
-"""Run both ends on this provider, over loopback: do lossless protocols match `stream`?"""
+"""Check that lossless protocols give the same tokens as `stream`, over loopback."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pilotfish.wire.protocols import STREAM
 PROMPTS = ("The pilot fish", "swims ahead of the shark")
 MAX_TOKENS = 48
 CONTEXT = 256
-# Protocols, with the temperatures at which they promise the tokens of `stream`.
+# Lossless protocols, each with the temperatures at which it must give the same tokens as `stream`.
 LOSSLESS = {"greedy": (0.0,), "coupled": (0.0, 1.0), "ahead": (0.0, 1.0)}
 
 
 class Divergence(NamedTuple):
-    """The first token at which an answer differs from that of `stream`."""
+    """The first token at which a protocol's answer differs from the answer of `stream`."""
 
     temperature: float
     prompt: str
@@ -27,7 +27,7 @@ class Divergence(NamedTuple):
     wanted: int | None
 
     def __str__(self) -> str:
-        """Format as one line."""
+        """Format the divergence as one line."""
         return (
             f"temperature {self.temperature:g}, {self.prompt!r}: token {self.token} is "
             f"{self.got} instead of {self.wanted}"
@@ -36,7 +36,7 @@ class Divergence(NamedTuple):
 
 @contextmanager
 def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
-    """Start an edge in a process of its own, and a device here."""
+    """Start an edge in a separate process; yield a device in this process, connected to it."""
     edge = EdgeServer(target, provider=provider, context=CONTEXT, sessions=2, threads=1)
     with (
         edge,
@@ -46,7 +46,7 @@ def both_ends(target: str, drafter: str, provider: str) -> Iterator[Device]:
 
 
 def first_difference(device: Device, protocol: str) -> Divergence | None:
-    """Compare a protocol's answers with those of `stream`; None if they are the same."""
+    """Compare a protocol's answers with the answers of `stream`; return None if they are equal."""
     for temperature in LOSSLESS[protocol]:
         for prompt in PROMPTS:
             got, wanted = (
@@ -67,7 +67,7 @@ def first_difference(device: Device, protocol: str) -> Divergence | None:
 def _first_divergence(
     temperature: float, prompt: str, got: list[int], wanted: list[int]
 ) -> Divergence:
-    """Find the first token that differs; None stands for the end of an answer."""
+    """Find the first token that differs; in the result, None means that the answer has ended."""
     longest = max(len(got), len(wanted))
     pairs = [
         tuple(answer[index] if index < len(answer) else None for answer in (got, wanted))

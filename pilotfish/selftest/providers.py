@@ -1,4 +1,4 @@
-"""Available providers, the variants that each is given, and their tolerances."""
+"""The providers, the variants in which each is checked, and the tolerances."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ from pilotfish.engines.runtime import (
 )
 from pilotfish.engines.tensorrt.gates import OPSET24_OPERATORS, tensorrt_version
 
-# The surest and quickest first: the time limit cuts off the end.
+# Order of the checks: the most reliable and fastest first, because the time limit cuts off the end.
 ORDER = ("cpu", "cuda", "tensorrt", "tensorrt-ep")
-BUILDING = ("tensorrt", "tensorrt-ep")  # these build an engine when they first open an artifact
-# Dialect of the reference: plain operators, on the CPU, a new chain for every answer.
+BUILDING = ("tensorrt", "tensorrt-ep")  # providers that build an engine for a new artifact (slow)
+# Dialect of the reference on the CPU: plain operators.
 REFERENCE = "opset17"
 
 
 class Variant(NamedTuple):
-    """A form of a model to export. `every`: for all tiny models, not only for the first."""
+    """A dialect and precision in which models are exported.
+
+    every: whether all tiny models are exported in this variant, or only the first.
+    """
 
     dialect: str
     precision: Precision
     every: bool = True
 
     def __str__(self) -> str:
-        """Format as in folder names and progress."""
+        """Format the variant for folder names and progress reports."""
         return f"{self.dialect}-{self.precision}"
 
 
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "cpu": (Variant("opset24", "fp32"), Variant("opset17", "fp32"), Variant("contrib", "fp32")),
     "cuda": (Variant("opset24", "fp32"), Variant("opset24", "fp16"), Variant("opset17", "fp32")),
-    # Each takes a build: all kinds of attention in one dialect, other dialects and precisions once.
+    # Each artifact takes a build. So one dialect covers all tiny models; each other dialect and
+    # precision covers one model.
     "tensorrt": (
         Variant("opset17", "fp32"),
         Variant("opset17", "fp16", every=False),
@@ -48,31 +52,31 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 }
 # Providers that support recurrent states.
 STATEFUL_PROVIDERS = ("cpu",)
-# Variant in which the default model is checked: that of a target on this provider.
+# Variant in which the default model is checked: the variant of a target on this provider.
 CHECKED = {
     "cpu": Variant("opset24", "fp32"),
     "cuda": Variant("opset24", "fp16"),
     "tensorrt": Variant("opset17", "fp16"),
     "tensorrt-ep": Variant("opset17", "fp16"),
 }
-# Variants in which it is also timed: those of a drafter.
+# Variants in which the default model is also timed: the variants of a drafter.
 TIMED = {"cpu": (Variant("contrib", "int4"),), "cuda": (Variant("opset24", "fp32"),)}
 
-# ‖Δ‖/‖logits‖ of the worst row. A wrong key, value or mask changes it by 0.1 or more.
-FP32 = 1e-4  # sums in another order: 10⁻⁶ on the CPU, 7·10⁻⁷ on an H100 without TF32, 10⁻³ with it
-TF32 = 5e-3  # TensorRT multiplies fp32 as TF32, with 10 bits, by default
-FP16 = 2e-2  # half precision: 10⁻³ over all rows on an H100, limit 10⁻²; one row may be twice that
+# Tolerances: largest ‖Δ‖/‖logits‖ of the worst row. A wrong key, value or mask causes 0.1 or more.
+FP32 = 1e-4  # sums in another order cause 10⁻⁶ (CPU), 7·10⁻⁷ (H100); on an H100 with TF32, 10⁻³
+TF32 = 5e-3  # by default, TensorRT multiplies fp32 numbers as TF32, with a mantissa of 10 bits
+FP16 = 2e-2  # half precision causes 10⁻³ over all rows (H100); one row may be twice the limit 10⁻²
 
 
 def tolerance(provider: str, precision: str) -> float:
-    """Return the largest difference of a row that rounding explains."""
+    """Return the tolerance: the largest relative difference of a row that rounding can cause."""
     if precision == "fp16":
         return FP16
     return TF32 if provider in BUILDING else FP32
 
 
 def why_unable(provider: str, manifest: Manifest) -> str | None:
-    """Return why the installed libraries cannot run the artifact; None if they can."""
+    """Return the reason why the installed libraries cannot run the artifact; None if they can."""
     if manifest.states is not None and (problem := _why_stateless(provider, manifest)):
         return problem
     if manifest.dialect != "opset24":
@@ -82,7 +86,7 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
 
         if hasattr(
             trt.ICudaEngine, "get_aliased_input_tensor"
-        ):  # added together with the operators
+        ):  # this method came into TensorRT in the same version as the operators
             return None
         return f"TensorRT {trt.__version__} lacks {', '.join(OPSET24_OPERATORS)}: 10.15 has them"
     if runtime_version() >= OPSET24_SINCE:
@@ -100,7 +104,7 @@ def _why_stateless(provider: str, manifest: Manifest) -> str | None:
 
 
 def why_absent(provider: str) -> str | None:
-    """Return why a provider is absent; None if its libraries and its hardware are present."""
+    """Return the reason why a provider is absent; None if libraries and hardware are present."""
     try:
         if provider == "tensorrt":
             tensorrt_version()
@@ -116,7 +120,7 @@ def why_absent(provider: str) -> str | None:
 
 
 def describe(provider: str) -> dict[str, str]:
-    """Return GPU and versions, as reported by the provider's libraries."""
+    """Return the GPU's name and the versions that the provider's libraries report."""
     if provider == "cpu":
         return {"onnxruntime": ".".join(map(str, runtime_version()))}
     cuda = Cuda()
@@ -128,7 +132,7 @@ def describe(provider: str) -> dict[str, str]:
 
 
 def _missing_provider(provider: str) -> str | None:
-    """Return an error if the installed ONNX Runtime lacks a provider; else None."""
+    """Return an error message if the installed ONNX Runtime lacks the provider; else None."""
     import onnxruntime
 
     module, _, name = PROVIDERS[provider].partition(":")

@@ -1,7 +1,7 @@
-"""Run all checks: one watched process per provider, within a time limit.
+"""Run all checks within a time limit, in one watched process per provider.
 
-A provider's process may crash or hang, as GPU libraries do: that counts as a failed check, and a
-new process continues with the next artifact.
+GPU libraries may crash or hang a provider's process. Then the current check has failed, and a new
+process continues with the next artifact.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pilotfish.selftest.worker import OPENING, Assignment, ProviderJob
 
 COMMAND = (sys.executable, "-m", "pilotfish.selftest.worker")
 TICK_S = 1.0
-MOST_SILENCE_S = 120.0  # longest silence during a check; building an engine may take all the time
-PRESENCE_S = 60.0  # limit to find out whether a provider is present
+MOST_SILENCE_S = 120.0  # longest silence during a check (s); engine builds have no such limit
+PRESENCE_S = 60.0  # time limit (s) of the process that finds out whether a provider is present
 
 FORMAT = 1
 
 
 class Presence(Struct, frozen=True, omit_defaults=True):
-    """Whether a provider is present; if not, why; GPU and versions."""
+    """The presence of a provider: the reason if it is absent, and its GPU and versions if not."""
 
     there: bool
     reason: str = ""
@@ -44,12 +44,13 @@ class Presence(Struct, frozen=True, omit_defaults=True):
 
 
 class SelfTest(Struct, kw_only=True):
-    """All results, as `--json` writes them.
+    """All results of a self-test; `--json` writes this structure.
 
     Attributes:
-        machine: facts about it, and `load`: its load average at the start.
-        times: median and least milliseconds of a pass, by S, for each artifact that was timed.
-        left_out: what was not checked, and why.
+        machine: facts about the machine; `load` is its load average at the start.
+        times: times of a pass over S tokens (median and minimum, ms), by S, for each timed
+            artifact.
+        left_out: skipped parts of the self-test, each with the reason.
     """
 
     format: int = FORMAT
@@ -63,7 +64,7 @@ class SelfTest(Struct, kw_only=True):
 
 
 class Runner:
-    """Checks providers one after the other; `show(label, done, total)` draws progress."""
+    """Checks one provider after the other; `show(label, done, total)` displays the progress."""
 
     def __init__(
         self, show: Show, *, minutes: float, quick: bool, command: Sequence[str] = COMMAND
@@ -78,7 +79,7 @@ class Runner:
         """Check these providers.
 
         Raises:
-            ProviderError: if there is no ONNX Runtime, and so no CPU to compare with.
+            ProviderError: if ONNX Runtime is not installed: the reference needs it.
         """
         with tempfile.TemporaryDirectory(prefix="pilotfish-selftest-") as folder:
             artifacts = CheckArtifacts(Path(folder), self._show)
@@ -98,7 +99,7 @@ class Runner:
         return self.report
 
     def attempt(self, provider: str, jobs: Sequence[ProviderJob]) -> None:
-        """Run these jobs; after a crash, go on with the next job."""
+        """Run a provider's jobs; after a crash, continue with the next job."""
         total = sum(len(job.checks) for job in jobs)
         while jobs:
             watch = JobWatch(self, provider, jobs, total)
@@ -110,17 +111,17 @@ class Runner:
         return time.monotonic() - self._begin > self._minutes * 60
 
     def describe_left_out(self) -> str:
-        """Say that the time limit has passed."""
+        """Return the reason for checks that were skipped because the time limit had passed."""
         return f"{self._minutes:g} minutes were over: --minutes gives more"
 
     def progress(self, provider: str, job: ProviderJob, check: str, done: int, total: int) -> None:
-        """Show the current check."""
+        """Display the current check."""
         building = check == OPENING and provider in BUILDING
         suffix = ", building its engine" if building else ""
         self._show(f"{provider}: {job.model}, {job.dialect}, {job.precision}{suffix}", done, total)
 
     def _look_for(self, provider: str) -> None:
-        """Find out whether a provider is present, in a process of its own."""
+        """Find out, in a separate process, whether a provider is present."""
         child = ChildProcess([*self._command, _encode_assignment(provider, ())], PRESENCE_S)
         try:
             message = child.pipe.receive() or {"absent": "the process that looked for it died"}
@@ -135,7 +136,7 @@ class Runner:
 
 
 class JobWatch:
-    """Watches one process of a provider."""
+    """Watches a provider's process and collects its results."""
 
     def __init__(
         self, runner: Runner, provider: str, jobs: Sequence[ProviderJob], total: int
@@ -146,7 +147,7 @@ class JobWatch:
         self._done = total - sum(len(job.checks) for job in jobs)
 
     def follow(self, command: Sequence[str]) -> int:
-        """Watch the process until it ends; return the number of jobs that are finished."""
+        """Start the process, watch it until it ends, and return the number of finished jobs."""
         child = ChildProcess([*command, _encode_assignment(self._provider, self._jobs)], TICK_S)
         last_message = time.monotonic()
         try:
@@ -185,7 +186,7 @@ class JobWatch:
             self._has_result = True
 
     def _on_exit(self, code: int | None) -> int:
-        """Record how the process ended; return the number of jobs that are finished."""
+        """Record how the process ended; return the number of finished jobs."""
         if code == 0:
             return len(self._jobs)
         cause = f"with exit code {code}"
@@ -196,7 +197,7 @@ class JobWatch:
         return self._job + 1
 
     def _on_stop(self, silent_s: float) -> int:
-        """Record why the process was stopped: it was silent too long, or the time is over."""
+        """Record why the process was stopped: long silence, or the end of the time limit."""
         if not self._runner.is_out_of_time:
             cause = f"no message for {silent_s:.0f} s"
             self._add_result(self._job, self._check, "failed", cause)

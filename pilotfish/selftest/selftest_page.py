@@ -19,7 +19,7 @@ _MACHINE = ("board", "cpu", "cpus", "gpu", "l4t", "power_mode", "kernel", "machi
 
 
 def show(report: SelfTest, console: Console, file: str | None) -> None:
-    """Print the page; file: where the same results were written as JSON."""
+    """Print all results. file: path of the JSON file with the same results, if there is one."""
     for line in _machine(report):
         console.print(line, markup=False)
     for provider, presence in report.providers.items():
@@ -68,7 +68,7 @@ def _machine(report: SelfTest) -> Iterator[str]:
 
 
 def _table(provider: str, findings: Sequence[CheckResult]) -> Table:
-    """Make a table with a row for each artifact and a column for each check."""
+    """Make a provider's table, with a row for each artifact and a column for each check."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(provider, no_wrap=True)
     for check in CHECKED:
@@ -90,7 +90,7 @@ def _protocols(findings: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def _largest(findings: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield the largest difference that passed, by precision."""
+    """Yield a line for each precision, with the largest difference that passed."""
     passed = [each for each in findings if each.status == "passed" and each.difference is not None]
     for precision in dict.fromkeys(each.precision for each in passed):
         results = [each for each in passed if each.precision == precision]
@@ -102,7 +102,7 @@ def _largest(findings: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def _problems(findings: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield a line for each check that did not pass; one per model for "not there"."""
+    """Yield a line for each check that did not pass; merge a model's "not there" checks."""
     absent = {(each.model, each.check): each for each in findings if each.status == "not there"}
     for each in absent.values():
         yield f"{MARKS[each.status]} {each.model}, {each.check}: {each.reason}"

@@ -1,4 +1,4 @@
-"""A model in stages, all in this process, for the checks of a decoder."""
+"""A model that is cut into stages, all in this process, so that a decoder's checks can run it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pilotfish.selftest.checks import (
 
 
 class StageChain:
-    """Stages, each fed by the one before, and their head."""
+    """A chain of stages, and a head for the logits. A stage reads the states of the one before."""
 
     def __init__(self, folder: Path, provider: str) -> None:
         self._stages = [
@@ -36,28 +36,28 @@ class StageChain:
         self._head = Head(self._stages[0].artifact, threads=1, provider=provider)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """Append each pass to its slot in every stage, and answer it."""
+        """Append each pass to its slot in every stage, and return its output."""
         states = None
         for stage in self._stages:
             states = stage.forward(passes, states)
-        assert states is not None  # there is at least one stage
+        assert states is not None  # a model has at least one stage
         ends = np.cumsum([item.row_count for item in passes])[:-1]
         parts = (np.split(rows, ends) for rows in (self._head.logits(states), states))
         return [Output(*both) for both in zip(*parts, strict=True)]
 
     def rollback(self, slot: int, length: int) -> None:
-        """Drop all but the first `length` tokens of a slot."""
+        """Drop all tokens of a slot after the first `length`, in every stage."""
         for stage in self._stages:
             stage.rollback(slot, length)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep only these nodes of the last tree."""
+        """Drop all nodes of the slot's last tree that are not on `path`."""
         for stage in self._stages:
             stage.keep_path(slot, path)
 
 
 def stage_checks(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Run a decoder's checks on stages, except those with long texts."""
+    """Run a decoder's checks on stages, without the checks that read long texts."""
     for check in (logits, tree, rollback, keep, slots):
         empty_slots(runner)
         for compared in check(runner, plain):

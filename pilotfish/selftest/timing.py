@@ -1,6 +1,7 @@
-"""Time passes: S tokens of one slot after 200 tokens of context.
+"""Time passes over S tokens of one slot, after 200 tokens of context.
 
-The median comes with the minimum, which is more reliable if others use the machine.
+The result has the median and the minimum. The minimum is more reliable if other programs run on the
+machine.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.selftest.checks import TEXT
 
 SIZES = (1, 4, 8, 16)
-CONTEXT_TOKENS = 200  # context length in the slot
+CONTEXT_TOKENS = 200  # number of tokens in the slot before each timed pass
 TIMED_PASSES, WARM_PASSES = 15, 3
 
 
 class PassTimes(NamedTuple):
-    """Milliseconds over TIMED_PASSES passes of each size, by S."""
+    """The times (ms) of TIMED_PASSES passes for each size S, by S."""
 
     median_ms: dict[str, float]
     least_ms: dict[str, float]
 
 
 def pass_times(decoder: Decoder) -> PassTimes:
-    """Time passes of each size, with all their logits."""
+    """Time passes of each size; every pass computes the logits of all its tokens."""
     decoder.rollback(0, 0)
     decoder.prefill(0, TEXT[:CONTEXT_TOKENS], rows=0)
     times_ms = {str(size): _time_passes(decoder, size) for size in SIZES}

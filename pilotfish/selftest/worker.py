@@ -1,14 +1,14 @@
-"""Check one provider: the process that `pilotfish selftest` starts for it.
+"""Check one provider, in the process that `pilotfish selftest` starts for this provider.
 
     python -m pilotfish.selftest.worker ORDER DESCRIPTOR
 
-ORDER is the JSON of an `Assignment`. Progress and results go through the pipe, a line of JSON each,
-so if the process dies, only its last check is lost:
+ORDER is an `Assignment` as JSON. DESCRIPTOR is the number of a pipe. Every event goes into the pipe
+as a line of JSON. So if the process dies, only its current check is lost:
 
-    {"absent": reason}                      the provider is absent; nothing follows
+    {"absent": reason}                      the provider is absent; no other line follows
     {"machine": {...}}                      GPU and versions
     {"doing": {"job": 3, "check": "tree"}}  the check that begins
-    {"finding": {...}}, {"times": {...}}    its result
+    {"finding": {...}}, {"times": {...}}    the result of this check
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ class ProviderJob(Struct, frozen=True, kw_only=True):
     """One artifact to check.
 
     Attributes:
-        reference: an artifact of the same weights and precision that the CPU runs; None: the
+        reference: artifact with the same weights and precision for the CPU; None: the provider's
             artifact is only timed.
-        cut: folder of its stages.
-        drafter: an artifact of the same weights, but flatter, to run the protocols as well.
-        timed: whether to time passes.
-        threads: CPU threads; None: the default. Tiny models are faster on one thread.
+        cut: folder with the artifact's stages.
+        drafter: artifact with the same weights but flatter logits, with which the protocols run;
+            None: the protocols are not checked.
+        timed: whether passes are timed.
+        threads: number of CPU threads; None: the default. Tiny models are fastest on one thread.
     """
 
     model: str
@@ -69,7 +70,7 @@ class ProviderJob(Struct, frozen=True, kw_only=True):
 
     @property
     def checks(self) -> list[str]:
-        """The checks to run, in order, without repeats."""
+        """The names of the checks to run, in order, each once."""
         names = [OPENING]
         names += [TIMES] * self.timed
         names += CHECKS if self.reference else ()
@@ -78,14 +79,14 @@ class ProviderJob(Struct, frozen=True, kw_only=True):
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """The jobs of the process; without jobs it only finds out whether the provider is present."""
+    """The jobs of a worker process. Without jobs, the process only looks for the provider."""
 
     provider: str
     jobs: tuple[ProviderJob, ...] = ()
 
 
 def attempt(assignment: Assignment, tell: Tell) -> None:
-    """Run all jobs; an error ends only its own check."""
+    """Run all jobs; an error fails only the check that raised it."""
     if (absent := why_absent(assignment.provider)) is not None:
         tell({"absent": absent})
         return
@@ -95,14 +96,14 @@ def attempt(assignment: Assignment, tell: Tell) -> None:
 
 
 class Attempt:
-    """One job on one provider."""
+    """The run of one job on one provider."""
 
     def __init__(self, provider: str, index: int, job: ProviderJob, tell: Tell) -> None:
         self._provider, self._index, self._job, self._tell = provider, index, job, tell
         self._tolerance = tolerance(provider, job.precision)
 
     def run(self) -> None:
-        """Run the job's checks."""
+        """Run the job's checks, and report their results."""
         job = self._job
         artifact = Artifact.open(job.artifact)
         if reason := why_unable(self._provider, artifact.manifest):
@@ -189,11 +190,12 @@ class Attempt:
         )
 
     def _run_guarded(self, check: str, work: Callable[[], Any]) -> Any:
-        """Run a check; if it raises, report a failure and return None."""
+        """Run a check; if it raises an error, report a failed check and return None."""
         self._tell({"doing": {"job": self._index, "check": check}})
         try:
             return work()
-        except Exception as error:  # libraries raise their own classes and plain RuntimeError
+        # broad, because libraries raise their own classes and plain RuntimeError
+        except Exception as error:
             message = (str(error).strip() or "no message").splitlines()[0]
             expected = isinstance(error, ProviderError)
             self._report(
@@ -219,9 +221,9 @@ class Attempt:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as a separate process."""
+    """Run the assignment in ``arguments`` as a worker process."""
     order, descriptor = arguments
-    os.dup2(2, 1)  # libraries print to stdout, which is not this command's output
+    os.dup2(2, 1)  # libraries print to stdout; send this text to stderr instead
     logging.basicConfig(level=logging.ERROR)
     pipe = ChildPipe(socket.socket(fileno=int(descriptor)))
     attempt(msgspec.json.decode(order, type=Assignment), pipe.send)

@@ -1,8 +1,9 @@
-"""The papers' closed forms: equations as functions, and their results as tables and plots.
+"""The papers' equations as functions, and their results as tables and plots.
 
-``<paper>.py`` has the equations, one function each, named ``eq_<number>_<quantity>_<unit>`` with
-the paper's number. If docs/papers.md corrects an equation, the function is the corrected one and
-its docstring names the correction. ``<paper>_tables.py`` compares with the paper's printed figures.
+``<paper>.py`` has a function for each equation; its name is ``eq_<number>_<quantity>_<unit>``, with
+the number in the paper. If docs/papers.md corrects an equation, the function computes the corrected
+form, and its docstring states the correction. ``<paper>_tables.py`` compares the results with the
+figures that the paper prints. In docstrings, a number in brackets is an equation's number.
 """
 
 from pilotfish.field.papers import (

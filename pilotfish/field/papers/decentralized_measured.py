@@ -1,9 +1,10 @@
-"""decentralized's rounds on stages of our own model, as `benchmarks/pipeline.py` measured them.
+"""Rounds of a target in N stages: measurements by `benchmarks/pipeline.py`, and the paper's model.
 
-Unlike the other modules here, this one has measurements: SmolLM2-135M-Instruct (fp32, 30 layers) in
-N stages, each a process of one thread on one machine of two cores, with CURVE between them. t₁ is
-emulated on each of the N hops of a round: 0, 1, 3, 10 times a stage's compute for a window of 4.
-The int4 export drafts under `greedy`; γ = 0 is `stream`. Medians of 12 rounds.
+The target is SmolLM2-135M-Instruct (fp32, 30 layers). Each stage is a process with one thread; all
+run on one machine with two cores, and CURVE encrypts the connections between them. The time of a
+hop, t₁, is emulated on each of a round's N hops: 0, 1, 3 or 10 times the compute time of a stage
+for a window of 4. The int4 export of the same model drafts under `greedy`; γ = 0 is `stream`. All
+times are medians of 12 rounds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ CASE = ("nodes", "window", "t1_over_c")  # columns that identify a row
 
 
 def compare(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
-    """Add the model and the paper's (4) and (9) to each measured row.
+    """Add modelled times and the paper's equations 4 and 9 to each measured row.
 
-    A row has N, γ, t₁ over a stage's compute c and in ms, k, and the median round with its drafting
-    and Σ c, in ms. Added: ``hops_ms``; ``model_ms``, T; ``off``, T / round − 1; ``fixed_ms``, the
-    round's other time at t₁ = 0; ``off_fixed``, (T + fixed) / round − 1; ``eq4_ms``, (4) for k
-    tokens; ``gain``, tokens/s over those of γ = 0; ``eq9``, (9) for that. t₀ is Σ c of γ = 0.
+    A measured row has N, γ, t₁ (in ms, and relative to a stage's compute time c), k, and medians in
+    ms of the round, of its drafting and of Σ c. The added columns are:
+    ``hops_ms``: time of all hops. ``model_ms``: modelled round T. ``off``: T / round − 1.
+    ``fixed_ms``: part of the round at t₁ = 0 that T omits. ``off_fixed``: (T + fixed) / round − 1.
+    ``eq4_ms``: equation 4 for k tokens. ``gain``: tokens/s relative to γ = 0. ``eq9``: the gain by
+    equation 9. In both equations, t₀ is Σ c at γ = 0.
     """
     results = []
     for row in rows:
@@ -56,7 +59,7 @@ def compare(rows: Sequence[Mapping[str, Value]]) -> list[dict[str, Value]]:
 def _matching_row(
     rows: Sequence[Mapping[str, Value]], row: Mapping[str, Value], **changes: Value
 ) -> Mapping[str, Value]:
-    """Find the row of the same case with the columns ``changes`` changed."""
+    """Find the row that equals ``row`` in the columns `CASE`, except for the ``changes``."""
     values = {key: row[key] for key in CASE} | changes
     return next(
         candidate for candidate in rows if all(candidate[key] == values[key] for key in values)
@@ -89,7 +92,7 @@ def measurements() -> Sheet:
 
 
 def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
-    """Draw a round against N, and the gain against t₁, from rows of the benchmark or `ROWS`."""
+    """Draw the time of a round against N, and the gain against t₁; return the files' paths."""
     return [_draw_rounds(rows, folder), _draw_gain(rows, folder)]
 
 

@@ -1,6 +1,7 @@
-"""decentralized's node scaling to 16 nodes and its claims, from `field.papers.decentralized`.
+"""Tables for decentralized: scaling to 16 nodes and the paper's claims, from its equations.
 
-Rounds of a real pipeline are compared with the model by `field.papers.decentralized_measured`.
+`field.papers.decentralized` has the equations. `field.papers.decentralized_measured` compares them
+with the rounds of a real pipeline.
 """
 
 import math
@@ -24,7 +25,7 @@ WINDOW = 8
 K = (2.0, 3.86, 6.0)
 T1_OVER_T0 = (0.1, 1.0, 3.0, 10.0)
 CLAIM_NODES, CLAIM_REDUCTION, CLAIM_SPEED_UP = 8, 0.37, 2.56
-# ours, from here on; seconds in units of t₀, since all ratios are free of it
+# The constants from here on are our choice. Times are in units of t₀: no ratio depends on t₀.
 T0 = 1.0
 DRAFT = 0.1
 SLOPE = 0.05
@@ -55,7 +56,7 @@ _REMARKS = (
 
 
 def node_scaling() -> Sheet:
-    """Tabulate the speed-up against N by (9) and by the pipeline model, for each k and t₁/t₀."""
+    """Tabulate speed-up against N, by equation 9 and the pipeline model, for each k and t₁/t₀."""
     rows: list[dict[str, Value]] = []
     for k in K:
         for ratio in T1_OVER_T0:
@@ -93,7 +94,11 @@ def node_scaling() -> Sheet:
 
 
 def claims() -> Sheet:
-    """Tabulate for each t₁/t₀ the k at which (5) gives 37 % at 8 nodes; (5) and (9) at k = 3.86."""
+    """Tabulate the paper's claims for each t₁/t₀.
+
+    The columns are the k at which equation 5 gives 37 % at 8 nodes, and the values of equations 5
+    and 9 at k = 3.86.
+    """
     rows: list[dict[str, Value]] = []
     for ratio in (0.1, 0.14, 1.0, 2.1, 3.0, 5.0, 10.0):
         needed = tokens_for_reduction(CLAIM_REDUCTION, CLAIM_NODES, T0, ratio)
@@ -120,7 +125,7 @@ def claims() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw the speed-up against nodes by (9) and the pipeline model; measured rounds and gains."""
+    """Draw the speed-up against nodes, and the measured rounds and gains; return the files."""
     from pilotfish.field.drawing import PALETTE, plot
 
     paths = []

@@ -1,4 +1,4 @@
-"""dssd's Tables 1 to 3 and its best window, from `field.papers.dssd`."""
+"""Tables 1 to 3 of dssd and its best window, computed with `field.papers.dssd`."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +18,18 @@ from pilotfish.speculation.latency import Link
 # Table 1
 GAMMAS = (2, 4, 6, 8)
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
-TABLE1_BITS = 800e3  # 8.0 ms at 100 Mbit/s
+TABLE1_BITS = 800e3  # size of a distribution in Table 1 (bits): 8.0 ms at 100 Mbit/s
 TABLE1_LINK = Link(rtt_s=0.020, up_bps=100e6, down_bps=100e6)
 
 # Tables 2 and 3
 TOKENS = 128
-DISTRIBUTION_BITS = 50272 * 32.0  # OPT's vocabulary in single precision
+DISTRIBUTION_BITS = 50272 * 32.0  # size of a distribution: OPT's vocabulary in single precision
 VERIFY_S = 0.15
 LONGEST = 32
 _ALPHA = {"6.7B": 0.61, "13B": 0.53}
 _C = {"6.7B": 0.1, "13B": 0.05}
 
-# NTT ms, Mbit/s, γ; then T_com s and speed-up of DSD 6.7B, DSSD 6.7B, DSSD 13B
+# Columns: NTT (ms), Mbit/s, γ; T_com (s) and speed-up, of DSD 6.7B, DSSD 6.7B and DSSD 13B in turn
 TABLE2 = (
     (0, 100, 8, (3.91, 1.51), (0.01, 2.28), (1.40, 1.67)),
     (20, 100, 8, (4.60, 1.41), (0.62, 2.31), (9.21, 1.72)),
@@ -38,7 +38,7 @@ TABLE2 = (
     (50, 50, 8, (9.52, 1.08), (1.55, 1.97), (2.30, 1.70)),
     (50, 10, 6, (8.12, 1.16), (0.40, 1.57), (2.01, 1.97)),
 )
-# NTT ms, Mbit/s, γ; then the speed-up of DSD 6.7B, DSSD 6.7B, DSSD 13B
+# Columns: NTT (ms), Mbit/s, γ; speed-up of DSD 6.7B, DSSD 6.7B, DSSD 13B
 TABLE3 = (
     (0, 100, 8, 0.88, 0.98, 1.17),
     (20, 100, 8, 0.85, 0.92, 1.13),
@@ -48,7 +48,7 @@ TABLE3 = (
     (20, 100, 8, 0.93, 1.04, 1.30),
 )
 _PAIRS = (("dsd", "6.7B"), ("dssd", "6.7B"), ("dssd", "13B"))
-# rounds implied by T_com of Table 2: DSSD's T_com is this times T_NTT, to the printed digit
+# Rounds by (model, γ) that Table 2 implies: to the printed digit, DSSD's T_com is rounds · T_NTT.
 _ROUNDS = {("6.7B", 8): 31, ("6.7B", 6): 8, ("13B", 8): 46, ("13B", 6): 40}
 
 _CONSTANTS = (
@@ -86,7 +86,7 @@ def _link(ntt_ms: float, mbps: float) -> Link:
 
 
 def table1() -> Sheet:
-    """Table 1: 1 − α^γ and E[T_comm], rounded as printed."""
+    """Tabulate Table 1: 1 − α^γ and E[T_comm], with the rounding of the paper."""
     rows: list[dict[str, Value]] = []
     for gamma in GAMMAS:
         for alpha in ALPHAS:
@@ -115,7 +115,7 @@ def _table2_rows() -> Iterator[dict[str, Value]]:
             rounds = _ROUNDS[model, gamma]
             if protocol == "dsd":
                 round_com_s = eq_5_dsd_communication_s(gamma, DISTRIBUTION_BITS, link)
-            else:  # as printed: the distribution of (9) is missing
+            else:  # the printed figures omit the distribution that equation 9 downloads
                 round_com_s = link.rtt_s
             round_s = eq_6_round_s(gamma, _C[model] * VERIFY_S, round_com_s, VERIFY_S)
             yield {
@@ -134,7 +134,7 @@ def _table2_rows() -> Iterator[dict[str, Value]]:
 
 
 def table2() -> Sheet:
-    """Compare Table 2 with the model: α as printed, and the rounds that its T_com implies."""
+    """Compare Table 2 with the model, for the printed α and the rounds that its T_com implies."""
     columns: dict[str, tuple[str, int | None]] = {
         "protocol": ("", None),
         "model": ("target", None),
@@ -154,7 +154,7 @@ def table2() -> Sheet:
 
 
 def table3() -> Sheet:
-    """Compare Table 3 with the model."""
+    """Compare the printed speed-ups of Table 3 with the model's."""
     rows: list[dict[str, Value]] = [
         {
             "protocol": protocol,
@@ -199,7 +199,7 @@ def _best(protocol: str, c: float, alpha: float, ntt_ms: int, mbps: int) -> dict
 
 
 def best_windows() -> Sheet:
-    """Tabulate the γ with the greatest speed-up, with our T_LLM."""
+    """Tabulate the window γ with the greatest speed-up; T_LLM is our choice."""
     rows = [
         _best(protocol, c, alpha, ntt_ms, mbps)
         for protocol in ("dsd", "dssd")
@@ -222,7 +222,7 @@ def best_windows() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw the speed-up and the communication time against γ."""
+    """Draw the speed-up and the communication time against γ; return the files' paths."""
     from pilotfish.field.drawing import PALETTE, plot
 
     gammas = range(1, 17)
@@ -236,7 +236,7 @@ def draw(folder: Path) -> list[Path]:
                 values = [_speed_up(protocol, "6.7B", gamma, link) for gamma in gammas]
                 axes.plot(gammas, values, line, color=colour, label=label)
         axes.axhline(1.0, color="#888888", linewidth=0.8)
-        axes.set_ylim(0, 2.2)  # room for the legend
+        axes.set_ylim(0, 2.2)  # the space at the top is for the legend
         axes.legend(ncols=2, loc="upper center")
     title = "Communication of a round\nclosed form (5), (9), on Table 1's link"
     with plot(time_path, title, "window γ (tokens)", "expected T_comm (ms)") as axes:

@@ -1,7 +1,7 @@
-"""Constants and tables of a paper's command, for a terminal and as JSON.
+"""The constants and tables that a paper's command prints, in a terminal or as JSON.
 
-`Constant.whose` names the source of a number: "paper" if the paper prints it, "ours" if we chose
-it because the paper does not.
+`Constant.whose` names the source of a number: "paper" if the paper prints the number, "ours" if we
+chose it because the paper does not print it.
 """
 
 import csv
@@ -20,7 +20,7 @@ Value: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Constant:
-    """A number used by the tables. whose: its source. why: a remark on it."""
+    """A number that the tables use. whose: source of the number. why: remark on the number."""
 
     name: str
     value: Value
@@ -31,10 +31,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table.
+    """A table of a paper's command.
 
-    columns: heading and decimals of a column, by its JSON key. in_terminal: whether a terminal
-    shows a row; JSON has all rows, with unrounded numbers.
+    columns: heading and number of decimals of each column, by JSON key. in_terminal: function that
+    returns whether a terminal shows a row. JSON has all rows, with unrounded numbers.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Sheet:
     in_terminal: Callable[[Mapping[str, Value]], bool] = lambda row: True
 
     def table(self) -> Table:
-        """Make the terminal's table; title and note are printed apart, since they may be wider."""
+        """Make the table for a terminal, without title and note, which may be wider."""
         table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
         for heading, decimals in self.columns.values():
             justify: Literal["left", "right"] = "left" if decimals is None else "right"
@@ -58,7 +58,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: its constants, tables, remarks (misprints among them) and plots."""
+    """A paper's command: constants, tables, remarks (for example on misprints) and plots."""
 
     title: str
     constants: Sequence[Constant]
@@ -67,7 +67,7 @@ class Paper:
     draw: Callable[[Path], Sequence[Path]]
 
     def figures(self) -> dict[str, Any]:
-        """Return all but the pictures, ready for JSON; the rows of a table are under its key."""
+        """Return constants, tables and remarks for JSON; a table's rows are under its key."""
         tables = {sheet.key: [dict(row) for row in sheet.rows] for sheet in self.sheets()}
         return {
             "paper": self.title,
@@ -77,7 +77,7 @@ class Paper:
         }
 
     def constants_sheet(self) -> Sheet:
-        """Tabulate the constants."""
+        """Make a table of the constants."""
         columns: dict[str, tuple[str, int | None]] = {
             "name": ("constant", None),
             "value": ("value", None),
@@ -89,9 +89,10 @@ class Paper:
 
 
 def round_as_printed(value: float, decimals: int) -> float:
-    """Round as a printed table does: halves away from zero.
+    """Round half away from zero, as printed tables do.
 
-    Rounding to 9 decimals first removes floating-point noise from decimal ties (27.875 ms).
+    The value is first rounded to 9 decimals, which removes floating-point noise from decimal ties
+    such as 27.875.
     """
     unit = Decimal(1).scaleb(-decimals)
     return float(Decimal(repr(round(value, 9))).quantize(unit, ROUND_HALF_UP))
@@ -100,7 +101,7 @@ def round_as_printed(value: float, decimals: int) -> float:
 def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
     """Read the rows of a CSV file in this folder.
 
-    whole: columns of integers; other cells are floats, and an empty cell is None.
+    whole: names of the columns with integers; all other cells are floats. An empty cell is None.
     """
     text = (resources.files(__package__) / file).read_text("utf-8")
     return [
@@ -113,7 +114,7 @@ def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value
 
 
 def number(row: Mapping[str, Value], key: str) -> float:
-    """Return the cell ``key`` as a float."""
+    """Return the cell of a row in the column ``key``, as a float."""
     return float(str(row[key]))
 
 
@@ -123,5 +124,6 @@ def _cell(value: Value, decimals: int | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and decimals is not None:
-        return f"{round(value, decimals) + 0.0:,.{decimals}f}"  # + 0.0: no minus before a 0
+        # adding 0.0 turns −0.0 into 0.0, which has no minus sign
+        return f"{round(value, decimals) + 0.0:,.{decimals}f}"
     return f"{value:,}" if isinstance(value, int) else f"{value}"

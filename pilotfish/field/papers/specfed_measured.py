@@ -1,12 +1,11 @@
-"""specfed's figures 2 and 3 on our own models, as `benchmarks/federated.py` measured them.
+"""Figures 2 and 3 of specfed for our models: measurements by `benchmarks/federated.py`.
 
-Unlike the other modules here, this one has measurements: SmolLM2-135M-Instruct (V = 49,152; the
-default weights, origin 06bcc47f710b3cb5). Two workers: fp32 and int8, weights ½ and ½. Three
-workers: these two, and the same weights cut to the first 27 of their 30 layers, in int8; weights
-0.4, 0.4 and 0.2. The int4 export drafts. Each federation wrote its own answers, of at most 99
-tokens, to the benchmark's eight prompts. Values travelled in fp32; bytes are those of a worker's
-frame for γ + 1 = 9 positions. ONNX Runtime 1.31 on a CPU; another CPU's int8 kernels give slightly
-other digits.
+All models are exports of SmolLM2-135M-Instruct (V = 49,152; origin 06bcc47f710b3cb5). A federation
+has two workers (fp32 and int8; each has the weight ½) or three workers (these two, and an int8
+export of the first 27 of 30 layers; weights 0.4, 0.4 and 0.2). The int4 export drafts. Each
+federation answered the benchmark's eight prompts with at most 99 tokens. Values were sent as fp32;
+the bytes are a worker's frame for γ + 1 = 9 positions. ONNX Runtime 1.31 ran on a CPU. The int8
+kernels of another CPU give slightly different digits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ FIGURES = {
     "specfed_figure2": ("bias", "_17", "Bias of the average", "‖p̃ − p‖₁ (probability mass)"),
     "specfed_figure3": ("vary", "_19", "Change of acceptance", "|β̃ − β| (probability)"),
 }
-_LEAST, _MOST = 1e-5, 60.0  # limits of the y axis; the legend is above 2
+_LEAST, _MOST = 1e-5, 60.0  # limits of the y axis; the legend takes the space above 2
 
 
 ROWS: list[dict[str, Value]] = [
@@ -33,7 +32,7 @@ ROWS: list[dict[str, Value]] = [
 
 
 def measurements() -> Sheet:
-    """Tabulate the measurements; a terminal shows only some K."""
+    """Tabulate the measurements; a terminal shows only some values of K."""
     columns: dict[str, tuple[str, int | None]] = {
         "workers": ("M", 0),
         "T": ("T", 1),
@@ -53,7 +52,7 @@ def measurements() -> Sheet:
 
 
 def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
-    """Draw figures 2 and 3 of one federation, from rows of the benchmark or `ROWS`."""
+    """Draw figures 2 and 3 for one federation; return the files' paths."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     paths = []

@@ -1,8 +1,8 @@
-"""specfed's payloads and bounds, for two workers with Zipf distributions.
+"""Payloads and bounds of specfed, for two workers with Zipf distributions.
 
-The paper's figures 2 and 3 are measured on models; so are ours, in `field.papers.specfed_measured`.
 This module computes both reconstructions for distributions that we chose, and compares them with
-the bounds, which hold for any distribution.
+the bounds, which hold for all distributions. The paper's figures 2 and 3 come from real models;
+`field.papers.specfed_measured` has the same figures for our models.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ from pilotfish.speculation.truncation import largest
 
 VOCABULARY = 32000
 PROBABILITY_BITS = 16
-# ours, from here on
+# The constants from here on are our choice.
 LENGTH = 8
 WEIGHTS = np.array([0.5, 0.5])
 KEPT = (32, 64, 128, 320, 640, 1280, 3200, 32000)
@@ -61,7 +61,10 @@ _REMARKS = (
 
 
 def zipf(exponent: float, wobble: float) -> Values:
-    """p ∝ (id + 1)^−exponent · e^{sin(wobble·id)}, f64 [V]: Zipf's law, ranks mixed by the sine."""
+    """Compute a distribution by Zipf's law, with ranks mixed by a sine, f64 [V].
+
+    p ∝ (id + 1)^−exponent · e^{sin(wobble·id)}.
+    """
     ids = np.arange(VOCABULARY, dtype=np.float64)
     weights: Values = np.power(ids + 1.0, -exponent) * np.exp(np.sin(wobble * ids))
     normalised: Values = weights / weights.sum()
@@ -69,17 +72,17 @@ def zipf(exponent: float, wobble: float) -> Values:
 
 
 def workers() -> Values:
-    """Return both workers' distributions, [2, V]."""
+    """Compute the distributions of both workers, [2, V]."""
     return np.stack([zipf(1.4, 0.0), zipf(1.3, 1.0)])
 
 
 def drafter() -> Values:
-    """Return the drafter's distribution, [V]."""
+    """Compute the drafter's distribution, [V]."""
     return zipf(1.2, 2.0)
 
 
 def payloads() -> Sheet:
-    """Tabulate bytes and upload time of a worker's window against K."""
+    """Tabulate the bytes and the upload time of a worker's window, for each K."""
     full = upload_bits(LENGTH + 1, VOCABULARY, VOCABULARY, PROBABILITY_BITS) / 8.0
     rows: list[dict[str, Value]] = []
     for top_k in KEPT:
@@ -101,7 +104,7 @@ def _rebuild(p: Values, top_ids: list[NDArray[np.integer]], scheme: str) -> Valu
 
 
 def distortion(top_k: int) -> dict[str, Value]:
-    """Compute the errors of both reconstructions with K = top_k, and their bounds."""
+    """Compute the errors of both reconstructions with K = ``top_k``, and their bounds."""
     p, q = workers(), drafter()
     top_ids = [largest(worker, top_k) for worker in p]
     retained = np.array([eq_4_retained(*worker) for worker in zip(p, top_ids, strict=True)])
@@ -123,7 +126,7 @@ def distortion(top_k: int) -> dict[str, Value]:
 
 
 def distortions() -> Sheet:
-    """Tabulate `distortion` against K."""
+    """Tabulate the result of `distortion` for each K."""
     columns: dict[str, tuple[str, int | None]] = {
         "kept": ("K", 0),
         "retained_1": ("ρ₁", 3),
@@ -140,7 +143,7 @@ def distortions() -> Sheet:
 
 
 def bounds() -> Sheet:
-    """Tabulate the bounds against the retained masses and the first worker's weight."""
+    """Tabulate the bounds, for some retained masses ρ and some weights of the first worker."""
     rows: list[dict[str, Value]] = []
     for retained in ((0.8, 0.8), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.99, 0.99)):
         for first in (0.5, 0.8):
@@ -167,7 +170,7 @@ def bounds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw uplink time and computed bias against K, and the measured figures 2 and 3."""
+    """Draw uplink time and computed error against K, and the measured figures 2 and 3."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     time_path, bias_path = folder / "specfed_uplink.png", folder / "specfed_bias.png"

@@ -1,4 +1,4 @@
-"""tslt's figures 5 and 6 as tables, and its two misprints, with `field.papers.tslt`."""
+"""Figures 5 and 6 of tslt as tables, and its two misprints, computed with `field.papers.tslt`."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ PROBABILITY_BITS = 16
 KEPT = (32000, 3200, 320, 32)
 EXPANSION = (2, 2, 2)
 LEVELS = len(EXPANSION)
-# ours, from here on
+# The constants from here on are our choice.
 ALPHA = {32000: 0.60, 3200: 0.60, 320: 0.58, 32: 0.45}
 SECOND = 0.5
 DRAFT_S = 0.002
@@ -39,7 +39,7 @@ TOKENS = 128
 
 @dataclass(frozen=True)
 class _Candidates:
-    """One of the paper's two settings."""
+    """One of the paper's two settings: a chain or a tree of candidates."""
 
     figure: str
     name: str
@@ -98,7 +98,7 @@ def _bits(top_k: int) -> float:
 
 
 def figure(candidates: _Candidates) -> Sheet:
-    """Tabulate the speed-up against the uplink rate, a column for each K."""
+    """Tabulate the speed-up against the uplink rate, with a column for each K."""
     rows: list[dict[str, Value]] = [
         {
             "uplink_mbps": mbps,
@@ -116,7 +116,7 @@ def figure(candidates: _Candidates) -> Sheet:
 
 
 def payloads() -> Sheet:
-    """Tabulate upload and tokens of a round for each K, and the rate from which it pays."""
+    """Tabulate for each K a round's upload, its tokens, and the break-even uplink rate."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         for top_k in KEPT:
@@ -148,7 +148,7 @@ def payloads() -> Sheet:
 
 
 def totals() -> Sheet:
-    """Tabulate (41): seconds of an answer at each rate, computing and communicating."""
+    """Tabulate equation 41: an answer's seconds of computing and of communicating, by rate."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         for top_k in KEPT:
@@ -179,7 +179,7 @@ def totals() -> Sheet:
 
 
 def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
-    """Compare (9) and (28) as printed with N/T, as speed-ups, for K = 320."""
+    """Compare the speed-ups by equations 9 and 28, as printed, with the correct one; K = 320."""
     rows: list[dict[str, Value]] = []
     for candidates in (SINGLE, MULTIPLE):
         alpha, bits = candidates.alpha(320), _bits(320)
@@ -208,7 +208,7 @@ def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Figures 5 and 6."""
+    """Draw figures 5 and 6; return the files' paths."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     paths = []

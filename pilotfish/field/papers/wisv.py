@@ -1,10 +1,10 @@
-"""wisv: seconds of a round that uploads drafter hidden states, all (FH) or requested ones (SH).
+"""wisv: seconds of a round that uploads the drafter's hidden states: all (FH) or requested (SH).
 
-In:  window L, requested positions m, sizes in bits, the link with its packet error rates, FLOPs.
-Out: seconds of communication, computing, a round and an answer.
-From: wisv §IV. The paper's text lacks its formulas; docs/papers.md has them. (14) and (16) are (11)
-     with (12) and (15); (22) is the sum of (18) or (19) over the rounds that (21) counts. AAL, the
-     committed tokens a round, includes the correction.
+In:  window L, number m of requested positions, sizes in bits, the link with its packet error rates
+     (PER), FLOPs. Out: seconds of communication, of computing, of a round and of an answer.
+From: wisv §IV. The paper's text lacks its formulas; docs/papers.md has them. Equations 14 and 16
+     are equation 11 with the FLOPs of 12 and 15. Equation 22 adds up equation 18 or 19 over the
+     rounds that equation 21 counts. AAL, the committed tokens per round, includes the correction.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from pilotfish.speculation.latency import Link, communication_s
 
 @dataclass(frozen=True, kw_only=True)
 class MessageBits:
-    """Bits of a token b_tok, a position b_pos, a hidden state d·b_h (3), overheads O_up, O_down.
+    """The sizes of a message's parts, in bits.
 
-    In the paper b_tok = ⌈log₂|V|⌉; the overheads are not printed.
+    The parts are a token id b_tok, a position b_pos, a hidden state d·b_h (3), and the overheads
+    O_up and O_down. In the paper b_tok = ⌈log₂|V|⌉; the paper does not print the overheads.
     """
 
     token: float
@@ -27,24 +28,28 @@ class MessageBits:
 
 
 def eq_3_hidden_bits(dimension: int, element_bits: int) -> float:
-    """One drafter hidden vector, d·b_h (3)."""
+    """Compute the bits of one hidden state of the drafter, d·b_h (3)."""
     return float(dimension * element_bits)
 
 
 def eq_4_feedback_bits(sizes: MessageBits) -> float:
-    """Position of the first rejection and the corrected token, b_pos + b_tok + O_down (4)."""
+    """Compute the feedback's bits: first rejection, correction, b_pos + b_tok + O_down (4)."""
     return sizes.position + sizes.token + sizes.overhead_down
 
 
 def eq_5_full_upload_bits(window: int, sizes: MessageBits) -> float:
-    """FH: ids and all hidden states, L(b_tok + d·b_h) + O_up (5)."""
+    """Compute the bits that FH uploads: ids and all states, L(b_tok + d·b_h) + O_up (5)."""
     return window * (sizes.token + sizes.hidden) + sizes.overhead_up
 
 
 def eq_6_exchange_s(
     up_bits: float, down_bits: float, link: Link, per_up: float = 0.0, per_down: float = 0.0
 ) -> float:
-    """D_up/(R_up(1 − PER_up)) + D_down/(R_down(1 − PER_down)) + T_rtt (6), FH and baselines."""
+    """Compute the seconds of one exchange, for FH and the baselines (6).
+
+    T_comm = D_up/(R_up(1 − PER_up)) + D_down/(R_down(1 − PER_down)) + T_rtt. per_up, per_down:
+    packet error rates.
+    """
     goodput = Link(
         rtt_s=link.rtt_s,
         up_bps=link.up_bps * (1.0 - per_up),
@@ -54,17 +59,17 @@ def eq_6_exchange_s(
 
 
 def eq_7_first_upload_bits(window: int, sizes: MessageBits) -> float:
-    """SH: token ids, L·b_tok + O_up (7)."""
+    """Compute the bits that SH uploads first: token ids, L·b_tok + O_up (7)."""
     return window * sizes.token + sizes.overhead_up
 
 
 def eq_8_request_bits(positions: float, sizes: MessageBits) -> float:
-    """SH: the positions that the edge requests, m·b_pos + O_down (8)."""
+    """Compute the bits with which the edge requests m positions, m·b_pos + O_down (8)."""
     return positions * sizes.position + sizes.overhead_down
 
 
 def eq_9_second_upload_bits(positions: float, sizes: MessageBits) -> float:
-    """SH: their hidden states, m·d·b_h + O_up (9)."""
+    """Compute the bits that SH uploads second: the requested states, m·d·b_h + O_up (9)."""
     return positions * sizes.hidden + sizes.overhead_up
 
 
@@ -76,7 +81,7 @@ def eq_10_selective_s(
     per_up: float = 0.0,
     per_down: float = 0.0,
 ) -> float:
-    """T_comm of SH (10): ids and feedback, and if m > 0 a second exchange with its own T_rtt."""
+    """Compute T_comm of SH: ids and feedback, and if m > 0 a second exchange with an RTT (10)."""
     first = eq_7_first_upload_bits(window, sizes)
     seconds = eq_6_exchange_s(first, eq_4_feedback_bits(sizes), link, per_up, per_down)
     if positions > 0:
@@ -89,13 +94,16 @@ def eq_10_selective_s(
 
 
 def eq_11_compute_s(flops: float, utilisation: float, peak_flops: float) -> float:
-    """FLOPs / (η·peak) (11)."""
+    """Compute the seconds of computing: FLOPs / (η·peak) (11). utilisation: η."""
     return flops / (utilisation * peak_flops)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderDimensions:
-    """Dimensions of a decoder-only model: ``key_heads`` of ``heads`` have keys and values (GQA)."""
+    """The dimensions of a decoder-only model.
+
+    heads: number of query heads. key_heads: number of heads with keys and values.
+    """
 
     layers: int
     hidden: int
@@ -105,10 +113,11 @@ class DecoderDimensions:
     key_heads: int
 
     def eq_13_token_flops(self, context: int) -> float:
-        """FLOPs of one new token: attention over the context, projections, MLP, output head (13).
+        """Compute the FLOPs of one new token (13); a multiply-add counts as 2.
 
-        The paper's form is n·(a·context·d + b·d² + c·d·d_ff) + 2·d·|V|. Here a = 4,
-        b = 4·(1 + key heads/heads) and c = 6 (a gated MLP); a multiply-add is 2 FLOPs.
+        The paper's form is n·(a·context·d + b·d² + c·d·d_ff) + 2·d·|V|: attention over the context,
+        projections and MLP in each of n layers, then the output layer. Here a = 4,
+        b = 4·(1 + key_heads/heads) and c = 6 (a gated MLP).
         """
         d = self.hidden
         attention = 4.0 * context * d
@@ -118,30 +127,30 @@ class DecoderDimensions:
 
 
 def eq_12_draft_flops(drafter: DecoderDimensions, context: int, window: int) -> float:
-    """L single-token passes, each with a context one token longer (12)."""
+    """Compute the FLOPs of drafting: L passes over one token, each with a longer context (12)."""
     return sum(drafter.eq_13_token_flops(context + i) for i in range(window))
 
 
 def eq_15_verify_flops(target: DecoderDimensions, context: int, window: int) -> float:
-    """One pass of the target over the L draft tokens: the same sum, its dimensions (15)."""
+    """Compute the FLOPs of the target's pass over L drafts: equation 12 for the target (15)."""
     return eq_12_draft_flops(target, context, window)
 
 
 def eq_17_head_flops(features: int, width: int) -> float:
-    """Decision head at one position: a two-layer MLP, 2·(d_u·h + h) (17)."""
+    """Compute the FLOPs of the decision head at a position: a two-layer MLP, 2·(d_u·h + h) (17)."""
     return 2.0 * (features * width + width)
 
 
 def eq_18_round_s(draft_s: float, communication_s: float, verify_s: float, head_s: float) -> float:
-    """T of a round (18) with T_comm of (6) for FH, (19) with that of (10) for SH."""
+    """Compute the seconds of a round: its four parts together (18 for FH, 19 for SH)."""
     return draft_s + communication_s + verify_s + head_s
 
 
 def eq_20_accepted_length(throughput: float, latency_s: float, rounds: float) -> float:
-    """AAL, committed tokens a round (20): throughput × latency / rounds."""
+    """Compute AAL, the committed tokens per round: throughput · latency / rounds (20)."""
     return throughput * latency_s / rounds
 
 
 def eq_22_latency_s(rounds: float, round_s: float) -> float:
-    """T of an answer whose rounds all take round_s (22)."""
+    """Compute the seconds of an answer if every round takes ``round_s`` (22)."""
     return rounds * round_s

@@ -1,4 +1,4 @@
-"""wisv's Table I and figure 4, as printed and by the model of `field.papers.wisv`."""
+"""Table I and figure 4 of wisv: the printed figures, and the model of `field.papers.wisv`."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ from pilotfish.field.papers.wisv import (
 from pilotfish.speculation.latency import Link
 from pilotfish.speculation.theory import tokens_per_round
 
-# window, method; then latency s, AAL, rounds, tokens/s at 500 Mbit/s and the same at 20 Mbit/s
+# Columns: window, method; latency (s), AAL, rounds, tokens/s at 500 Mbit/s; the same at 20 Mbit/s
 TABLE1 = """
 10 greedy   7.616   6.607  31.912  27.683   7.617   6.607  31.912  27.681
 10 reject   8.962   6.595  32.036  23.577  40.542   6.586  32.040   5.205
@@ -45,12 +45,12 @@ TABLE1 = """
 """
 RATES_MBPS = (500, 20)
 WINDOWS = (10, 16, 24, 32, 64)
-SETTINGS = ((20, 5), (20, 50), (500, 5), (500, 50))  # figure 4: Mbit/s, RTT ms
+SETTINGS = ((20, 5), (20, 50), (500, 5), (500, 50))  # links of figure 4: rate (Mbit/s), RTT (ms)
 FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")
 
 
 class TableCell(NamedTuple):
-    """Printed figures of Table I for one method, window and rate."""
+    """The figures that Table I prints for one method, window and rate."""
 
     latency_s: float
     aal: float
@@ -83,7 +83,7 @@ SIZES = MessageBits(
     hidden=eq_3_hidden_bits(DRAFTER.hidden, 16),
 )
 TABLE1_RTT_MS = 50
-# ours, from here on
+# The constants from here on are our choice.
 CONTEXT = 256
 DEVICE_PEAK = 42.5e12
 EDGE_PEAK = 149.7e12
@@ -128,7 +128,7 @@ _REMARKS = (
 
 
 def acceptance(aal: float, window: int) -> float:
-    """Find the α for which a round of γ = window commits ``aal`` tokens, by tslt (8); bisection."""
+    """Find the α with which a round commits ``aal`` tokens (tslt, equation 8), by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -137,13 +137,16 @@ def acceptance(aal: float, window: int) -> float:
 
 
 def mismatches(window: int, mbps: int) -> tuple[float, float]:
-    """Expected positions that differ from the target's argmax, and the probability of any."""
+    """Compute the expected number of mismatches in a window, and the probability of at least one.
+
+    A mismatch is a draft that differs from the target's argmax.
+    """
     alpha = acceptance(CELLS[window, "greedy", mbps].aal, window)
     return window * (1.0 - alpha), 1.0 - alpha**window
 
 
 def communication_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
-    """T_comm of a round of greedy, reject, fh or sh."""
+    """Compute T_comm of a round. method: greedy, reject, fh or sh."""
     link = Link(rtt_s=rtt_ms / 1e3, up_bps=mbps * 1e6, down_bps=mbps * 1e6)
     ids, feedback = eq_7_first_upload_bits(window, SIZES), eq_4_feedback_bits(SIZES)
     if method == "greedy":
@@ -160,7 +163,7 @@ def communication_s(method: str, window: int, mbps: int, rtt_ms: float) -> float
 
 
 def round_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
-    """(18), (19): seconds of a round."""
+    """Compute the seconds of a round (18, 19)."""
     draft = eq_12_draft_flops(DRAFTER, CONTEXT, window)
     verify = eq_15_verify_flops(TARGET, CONTEXT, window)
     head = 0.0
@@ -176,13 +179,13 @@ def round_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
 
 
 def latency_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
-    """(22), with the rounds that Table I prints at this rate."""
+    """Compute the seconds of an answer (22), with the number of rounds that Table I prints."""
     cell = CELLS[window, "wisv" if method in ("fh", "sh") else method, mbps]
     return eq_22_latency_s(cell.rounds, round_s(method, window, mbps, rtt_ms))
 
 
 def table1() -> Sheet:
-    """Table I as printed, AAL by (20), and the latency by the model."""
+    """Tabulate Table I: the printed figures, AAL by equation 20, and the modelled latency."""
     rows: list[dict[str, Value]] = []
     for (window, method, mbps), cell in CELLS.items():
         aal = eq_20_accepted_length(cell.throughput, cell.latency_s, cell.rounds)
@@ -218,7 +221,7 @@ def table1() -> Sheet:
 
 
 def figure4() -> Sheet:
-    """Tabulate latency against window in the four settings, and the faster hidden upload."""
+    """Tabulate latency for each window and link, and which of FH and SH is faster."""
     rows: list[dict[str, Value]] = []
     for mbps, rtt_ms in SETTINGS:
         for window in WINDOWS:
@@ -239,13 +242,16 @@ def figure4() -> Sheet:
 
 
 def break_even_rtt_ms(window: int, mbps: int) -> float:
-    """Compute the RTT at which FH and SH take equally long; below it SH is faster."""
+    """Compute the RTT (ms) at which FH and SH take equally long; below it, SH is faster."""
     full, selective = (communication_s(method, window, mbps, 0.0) for method in ("fh", "sh"))
     return max(0.0, full - selective) * 1e3 / mismatches(window, mbps)[1]
 
 
 def thresholds() -> Sheet:
-    """Tabulate the break-even RTT at each rate and window; §VII-B has one threshold, 10 ms → FH."""
+    """Tabulate the break-even RTT for each rate and window.
+
+    The paper has a single threshold: FH at RTTs above 10 ms (§VII-B).
+    """
     rows: list[dict[str, Value]] = [
         {"rate_mbps": mbps, "window": window, "rtt_ms": break_even_rtt_ms(window, mbps)}
         for mbps in RATES_MBPS
@@ -261,7 +267,7 @@ def thresholds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw figure 4's four panels."""
+    """Draw the four panels of figure 4; return the files' paths."""
     from pilotfish.field.drawing import MARKERS, PALETTE, plot
 
     paths = []

@@ -1,6 +1,6 @@
-"""Plot the choices of `auto`: its cost against every fixed choice, and its predictions.
+"""Plot the choices of `auto`: its time next to every fixed choice's, and its predictions.
 
-In: `Hindsight` of one run. Out: files, and their descriptions in words.
+In: the `Hindsight` of one run. Out: files, and descriptions of them in words.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ from pilotfish.field.report.canvas import (
 )
 from pilotfish.field.report.hindsight import Alternative, Hindsight
 
-_ROW = 0.27  # height of a row, inches
-_ROWS = 7  # least rows that the plot has room for
+_ROW = 0.27  # height of a row (inches)
+_ROWS = 7  # lower bound of the plot's height, in rows
 
 
 def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
-    """Plot the time of `auto`, as a line, and of every alternative, measured and forecast."""
+    """Plot the time of `auto` as a line, and each alternative's measured and predicted times."""
     if hindsight is None:
         return None
     rows = [a for a in hindsight.alternatives if a.fixed is not None or a.forecast_ms is not None]
@@ -68,7 +68,9 @@ def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture |
         axes.set_yticks(range(len(rows)), [_row_name(a) for a in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        axes.set_xlabel(axes.get_xlabel(), loc="right")  # long row names leave little room
+        axes.set_xlabel(
+            axes.get_xlabel(), loc="right"
+        )  # long row names leave no space further left
         legend_below(axes)
     return Picture(
         path=path,
@@ -96,7 +98,7 @@ def _against_best(hindsight: Hindsight) -> str:
 
 
 def predictions(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
-    """Plot measured against predicted time, a point an answer; None without predictions."""
+    """Plot each answer's measured time against its predicted time; None without predictions."""
     if hindsight is None or not hindsight.predicted or hindsight.error is None:
         return None
     finding = f"predictions are off by {100 * hindsight.error:.0f} % in the median"

@@ -1,10 +1,10 @@
-"""Compute the figures of a run's answers: one set for each (protocol, window) of the matrix.
+"""Compute the figures of a run's answers, for each (protocol, window) of the matrix.
 
 In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
 
 The first round of an answer reads the prompt. So times per token, per round and per stage cover
-only the *steady* rounds after it. The first round counts in the first token's time, the whole
-answer's tokens/s, acceptance, tokens a round and bytes.
+only the later rounds, which are called *steady*. All rounds count in the time of the first token,
+the tokens/s of the whole answer, acceptance, tokens per round and bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ from pilotfish.wire.protocols import (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of one (protocol, window). Bytes are frames as handed to ZeroMQ.
+    """The figures of one (protocol, window). Bytes are sizes of frames that ZeroMQ gets.
 
-    n: answers. rounds: all rounds of the answers. A Spread is over answers; round_ms is over steady
-    rounds. None: not measured (acceptance without drafts, joules without a sensor, steady figures
-    if every answer ended with its first round). notes: share of every counter, by its name; None
-    if the protocol has no such counter. asked: share of rounds in which the edge requested hidden
-    states; None under protocols that never do.
+    n: number of answers. rounds: number of all their rounds. round_ms: spread over steady rounds;
+    each other `Spread` is over answers. notes: share of each counter, by name; None if the protocol
+    does not have the counter. asked: share of rounds in which the edge requested hidden states;
+    None if the protocol never requests them. Any figure is None if it was not measured: acceptance
+    without drafts, joules without a sensor, steady figures if every answer had only one round.
     """
 
     configuration: Configuration
@@ -49,24 +49,24 @@ class Figures:
     tokens_per_round: float | None
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
-    stages_ms: dict[str, float]  # mean per committed token, by stage
+    stages_ms: dict[str, float]  # mean ms per committed token, by stage
     positions: list[PositionCounts]
 
 
 def steady_rounds(answer: Answer) -> list[Round]:
-    """Return the rounds after the one that read the prompt."""
+    """Return the rounds after the first round, which reads the prompt."""
     return answer.rounds[1:]
 
 
 def steady_token_ms(answer: Answer) -> float | None:
-    """Compute milliseconds per committed token of an answer's steady rounds, or None."""
+    """Compute the ms per committed token of an answer's steady rounds; None if it has none."""
     rounds = steady_rounds(answer)
     tokens = _tokens(rounds)
     return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
 
 
 def figures(answers: Sequence[Answer]) -> list[Figures]:
-    """Compute the figures of every (protocol, window), in `order`."""
+    """Compute the figures of each (protocol, window), sorted by `order`."""
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
@@ -77,22 +77,22 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
-    """List the protocols, each once, in the order of the figures."""
+    """List the protocols of the figures in their order, each once."""
     return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
 
 
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
-    """Return the fixed choice with the least time per token.
+    """Return the figures of the fixed choice with the least time per token.
 
-    Lossy protocols are left out, since their text is not the target's, and so is ``auto``, which
-    chooses among the others.
+    Lossy protocols are skipped, because their text is not the target's. ``auto`` is skipped,
+    because it chooses among the other protocols.
     """
     known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
 
 
 def order(configuration: Configuration) -> tuple[int, str, int, int]:
-    """Return a sort key: protocols as registered, and their windows from short to ``auto``."""
+    """Return a sort key: protocols in the registry's order; windows from short to ``auto``."""
     protocol, window = configuration
     known = names()
     registered = known.index(protocol) if protocol in known else len(known)
@@ -134,7 +134,7 @@ def counters_with_values(all_figures: Sequence[Figures]) -> list[RoundCounter]:
 
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
-    """Compute milliseconds of each stage per committed token; means, so that they add up."""
+    """Compute the mean ms of each stage per committed token; means, unlike medians, add up."""
     tokens = _tokens(rounds)
     if not tokens:
         return {}
@@ -152,12 +152,12 @@ def _joules_per_token(answer: Answer) -> float | None:
 def _spread_over(
     answers: Sequence[Answer], value: Callable[[Answer], float | None]
 ) -> Spread | None:
-    """Compute the spread over the answers that have this value."""
+    """Compute the spread of a value over the answers that have it; None if no answer has it."""
     return spread([number for number in map(value, answers) if number is not None])
 
 
 def _counter_share(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
-    """Compute the counter's share over the rounds whose protocol has it."""
+    """Compute a counter's share over the rounds of protocols that have this counter."""
     return counter.share([round_ for round_ in rounds if counter in counters_of(round_.protocol)])
 
 
@@ -174,7 +174,7 @@ def _tokens(rounds: Sequence[Round]) -> int:
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a dictionary of figures: configuration and notes become keys of the top level."""
+    """Flatten a dictionary of figures: move configuration and notes to the top level."""
     protocol, window = values.pop("configuration")
     notes = values.pop("notes", {})
     return {"protocol": protocol, "window": window, **values, **notes}

@@ -1,7 +1,8 @@
 """Compare the choices of `auto` with the fixed choices of the same run.
 
-In: the answers of a run; an answer under ``auto`` has the choice made at its begin. Out: how often
-each choice was made, its predicted and measured time, and its time as a fixed choice.
+In: the answers of a run; each answer under ``auto`` has the choice that ``auto`` made when it
+began. Out: for each choice, how often ``auto`` made it, its predicted and measured times, and its
+time as a fixed choice.
 """
 
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ from pilotfish.field.run import Answer, Configuration
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """A choice open to ``auto``. Times are milliseconds per committed token.
+    """A configuration that ``auto`` can choose. Times are ms per committed token.
 
-    chosen: answers for which it was chosen. forecasts: answers for which its time was predicted.
-    forecast_ms: median of these predictions. measured: its time when chosen. fixed: its time as a
-    fixed configuration of the same run. reason: the reason of its last choice.
+    chosen: number of answers for which ``auto`` chose it. forecasts: number of answers for which
+    its time was predicted. forecast_ms: median of these predictions. measured: its time when
+    ``auto`` chose it. fixed: its time as a fixed configuration of the same run. reason: reason of
+    ``auto`` for choosing it the last time.
     """
 
     configuration: Configuration
@@ -35,7 +37,10 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Hindsight:
-    """``auto`` in one run. predicted: (predicted, measured) ms per token, one pair an answer."""
+    """The choices of ``auto`` in one run.
+
+    predicted: predicted and measured ms per token, one pair for each answer.
+    """
 
     policies: list[str]
     n: int
@@ -45,7 +50,7 @@ class Hindsight:
 
     @property
     def best(self) -> Alternative | None:
-        """The fixed choice with the lowest median, among the protocols that ``auto`` compared."""
+        """The fixed choice with the lowest median time, among protocols that ``auto`` compared."""
         compared = {a.configuration.protocol for a in self.alternatives if a.forecasts or a.chosen}
         known = [
             a
@@ -56,19 +61,19 @@ class Hindsight:
 
     @property
     def excess(self) -> float | None:
-        """The share by which auto's median exceeds the best fixed choice's; may be negative."""
+        """The relative excess of auto's median over the best fixed choice's; may be negative."""
         if self.auto is None or self.best is None or self.best.fixed is None:
             return None
         return self.auto.median / self.best.fixed.median - 1.0
 
     @property
     def error(self) -> float | None:
-        """The median of |predicted / measured − 1|."""
+        """The median relative error of the predictions, |predicted / measured − 1|."""
         return median(abs(p / m - 1.0) for p, m in self.predicted) if self.predicted else None
 
 
 def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
-    """Compute the hindsight of a run's finished answers; None without answers under ``auto``."""
+    """Evaluate the choices of ``auto`` in finished answers; None without answers under ``auto``."""
     auto_answers = [answer for answer in answers if answer.protocol == AUTO]
     if not auto_answers:
         return None
@@ -105,12 +110,15 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
 
 
 def _configuration(protocol: str, window: int) -> Configuration:
-    """Return the configuration of a choice; window 0 stands for none."""
+    """Return the configuration of a choice; a window of 0 means that there is no window."""
     return Configuration(protocol, window or None)
 
 
 def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
-    """Return the predicted ms a token; the least over forecasts that differ only in their hints."""
+    """Return the predicted ms per token of each configuration.
+
+    Of forecasts that differ only in their hints, the lowest counts.
+    """
     least_ms: dict[Configuration, float] = {}
     for forecast in choice.forecasts:
         configuration, ms = (
@@ -127,7 +135,7 @@ def _last_reason(answers: Sequence[Answer]) -> str:
 
 
 def _token_ms_by_configuration(answers: Sequence[Answer]) -> dict[Configuration, list[float]]:
-    """Collect steady milliseconds per token of every configuration's answers."""
+    """Collect the steady ms per token of all answers, by configuration."""
     token_ms: dict[Configuration, list[float]] = {}
     for answer in answers:
         if ms := steady_token_ms(answer):

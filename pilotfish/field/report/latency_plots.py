@@ -1,6 +1,6 @@
-"""Plot latency against window, within a run and between runs.
+"""Plot latency against the window, for one run and for several runs together.
 
-In: the figures of runs. Out: files, and their descriptions in words (the alternative text).
+In: the figures of runs. Out: files, and descriptions of them in words (alternative texts).
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,10 @@ _WITHOUT_WINDOW = "no γ"
 def latency(
     path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Picture | None:
-    """Plot time per token against the window, a line for each protocol (wisv figures 4 and 7)."""
+    """Plot the time per token against the window, with a line for each protocol.
+
+    Figures 4 and 7 of WISV have the same form.
+    """
     measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     if not measured:
         return None
@@ -44,7 +47,8 @@ def latency(
         (WIDTH, 3.9),
     ) as axes:
         for i, protocol in enumerate(protocols):
-            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)  # so that intervals do not overlap
+            # shift each protocol, so that intervals do not overlap
+            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)
             points = sorted(
                 (columns.index(_column(f)) + offset, spread)
                 for f, spread in measured
@@ -72,7 +76,7 @@ def _lowest(all_figures: Sequence[Figures]) -> str:
 def _line(
     axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
 ) -> None:
-    """Draw medians with intervals, joined by a line; one point alone gets a dotted level."""
+    """Draw medians with intervals, joined by a line; a single point gets a dotted line across."""
     for x, spread in points:
         axes.errorbar(
             x,
@@ -82,7 +86,7 @@ def _line(
             capsize=2,
             linewidth=1,
         )
-    if len(points) == 1:  # a level to compare with
+    if len(points) == 1:  # a horizontal line, to compare the other protocols with
         axes.axhline(
             points[0][1].median, color=styles.colour_of(protocol), linewidth=0.8, linestyle=":"
         )
@@ -102,7 +106,7 @@ def _column(figures: Figures) -> str:
 
 
 def _columns(all_figures: Sequence[Figures]) -> list[str]:
-    """Order windows from short to long, then ``auto``, then none."""
+    """List the labels of the windows: from short to long, then ``auto``, then no window."""
 
     def order(window: WindowSetting | None) -> tuple[int, int]:
         return (0, window) if isinstance(window, int) else (1 if window == "auto" else 2, 0)
@@ -114,7 +118,7 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
 def compare_runs(
     path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle
 ) -> Picture | None:
-    """Plot a row for each run, each protocol at its best window; None for fewer than two runs."""
+    """Plot a row for each run, with each protocol at its best window; None for a single run."""
     measured = [(run, best) for run, spread in runs if (best := _best_windows(spread))]
     if len(measured) < 2:
         return None
@@ -128,7 +132,8 @@ def compare_runs(
     ) as axes:
         protocols = protocols_of([f for _, best in measured for f, _ in best])
         for i, protocol in enumerate(protocols):
-            offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)  # so that points do not overlap
+            # shift each protocol, so that points do not overlap
+            offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)
             points = [
                 (row + offset, spread)
                 for row, (_, best) in enumerate(measured)
@@ -168,7 +173,7 @@ def _dots(
 
 
 def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
-    """Return for each protocol the figures with the lowest median time per token."""
+    """Return each protocol's figures at the window with the lowest median time per token."""
     measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     return [
         min(

@@ -1,6 +1,6 @@
-"""Quantities of the link during a run, their units, and the quantities not measured.
+"""The quantities of the link that a run measured, with their units, and the others' names.
 
-In: answers, each with the link's state at its begin. Out: numbers in the units of a panel.
+In: answers, each with the state of the link when it began. Out: numbers in a panel's unit.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,10 @@ from pilotfish.wire.link.state import LinkState, Reading
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity of `LinkState`.
+    """A quantity in `LinkState`.
 
-    panel: label of its panel: a heading, and below it the unit in brackets. si: that unit in SI.
+    panel: label of the quantity's panel: a heading, and in brackets the unit. si: size of this unit
+    in SI units.
     """
 
     name: str
@@ -23,7 +24,7 @@ class Quantity:
     reading: Callable[[LinkState], Reading | None]
 
     def points(self, answers: Sequence[Answer]) -> list[tuple[int, float]]:
-        """Return indices of answers that have a reading, and readings in the panel's unit."""
+        """Return index and reading (in the panel's unit) of each answer that has a reading."""
         readings = [(at, self.reading(a.link)) for at, a in enumerate(answers) if a.link]
         return [(at, reading.value / self.si) for at, reading in readings if reading is not None]
 
@@ -41,11 +42,11 @@ QUANTITIES = (
 
 
 def measured_quantities(answers: Sequence[Answer]) -> list[Quantity]:
-    """List the quantities with a reading in some answer of the run."""
+    """List the quantities of which at least one answer has a reading."""
     return [quantity for quantity in QUANTITIES if quantity.points(answers)]
 
 
 def unmeasured_names(answers: Sequence[Answer]) -> list[str]:
-    """List the names of the quantities without a reading."""
+    """List the names of the quantities of which no answer has a reading."""
     known = measured_quantities(answers)
     return [quantity.name for quantity in QUANTITIES if quantity not in known]

@@ -1,4 +1,4 @@
-"""Read a run for a report: its facts, the answers that count, and the numbers left out."""
+"""Read a run for a report: facts, the answers that count, and the number of skipped answers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,19 +16,19 @@ from pilotfish.field.run import Answer, Facts, Run
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """A run file's content and figures. name: unique in a report."""
+    """The content and the figures of a run file. name: name of the run, unique in a report."""
 
     name: str
     path: Path
     facts: Facts
-    answers: list[Answer]  # finished, and no warm-up
+    answers: list[Answer]  # all finished answers, without warm-up answers
     warm_up: int
     unfinished: int
     figures: list[Figures]
     hindsight: Hindsight | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures for ``--json``; keys name the units of times."""
+        """Return the figures for ``--json``; the keys contain the units of times."""
         first, last = self.answers[0], self.answers[-1]
         return {
             "run": self.name,
@@ -70,7 +70,7 @@ def read_run(path: str | Path) -> MeasuredRun:
 
 
 def with_unique_names(runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    """Number the runs whose name another run has too."""
+    """Append numbers to the names of runs that have the same name."""
     renamed: dict[str, MeasuredRun] = {}
     for run in runs:
         name, number = run.name, 1

@@ -10,14 +10,15 @@ from pilotfish.field.report.canvas import Picture, PlotStyle
 from pilotfish.field.report.measured import MeasuredRun
 from pilotfish.field.report.timeline import timeline
 
-_KINDS = 7  # plots of a run
+_KINDS = 7  # number of plots for each run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The pictures of a report by kind: one for each run that has it, in the runs' order.
+    """The pictures of a report, by kind.
 
-    compared: one picture for all runs; empty for a single run.
+    Each list has one picture for each run with this kind, in the order of the runs. compared: one
+    picture that compares all runs; empty for a single run.
     """
 
     compared: list[Picture]
@@ -35,7 +36,7 @@ def draw(
 ) -> Gallery:
     """Draw all plots into a folder; file names begin with the run's number and its name.
 
-    show: callback after each plot, with the numbers of plots drawn and of all plots.
+    show: callback after each plot; arguments: number of finished plots, number of all plots.
     """
     styles = PlotStyle(f.configuration.protocol for run in runs for f in run.figures)
     done = 0

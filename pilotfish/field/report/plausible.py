@@ -1,7 +1,7 @@
 """Check that the values of a run file are possible.
 
-In: answers with values of the right types. Out: nothing, or a `RunFileError`. Afterwards figures
-and plots may divide and take logarithms without further checks.
+In: answers with values of the right types. Out: nothing, or a `RunFileError`. After this check,
+figures and plots can divide by values and take logarithms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,16 +12,16 @@ from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer
 from pilotfish.wire.protocols import counters
 
-_LONGEST_S = 1e7  # longest stage or answer: four months
-_LATEST_UNIX_S = 4e9  # the year 2096
-_LARGEST = 1e15  # bound of every other count and measurement
+_LONGEST_S = 1e7  # upper bound of the time of a stage or answer (s): four months
+_LATEST_UNIX_S = 4e9  # upper bound of a Unix time (s): the year 2096
+_LARGEST = 1e15  # upper bound of all other counts and measurements
 
 
 def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
-    """Raise `RunFileError` for the first answer with an impossible value."""
+    """Raise `RunFileError` if an answer has an impossible value; the error names the first."""
     for answer in answers:
         for what, value, low, high in _values(answer):
-            if not low <= value <= high:  # false for NaN
+            if not low <= value <= high:  # NaN fails both comparisons, and so is refused
                 raise RunFileError(
                     f"{path} is damaged: answer {answer.id} has {value:g} as its {what}. Restore a "
                     "copy of it."
@@ -29,7 +29,7 @@ def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
 
 
 def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
-    """Yield each value with its name and its bounds."""
+    """Yield the name, the value, and the lower and upper bound of each of an answer's values."""
     yield "begin", answer.started_unix_s, 0.0, _LATEST_UNIX_S
     yield "time", answer.total_s, 0.0, _LONGEST_S
     yield "first token's time", answer.first_token_s, 0.0, _LONGEST_S

@@ -1,6 +1,6 @@
-"""Plot the stages, acceptance and bytes of a run: units on both axes, n in the title.
+"""Plot the stages, acceptance and bytes of a run; axes have units, and titles have n.
 
-In: the figures of one run. Out: PNG files, and their descriptions in words (the alternative text).
+In: the figures of one run. Out: PNG files, and descriptions of them in words (alternative texts).
 """
 
 import math
@@ -30,13 +30,13 @@ from pilotfish.field.report.canvas import (
 from pilotfish.field.report.figures import Figures, protocols_of
 from pilotfish.field.report.statistics import PositionCounts, share_interval
 
-_ROW = 0.27  # height of a row, one for each (protocol, window); inches
-_ROWS = 7  # least rows that a plot has room for
-FEW = 10  # rounds; a share of fewer is not drawn
+_ROW = 0.27  # height of a row (inches); each (protocol, window) has a row
+_ROWS = 7  # lower bound of a plot's height, in rows
+FEW = 10  # lower bound of the rounds for which a share is drawn
 
 
 def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot the time per committed token by stage: a bar for each (protocol, window)."""
+    """Plot the time per committed token by stage, with a bar for each (protocol, window)."""
     measured = [f for f in all_figures if f.stages_ms]
     if not measured:
         return None
@@ -69,7 +69,7 @@ def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | No
 
 
 def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
-    """Place a row for each (protocol, window), the first one on top."""
+    """Label a row for each (protocol, window); the first row is at the top."""
     axes.set_yticks(
         range(len(all_figures)), [escape_math(str(f.configuration)) for f in all_figures]
     )
@@ -80,10 +80,10 @@ def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
 def depths(
     path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Picture | None:
-    """Plot acceptance by depth: rounds that reach each depth, and rounds that accept it.
+    """Plot, by depth, the share of rounds that reach a depth, and the share that accept it.
 
-    All windows of a protocol are pooled; a depth counts the rounds that drafted it. Shares of fewer
-    than `FEW` rounds are not drawn. Returns None without drafts.
+    All windows of a protocol are pooled. A share refers to the rounds that drafted this depth; with
+    fewer than `FEW` rounds it is not drawn. Returns None if there are no drafts.
     """
     pooled = {
         protocol: _pool_positions(all_figures, protocol) for protocol in protocols_of(all_figures)
@@ -100,7 +100,8 @@ def depths(
         path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
     ) as (reached, accepted):
         for i, (protocol, counts) in enumerate(measured.items()):
-            offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)  # so that equal points do not overlap
+            # shift each protocol, so that equal points do not overlap
+            offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)
             _depths(reached, accepted, counts, offset, protocol, styles)
         for axes in (reached, accepted):
             axes.set_ylim(0, 104)
@@ -121,7 +122,7 @@ def _depths(
     protocol: str,
     styles: PlotStyle,
 ) -> None:
-    """Draw the two lines of a protocol, and the intervals of its acceptance."""
+    """Draw a protocol's two lines, and the intervals of its acceptance."""
     colour, marker = styles.colour_of(protocol), styles.marker_of(protocol)
     reached.plot(
         [p.depth + offset for p in counts],
@@ -142,7 +143,7 @@ def _depths(
 
 
 def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
-    """Pool the positions of all windows of a protocol."""
+    """Add up the counts at each depth over all windows of a protocol."""
     counts = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
     return [
         PositionCounts(
@@ -156,7 +157,7 @@ def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[Posit
 
 
 def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
-    """Plot bytes per committed token, up and down, on a log scale; None if nothing was sent."""
+    """Plot bytes per committed token, uplink and downlink, on a log scale; None without bytes."""
     measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
     if not measured:
         return None
@@ -196,7 +197,7 @@ def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Pic
 
 
 def _scale_by_decades(axes: Axes, values: Sequence[float]) -> None:
-    """Set a log scale between powers of ten, so that it has at least two labels."""
+    """Set a log scale that begins and ends at powers of ten, so that it has two labels or more."""
     axes.set_xscale("log")
     axes.set_xlim(
         10.0 ** math.floor(math.log10(0.9 * min(values))),

@@ -1,7 +1,7 @@
-"""Write the report: one self-contained HTML page (no network, no other file, no script), and PNGs.
+"""Write the report: one HTML page that needs no network, no other file and no script; and PNGs.
 
-In: runs as measured. Out: a folder with ``report.html``, which holds the pictures, and each picture
-as a file of its own.
+In: measured runs. Out: a folder with ``report.html``, which embeds the pictures, and with each
+picture as a separate PNG file.
 """
 
 import base64
@@ -31,9 +31,9 @@ PAGE = "report.html"
 def write(
     runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
 ) -> Path:
-    """Write page and plots into ``folder``, which is created; return the page's path.
+    """Create ``folder``; write the page and the plots into it; return the page's path.
 
-    show: callback after each plot, with the numbers of plots drawn and of all plots. Raises
+    show: callback after each plot; arguments: number of finished plots, number of all plots. Raises
     `OSError` if a file cannot be written.
     """
     private_folder(folder)
@@ -43,8 +43,8 @@ def write(
 
 
 def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
-    """Render the page; escape all text from files."""
-    # autoescape: values are text unless the template marks them as HTML
+    """Render the page's HTML; escape all text that comes from run files."""
+    # autoescape treats every value as text, unless the template marks the value as HTML
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -69,17 +69,17 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
 
 
 def _embed(picture: Picture) -> str:
-    """Encode the PNG as a data URI."""
+    """Encode a picture's PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
 
 
 def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Return the groups of a table's headings, and how many columns each spans."""
+    """Return each group of a table's headings, with its number of columns."""
     return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
 def _run_summary(run: MeasuredRun) -> str:
-    """Summarise a run in a sentence or two."""
+    """Summarise a run in one or two sentences."""
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
         return "No fixed choice with a target has answers with steady rounds."
@@ -97,7 +97,7 @@ def _run_summary(run: MeasuredRun) -> str:
 
 
 def _auto_summary(run: MeasuredRun) -> str:
-    """Summarise `auto`'s choices in a sentence or two."""
+    """Summarise the choices of `auto` in one or two sentences."""
     hindsight = run.hindsight
     if hindsight is None or hindsight.auto is None:
         return "auto has no answer with steady rounds."

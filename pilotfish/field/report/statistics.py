@@ -1,6 +1,7 @@
 """Statistics of repeated measurements: medians, tails, intervals, acceptance by depth.
 
-In: numbers of independent answers, or recorded rounds. Out: figures with their uncertainty.
+In: one number for each of several independent answers; or recorded rounds. Out: figures with
+intervals.
 """
 
 from collections.abc import Sequence
@@ -12,15 +13,15 @@ from pilotfish.device_runtime.record import Round
 
 RESAMPLES = 2000
 LEVEL = 0.95
-_SEED = 0  # fixed: the same file gives the same report
+_SEED = 0  # seed of the resamples; it is fixed, so that the same file gives the same report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """n values: their median, their 95th percentile, and an interval for the median.
+    """The median and the 95th percentile of n values, and an interval for the median.
 
-    low, high: 95 % percentile bootstrap of the median; None for fewer than 3 values, or values
-    that are not independent.
+    low, high: 95 % interval of the median, by a percentile bootstrap; None for fewer than 3 values,
+    or for values that are not independent.
     """
 
     n: int
@@ -31,10 +32,10 @@ class Spread:
 
 
 def spread(values: Sequence[float], *, independent: bool = True) -> Spread | None:
-    """Compute the spread of some values; None for no values.
+    """Compute the spread of some values; None if there are no values.
 
-    independent: whether the values are independent, as an interval requires; rounds of one answer
-    are not.
+    independent: whether the values are independent; otherwise there is no interval. Values of
+    rounds of the same answer are not independent.
     """
     if not values:
         return None
@@ -50,10 +51,10 @@ def spread(values: Sequence[float], *, independent: bool = True) -> Spread | Non
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Compute a 95 % interval for the median of the values' distribution.
+    """Compute a 95 % interval for the median, by a percentile bootstrap (Efron 1979).
 
-    Percentile bootstrap (Efron 1979): each resample draws as many values with replacement; the
-    interval spans the medians of 95 % of the resamples.
+    From n values, each resample draws n values with replacement. The interval contains the medians
+    of 95 % of the resamples.
     """
     drawn = np.random.default_rng(_SEED).choice(
         np.asarray(values, dtype=np.float64), (RESAMPLES, len(values))
@@ -65,18 +66,19 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionCounts:
-    """Counts of rounds at one depth of the windows, from 1."""
+    """The counts of rounds at one depth of the windows. depth: number of the draft, from 1."""
 
     depth: int
-    drafted: int  # rounds whose window has this depth
-    reached: int  # drafted rounds that accepted all tokens before it
-    accepted: int  # rounds that accepted this token
+    drafted: int  # number of rounds that drafted a token at this depth
+    reached: int  # number of these rounds that accepted all tokens before this depth
+    accepted: int  # number of these rounds that also accepted the token at this depth
 
 
 def positions(rounds: Sequence[Round]) -> list[PositionCounts]:
-    """Count acceptance at each depth (tslt Definition 2.1).
+    """Count drafted, reached and accepted rounds at each depth (TSLT, definition 2.1).
 
-    accepted/reached is α at this depth; accepted/drafted is the share of windows that get so far.
+    accepted/reached is the acceptance α at a depth. accepted/drafted is the share of the windows
+    that are accepted up to this depth.
     """
     return [
         PositionCounts(
@@ -90,7 +92,7 @@ def positions(rounds: Sequence[Round]) -> list[PositionCounts]:
 
 
 def share_interval(count: int, of: int) -> tuple[float, float]:
-    """Compute a 95 % interval for a share: ``count`` of ``of`` (Wilson 1927)."""
+    """Compute a 95 % interval for the share ``count`` / ``of`` (Wilson 1927)."""
     z = 1.959963984540054
     share = count / of
     centre = (share + z * z / (2 * of)) / (1 + z * z / of)

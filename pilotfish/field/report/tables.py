@@ -1,6 +1,6 @@
-"""The report's tables, as headings and cells of unescaped text.
+"""The report's tables, as headings and cells; their text is not escaped.
 
-In: runs as measured. Out: text with units in the headings.
+In: measured runs. Out: tables with units in the headings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ from pilotfish.field.report.statistics import Spread
 from pilotfish.field.run import Model
 from pilotfish.wire.protocols import RoundCounter
 
-NONE = "–"  # not measured
+NONE = "–"  # text of a cell without a measured value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table. headings: (group, heading) of each column; columns of a group are adjacent."""
+    """A table. headings: group and heading of each column; a group's columns are adjacent."""
 
     headings: list[tuple[str, str]]
     rows: list[list[str]]
-    best: int | None = None  # the row to mark
+    best: int | None = None  # index of the row that is marked as the best
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Format a number; None as –."""
+    """Format a number; None becomes –."""
     return NONE if value is None else f"{value:,.{digits}f}"
 
 
@@ -37,7 +37,7 @@ def _percent(share: float | None) -> str:
 
 
 def interval(spread: Spread | None, digits: int = 1) -> str:
-    """Format an interval as low–high; – without one."""
+    """Format an interval as low–high; a missing interval becomes –."""
     if spread is None or spread.low is None:
         return NONE
     return f"{number(spread.low, digits)}–{number(spread.high, digits)}"
@@ -90,7 +90,7 @@ def _counter_column(counter: RoundCounter) -> tuple[str, str, Callable[[Figures]
 
 
 def latencies(run: MeasuredRun) -> Table:
-    """Tabulate medians and tails of every (protocol, window) of a run."""
+    """Tabulate the medians and tails of each (protocol, window) of a run."""
     best = lowest(run.figures)
     columns = [*_COLUMNS, *map(_counter_column, counters_with_values(run.figures))]
     if any(figures.asked is not None for figures in run.figures):
@@ -103,7 +103,7 @@ def latencies(run: MeasuredRun) -> Table:
 
 
 def positions(run: MeasuredRun) -> Table:
-    """Tabulate how many rounds drafted, reached and accepted each depth."""
+    """Tabulate the numbers of rounds that drafted, reached and accepted each depth."""
     return Table(
         headings=[
             ("", "protocol"),
@@ -128,7 +128,7 @@ def positions(run: MeasuredRun) -> Table:
 
 
 def choices(hindsight: Hindsight) -> Table:
-    """Tabulate every choice open to ``auto``: how often it was chosen, and its times."""
+    """Tabulate each configuration that ``auto`` can choose: how often it did, and the times."""
 
     def median(spread: Spread | None) -> str:
         return NONE if spread is None else number(spread.median)
@@ -159,7 +159,7 @@ def choices(hindsight: Hindsight) -> Table:
 
 
 def differences(runs: Sequence[MeasuredRun]) -> Table:
-    """Tabulate the facts that differ between runs: a row for each fact, a column for each run."""
+    """Tabulate the facts that differ between runs, with a row per fact and a column per run."""
     facts = _facts(runs)
     return Table(
         headings=[("", "")] + [("", run.name) for run in runs],
@@ -168,7 +168,7 @@ def differences(runs: Sequence[MeasuredRun]) -> Table:
 
 
 def common(runs: Sequence[MeasuredRun]) -> Table:
-    """Tabulate the facts that all runs share; for a single run, all its facts."""
+    """Tabulate the facts that are the same in all runs; for a single run, all its facts."""
     facts = _facts(runs)
     return Table(
         headings=[("", ""), ("", "all runs" if len(runs) > 1 else runs[0].name)],
@@ -177,7 +177,7 @@ def common(runs: Sequence[MeasuredRun]) -> Table:
 
 
 def _facts(runs: Sequence[MeasuredRun]) -> dict[str, list[str]]:
-    """Collect each fact with its value in every run."""
+    """Return the values of each fact in all runs, by the fact's name."""
     columns = [dict(_conditions(run)) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, NONE) for column in columns] for name in names}
@@ -213,7 +213,7 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
 
 
 def _span(began_s: float, ended_s: float) -> str:
-    """Format begin and end; an end on the same day has the time only."""
+    """Format begin and end of a run; omit the end's date if it is the begin's."""
     began, ended = (datetime.fromtimestamp(time_s, timezone.utc) for time_s in (began_s, ended_s))
     until = "%H:%M" if began.date() == ended.date() else "%Y-%m-%d %H:%M"
     return f"{began:%Y-%m-%d %H:%M} to {ended:{until}}"
@@ -225,7 +225,7 @@ def _model(model: Model) -> str:
 
 
 def _leaves(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Flatten nested facts; convert bytes to GiB."""
+    """Flatten nested facts into pairs of name and text; convert bytes to GiB."""
     for name, value in facts.items():
         if isinstance(value, Mapping):
             yield from _leaves(value)

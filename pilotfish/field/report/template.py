@@ -1,7 +1,8 @@
-"""The page's HTML and style, a Jinja template; `field.report.report_page` fills it in.
+"""The report page's HTML and style: a Jinja template, which `field.report.report_page` fills in.
 
-The page is legible at 360 CSS pixels: only tables are wider than a phone, and each scrolls in its
-own box. Colours follow the reader's light or dark scheme; plots are on white cards.
+The page is legible at a width of 360 CSS pixels. Only tables are wider than a phone; each table
+scrolls in a separate box. Colours follow the reader's light or dark scheme. Plots have a white
+background.
 """
 
 TEMPLATE = """\

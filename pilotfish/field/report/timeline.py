@@ -1,6 +1,6 @@
-"""Plot the link over the time of a run, as the device estimated it when each answer began.
+"""Plot the state of the link during a run: the device's estimates when each answer began.
 
-In: the answers' link states. Out: a plot with a panel for each measured quantity.
+In: the link state of each answer. Out: a plot with a panel for each measured quantity.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from pilotfish.field.report.canvas import WIDTH, Picture, title
 from pilotfish.field.report.link import Quantity, measured_quantities
 from pilotfish.field.run import Answer
 
-_PAUSE_S = 600.0  # a longer gap between two answers is an interruption of the run
+_PAUSE_S = 600.0  # gap between two answers (s) above which the run counts as interrupted
 
 
 def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
-    """Draw the plot; return None if nothing was measured."""
+    """Draw the plot; return None if no quantity was measured."""
     measured = measured_quantities(answers)
     if not measured:
         return None
@@ -56,7 +56,7 @@ def timeline(path: Path, run: str, answers: Sequence[Answer]) -> Picture | None:
 
 
 def _finish(axes: Axes, label: str, lines: int) -> None:
-    """Start an axis just below zero, so that a line at zero shows; leave an axis in dBm."""
+    """Start the y axis just below zero, so that a line at zero is visible; not if it is in dBm."""
     if "dBm" not in label:
         top = axes.get_ylim()[1] if axes.dataLim.ymax > 0 else 1.0
         axes.set_ylim(-0.04 * top, top)
@@ -65,7 +65,7 @@ def _finish(axes: Axes, label: str, lines: int) -> None:
 
 
 def _finding(quantity: Quantity, answers: Sequence[Answer]) -> str:
-    """Describe the range of the values."""
+    """Describe the range of a quantity's values in words."""
     values = [value for _, value in quantity.points(answers)]
     unit = quantity.panel.split("(")[1].rstrip(")")
     low, high = (f"{v:.0f}" if v >= 100 else f"{v:.3g}" for v in (min(values), max(values)))
@@ -73,7 +73,7 @@ def _finding(quantity: Quantity, answers: Sequence[Answer]) -> str:
 
 
 def _elapsed_s(started_s: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return seconds since the first answer, without pauses, and the times of the pauses."""
+    """Compute each answer's seconds since the first, without pauses, and the pauses' times."""
     elapsed, pauses = [0.0], []
     for before, after in pairwise(started_s):
         if 0.0 <= after - before < _PAUSE_S:
