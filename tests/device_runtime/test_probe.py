@@ -283,7 +283,7 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import ping
 
 link = EdgeLink(sys.argv[1], None)
-link.reach()
+link.connect()
 ping(link)
 stop = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGSTOP))
 stop.start()
