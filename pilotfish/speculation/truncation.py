@@ -30,9 +30,9 @@ LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
     [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )
 
-# For k < `_MOST_BY_PARTS`, top-k of a large vocabulary first takes the maxima of `_PARTS` parts. The
-# k-th largest maximum is a lower bound of the k-th largest value. A part has the ids with the same
-# remainder, since likely tokens often have ids close to each other.
+# For k < `_MOST_BY_PARTS`, top-k of a large vocabulary first takes the maxima of `_PARTS` parts.
+# The k-th largest maximum is a lower bound of the k-th largest value. A part has the ids with the
+# same remainder, since likely tokens often have ids close to each other.
 _PARTS, _MOST_BY_PARTS = 4096, 1024
 
 
