@@ -74,7 +74,7 @@ class MetricsServer:
         self._sources = sources
 
     def describe(self) -> list["Metric"]:
-        """Return no names in advance; without this method the registry would call `collect`."""
+        """Return no metric names, so that the registration does not have to collect metrics."""
         return []
 
     def collect(self) -> Iterable["Metric"]:

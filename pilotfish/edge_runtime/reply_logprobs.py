@@ -70,7 +70,7 @@ class Logprobs:
         return frame
 
     def frame_of(self, start: int, count: int) -> Buffer:
-        """Return the frame of ``count`` committed tokens from position ``start`` on, for a retry."""
+        """Return the frame of ``count`` committed tokens from position ``start``, for a retry."""
         size = entry_type(self._most).itemsize
         begin = (start - self._start) * size
         return bytes(memoryview(self._committed)[begin : begin + count * size])

@@ -102,7 +102,7 @@ class StageWork(NodeWork):
 
     @property
     def joined(self) -> bool:
-        """Whether the next stage is connected; raises `TargetLostError` if it is lost or overdue."""
+        """Whether the next stage is connected; raises `TargetLostError` if that has failed."""
         if self._next is None:
             return True
         self._read_next(self._next)
