@@ -140,7 +140,10 @@ class _Store(Generic[K]):
         return insist and self._drop_largest_owners(has, but[0], more)
 
     def _drop_largest_owners(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
-        """Drop a transfer of the owner who has most; return False if ``owner`` would have more."""
+        """Drop the longest idle transfer of the owner who has most (bytes, or transfers).
+
+        Returns False, and drops nothing, if ``owner`` would then have at least as much.
+        """
         most = max(has, key=lambda each: has[each])
         if has[most] <= has[owner] + more:
             return False
@@ -237,7 +240,7 @@ class Uploads:
         return self._append(key, upload, chunk.offset, data)
 
     def mark_served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
-        """Mark a message as served; keep: whether to keep its bytes for a later query."""
+        """Record that a message is served; keep: whether to keep its bytes for a later query."""
         key = owner, transfer
         upload = self._store.get(key)
         if upload is not None and not keep:

@@ -76,7 +76,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             stack.pop_all()
 
     def fix_context(self) -> None:
-        """Set context and digest from the attached workers; a worker that changes later is refused."""
+        """Set context and digest from the attached workers; workers must fit them from now on."""
         for worker in self._workers:
             if worker.ready is not None and worker.ready.context < self.context:
                 _log.warning(

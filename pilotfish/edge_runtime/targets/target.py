@@ -42,7 +42,7 @@ class Span(NamedTuple):
     tokens: the whole sequence up to the last token of this pass, u32 [n]. base: number of first
     tokens that the slot has cached. rows: number of last tokens that need an output. parents: if
     the last tokens are a tree, the parent of each node, i64 [nodes]; −1 for the token before the
-    tree. temperature: sampling temperature, for which an ensemble's logits must be valid; 0: greedy.
+    tree. temperature: sampling temperature, at which an ensemble's logits must be valid.
     """
 
     slot: int

@@ -223,7 +223,7 @@ class WorkerClient:
         return rows
 
     def _check_fit(self, ready: Ready) -> str:
-        """Return the reason why the worker's artifact, slots or context do not fit; "" if they fit."""
+        """Return the reason why the worker's artifact, slots or context do not fit, or ""."""
         if ready.stages:
             return "it holds one stage of a model: a federation wants whole models"
         known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
