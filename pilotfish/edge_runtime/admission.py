@@ -102,7 +102,7 @@ class Admission:
         return not self._present <= {owner}
 
     def _repaid_s(self, gone_s: float) -> float:
-        """Return the debt that a client pays off in ``gone_s`` seconds."""
+        """Return the debt (s of thread time) that a client pays off in ``gone_s`` seconds."""
         share = _SHARE if len(self._present) > len(self._costly) else 1.0
         return gone_s * share / max(1, len(self._costly))
 
@@ -112,7 +112,7 @@ class Admission:
         return buckets is None or buckets.bytes >= 0.0
 
     def charge_bytes(self, owner: bytes, size: int) -> None:
-        """Charge the bytes of a cheap reply."""
+        """Charge ``size`` bytes of a cheap reply to a client."""
         buckets = self._buckets.get(owner)
         if buckets is not None:
             buckets.bytes -= size

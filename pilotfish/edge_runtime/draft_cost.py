@@ -47,7 +47,7 @@ class DraftCost:
         self._squares = self._products = 0.0  # Σ positions², Σ positions·seconds
         self._expected_s = 0.0  # Σ seconds of the same passes by the measurement at the start
         self._tokens = 0.0
-        self._saved = 0.0  # unused drafts of shared passes
+        self._saved = 0.0  # number of drafts that shared passes were allowed but did not use
         self._recorded = True  # whether the last pass was recorded
         self._steady = _BEFORE  # passes since the last stall
 
@@ -84,7 +84,7 @@ class DraftCost:
             return self._slope_s
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
         mean = self._positions / self._weight
-        squares = self._squares - mean * self._positions  # of deviations
+        squares = self._squares - mean * self._positions  # Σ (positions − mean)²
         products = self._products - mean * self._spent_s
         fitted = (_TRUST * self._slope_s * slower + products) / (_TRUST + squares)
         return max(0.0, fitted)

@@ -96,7 +96,7 @@ class Trail:
             )
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Record committed tokens, and compare the drafts with them."""
+        """Record committed tokens, and compare the trail's drafts with these tokens."""
         with self._drafter.changed:
             comparison = self.draft_ahead.compare(ids)
             if self.cached is not None and comparison.compared > comparison.agreed:
@@ -195,7 +195,7 @@ class Beside(threading.Thread):
         self.comparisons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_MOST_COMPARISONS)
         # greedy or not → acceptance estimator
         self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
-        self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # by slot
+        self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # slot → trail
         self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
         self._closing = False
         self._passes = 0

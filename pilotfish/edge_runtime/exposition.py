@@ -72,7 +72,7 @@ class _Server(ThreadingTCPServer):
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
-        self.socket.setblocking(False)  # a connection may be gone before it is accepted
+        self.socket.setblocking(False)  # never wait in accept: a client may be gone by then
         self._application = application
         self._making = threading.Lock()  # allows one call of the application at a time
         self._clients: dict[Any, _Client] = {}  # socket → client, the oldest first
@@ -81,7 +81,7 @@ class _Server(ThreadingTCPServer):
 
     def stop(self) -> None:
         """End `serve_forever` and all connections."""
-        _shut(self.socket)  # wakes the server
+        _shut(self.socket)  # ends the server thread's wait
         self.shutdown()
         with self._changed:
             for connection in self._clients:
@@ -149,7 +149,7 @@ class _Server(ThreadingTCPServer):
         clients = self._clients
         silent = [each for each in clients if not clients[each].complete] or clients
         crowd = Counter(clients[each].address for each in silent)
-        return max(silent, key=lambda each: crowd[clients[each].address])  # the first of equals
+        return max(silent, key=lambda each: crowd[clients[each].address])  # the oldest of equals
 
     def _has_room(self) -> bool:
         return len(self._clients) < _CONNECTIONS

@@ -88,7 +88,7 @@ class GenerationStarter:
         check_frame_count(envelope.frames, 1 + constrained)
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
-        if length >= self._limits.context:  # checked before the ids are decoded
+        if length >= self._limits.context:  # check before the ids are decoded, which costs more
             raise PromptTooLongError(
                 f"The prompt has {length} tokens; this edge takes at most "
                 f"{self._limits.context - 1}."

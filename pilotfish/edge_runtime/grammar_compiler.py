@@ -119,7 +119,7 @@ class GrammarCompiler(threading.Thread):
         return False
 
     def run(self) -> None:
-        """Compile until `close`."""
+        """Compile waiting grammars one after the other, until `close`."""
         with suppress(OSError, AttributeError):
             thread = threading.get_native_id()
             usual = os.getpriority(os.PRIO_PROCESS, thread)
@@ -143,7 +143,7 @@ class GrammarCompiler(threading.Thread):
             self._bell.close()
 
     def _next(self) -> Compilation | None:
-        """Wait for the next compilation; None after `close`."""
+        """Wait for the next compilation and return it; return None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:

@@ -68,7 +68,7 @@ class DeviceHints:
         self.chain = chain
 
     def propose(self, limit: int) -> Proposal:
-        """Return the chain's first drafts."""
+        """Return the first ``limit`` drafts of the chain."""
         return Proposal(self.chain.ids[:limit], self.chain.acceptances[:limit])
 
     def record_tokens(self, ids: Sequence[int]) -> None:
@@ -164,7 +164,7 @@ class SourceBudget:
         self._promised += _FORGET * tokens * (_PRIOR_TOKENS - self._promised)
 
     def copy_from(self, previous: "SourceBudget") -> None:
-        """Take over the source's statistics from the session's previous generation."""
+        """Copy the source's statistics from the session's previous generation."""
         self.balance, self._accepted, self._promised = (
             previous.balance,
             previous._accepted,

@@ -185,7 +185,7 @@ class MessageHandler:
             admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
-        except PilotfishError as error:  # cheap: the message was not decoded
+        except PilotfishError as error:  # a cheap refusal: no frame was decoded
             self._refuse(envelope, None, error, admitted=admitted)
             return
         self._serve(request, envelope, now_ns - envelope.queued_ns())

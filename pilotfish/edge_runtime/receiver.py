@@ -27,10 +27,10 @@ class BackgroundReceiver(threading.Thread):
         self.turn = threading.Lock()
         self._handlers = handlers
         self._active = False
-        self._ready = select.epoll()  # watches the handlers' descriptors
+        self._ready = select.epoll()  # set of the handlers' descriptors
         for descriptor in handlers:
             self._ready.register(descriptor, select.EPOLLIN)
-        self._armed = select.epoll()  # watches ``_ready`` during passes
+        self._armed = select.epoll()  # watches ``_ready``, only during passes
         self._armed.register(self._ready, 0)
 
     def begin(self) -> None:

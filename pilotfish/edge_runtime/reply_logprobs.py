@@ -34,7 +34,7 @@ class Logprobs:
         self._nodes = self._best = self._latest
 
     def record(self, draft: Draft, logits: Floats, decision: Decision | StatesNeeded) -> None:
-        """Record a window's logits [n + 1, V] and decision."""
+        """Record a window's decision and logits [n + 1, V] (root and n drafts)."""
         ids = draft.ids.tolist()
         pending = np.zeros(0, entry_type(self._most))
         if self._sampled is not None and len(draft.pending):
@@ -66,7 +66,7 @@ class Logprobs:
     def commit(self, count: int | None = None) -> Buffer:
         """Commit the last decision's first ``count`` entries (None: all); return their frame."""
         frame = self._latest[:count].tobytes()
-        self._committed += frame  # grows in place
+        self._committed += frame  # the bytearray grows in place
         return frame
 
     def frame_of(self, start: int, count: int) -> Buffer:

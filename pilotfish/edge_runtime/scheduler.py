@@ -154,7 +154,7 @@ class Scheduler:
         # least used time of the owners that waited at the last pass.
         self._used_ns: dict[bytes, int] = {}
         self._least_ns = 0
-        self._longest_ns = 0.0  # longest recent pass, decaying
+        self._longest_ns = 0.0  # duration of the longest recent pass; decays
         self.passes = 0
 
     def submit(self, job: Job) -> None:
@@ -196,9 +196,9 @@ class Scheduler:
         return (latest_ns - now_ns) * 1e-9 if self._span(first).size <= NARROW else 0.0
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
-        """Start a batch if a pass can start now.
+        """Choose the jobs of the next pass and record its start; return None if none can start.
 
-        patient: return None, too, while the pass should wait for devices that are due.
+        patient: whether to return None also while the pass should wait for devices that are due.
         """
         self._read_inbox()
         heads = self._heads()  # call it once, since other threads may cancel jobs meanwhile
@@ -371,7 +371,7 @@ class Scheduler:
                 self._used_ns[job.owner] += took_ns * span.size // tokens
 
     def _decide(self, job: Job, span: Span, output: Output) -> None:
-        """Verify a job; an error does not affect the pass's other jobs."""
+        """Verify one job of a pass; an error affects only this job."""
         begun_s = time.thread_time()
         try:
             job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)

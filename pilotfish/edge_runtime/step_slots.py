@@ -27,7 +27,7 @@ States = NDArray[np.float32]
 
 
 class StepSlots:
-    """Converts a step's items to passes of a decoder or a stage, and rolls slots back."""
+    """Converts a step's items to passes of a decoder or a stage, and rolls back its slots."""
 
     def __init__(self, engine: Slots | LanguageModel) -> None:
         self._engine = engine

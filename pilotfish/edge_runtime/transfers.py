@@ -46,7 +46,7 @@ class _Transfer(Protocol):
 
 
 K = TypeVar("K", bound=_Transfer)
-_Key = tuple[bytes, bytes]  # owner and transfer
+_Key = tuple[bytes, bytes]  # owner, id of the transfer
 
 
 class _Store(Generic[K]):
@@ -58,7 +58,7 @@ class _Store(Generic[K]):
     def __init__(self, each_bytes: int, clock: Callable[[], float]) -> None:
         self._each_bytes = each_bytes
         self.clock = clock
-        self._all: OrderedDict[_Key, K] = OrderedDict()  # longest idle first
+        self._all: OrderedDict[_Key, K] = OrderedDict()  # the longest idle transfer first
         self._bytes: Counter[bytes] = Counter()  # owner → bytes
         self._numbers: Counter[bytes] = Counter()
         self.total_bytes = 0  # bytes of all owners
@@ -249,7 +249,8 @@ class Uploads:
 
     def _append(self, key: _Key, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
         here = upload.size
-        new = data[here - offset :] if offset <= here else b""  # a chunk after a gap is dropped
+        # a chunk that does not follow the received bytes is dropped
+        new = data[here - offset :] if offset <= here else b""
         if new:
             self._expect_room(key, len(new), new=False)
             upload.body += new

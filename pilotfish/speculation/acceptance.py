@@ -68,7 +68,7 @@ class AcceptanceEstimator:
         floors, ceilings = (np.array(list(kind.values())) for kind in (_FLOORS, _CEILINGS))
         # f64 [scales, floors, ceilings]
         self._prior = np.log(_outer(scales, floors, ceilings))
-        self._evidence = np.zeros_like(self._prior)  # faded log-likelihood of the comparisons
+        self._evidence = np.zeros_like(self._prior)  # faded log-likelihood of each curve
         self._weighed = False
 
     def _weigh(self) -> None:

@@ -40,7 +40,7 @@ from pilotfish.speculation.truncation import largest
 
 TOP = 10  # k of NormMatch: number of likeliest tokens of each end that are compared
 CERTAIN = 0.01  # ε, nats: lower bound of the target's entropy
-HIGHEST_RATIO = 1e6  # λ₁ at which its clause has no effect
+HIGHEST_RATIO = 1e6  # highest λ₁; at this value the entropy ratio makes no token key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class DistributionComparison:
 
     @cached_property
     def target(self) -> NDArray[np.float64]:
-        """p of the same tokens, f64 [K], divided by the float64 sum over all tokens."""
+        """p of the tokens of q̂, f64 [K], normalised by the float64 sum over all V tokens."""
         shares: NDArray[np.float64] = self.p[self.row.support] / self.p.sum(dtype=np.float64)
         return shares
 
@@ -107,7 +107,7 @@ class DistributionComparison:
 
     @cached_property
     def gap(self) -> NDArray[np.float64]:
-        """|p − q̂| of each token, f64 [K]."""
+        """|p − q̂| of each token of q̂, f64 [K]."""
         gaps: NDArray[np.float64] = np.abs(self.target - self.drafter)
         return gaps
 

@@ -116,7 +116,7 @@ def _schedule(
     width, depths = len(pass_s) - 1, len(worth)
     rows = []
     now_s = 0.0
-    committed = head = 0  # head: drafts that have arrived, counted from the correction
+    committed = head = 0  # head: number of drafts that have arrived since the correction
     before = -phase  # the drafter's pass under way at the correction is wasted
     # arrival time of the latest draft; before the first draft, the time at which its pass begins
     arrived_s = rtt_s + phase * draft_s

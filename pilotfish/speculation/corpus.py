@@ -85,7 +85,7 @@ class Corpus:
             self._publish(end + len(text) + 1)
 
     def drop_oldest(self) -> None:
-        """Forget the oldest quarter."""
+        """Drop the oldest quarter of all tokens."""
         with self._lock:
             rest = self._snapshot.ids[-(-len(self._snapshot.ids) // 4) :]
             self._ids = rest.copy()

@@ -36,7 +36,7 @@ class Projection:
         return self._buffer[: len(logits), : self._size]
 
     def reaches(self, token: int) -> bool:
-        """Whether this token has a column."""
+        """Return whether this token has a column, so that it can be drafted."""
         return bool((self._places == token).any())
 
     def _rows(self, count: int) -> NDArray[np.float32]:

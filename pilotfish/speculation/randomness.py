@@ -23,7 +23,7 @@ _WORDS_PER_BLOCK = 4
 
 
 class Purpose(IntEnum):
-    """Purpose of a draw. The numbers are part of the wire protocol: both ends use them."""
+    """Purpose of a draw. The numbers are part of the wire protocol, since both ends use them."""
 
     TARGET = 1  # the target's sample at a position: `stream` and `coupled`
     DRAFT = 2
@@ -107,7 +107,7 @@ def race(weights: Weights, words: NDArray[np.uint32]) -> tuple[int, float]:
     leader = int(bounds.argmax())
     highest, bounds[leader] = bounds[leader], -1.0
     second = int(bounds.argmax())
-    if not bounds[second] > 0.0:  # no other can win
+    if not bounds[second] > 0.0:  # no second token can have a score above 0
         return leader, math.inf
     bounds[leader] = highest
     runners = _runners(bounds, _scores(weights, words, np.array([leader, second])).min())

@@ -56,7 +56,7 @@ class Echo:
 
 
 class Recall:
-    """Predicts the continuation of one text at a time. Not thread-safe."""
+    """Predictor of the next tokens of one text at a time. Not thread-safe."""
 
     def __init__(self) -> None:
         self._earlier = EMPTY_SNAPSHOT
@@ -95,7 +95,7 @@ class Recall:
             self._commit(token)
 
     def _forget(self, end: int) -> None:
-        """Set the number of committed tokens, and search for matches."""
+        """Set the number of committed tokens, drop all predictions, and search for matches."""
         self._end = end
         self._path.clear()
         self._echoes = [self._search(end)]

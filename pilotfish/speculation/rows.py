@@ -20,7 +20,7 @@ class Row:
 
     @cached_property
     def total(self) -> float:
-        """The float64 sum of the weights."""
+        """Sum of the weights, in float64."""
         return float(self.weights.sum(dtype=np.float64))
 
     @property

@@ -28,10 +28,10 @@ class Tree:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._parents: list[int] = []  # node numbers
+        self._parents: list[int] = []  # each node's parent, as a node number
         # nodes of each inner node's candidates, in the order of draws
         self.candidates: list[tuple[int, ...]] = []
-        self._level = range(1)  # the nodes of the last level
+        self._level = range(1)  # nodes of the deepest level
 
     def __len__(self) -> int:
         return len(self._ids)

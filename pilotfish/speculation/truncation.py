@@ -69,7 +69,7 @@ class SparseRows:
 
     @staticmethod
     def join(parts: Sequence["SparseRows"]) -> "SparseRows":
-        """Concatenate the rows of ``parts``, in this order."""
+        """Concatenate the rows of all ``parts``, in order."""
         if not parts:
             return SparseRows(np.empty(0, np.uint32), np.empty(0, np.uint8), np.empty(0, np.int64))
         sizes = np.concatenate([np.diff(part.ends, prepend=0) for part in parts])

@@ -260,7 +260,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 self._complete(pending, hidden)
 
     def _set_depth(self) -> None:
-        """Set the depth that keeps the stages busy; without attached stages, the number of slots."""
+        """Set the depth that keeps the stages busy; while they are detached, one pass per slot."""
         self.concurrent_passes = self._depth.passes
         self.depth = self.concurrent_passes if self.attached else self._first.stage.slots
 

@@ -27,7 +27,7 @@ _PROBE_S = 3.0  # time limit (s) of the connection test; Ray waits minutes for a
 
 _ENVIRONMENT = {
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # the daemon handles SIGTERM
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # futures report the errors of calls
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # the calls' futures report errors
     # with these two, a lost actor is noticed after 0.2 s instead of 1.5 s
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",

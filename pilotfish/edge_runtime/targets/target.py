@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of tokens to compute."""
+        """Number of the span's tokens that the pass computes."""
         return len(self.tokens) - self.base
 
     @property
