@@ -49,8 +49,8 @@ class Admission:
     def admit(self, owner: bytes, now_s: float, *, optional: bool = False) -> None:
         """Count one message of ``owner``; raise `RateLimitedError` if it came too soon.
 
-        optional: whether the owner needs no reply to this message (a hint); such a message may not
-        use the reserved share of the bucket.
+        optional: whether the message is a hint, which the owner can do without. Hints may not use
+        the reserved share of the bucket.
         """
         present_s = now_s - self._spent_s
         self._count_clients(now_s, present_s)

@@ -329,7 +329,7 @@ class Beside(threading.Thread):
         return _Task(trail, cached, text.ids[cached:end].copy(), len(text), text.hash)
 
     def _forward(self, tasks: Sequence[_Task]) -> None:
-        """Run the tasks as one pass, and add a draft to each trail whose text is complete."""
+        """Run the tasks as one pass; add a draft to each trail that has been read to its end."""
         for task in tasks:
             slot = self._slots[task.trail.slot]
             self._decoder.rollback(task.trail.slot, task.cached)

@@ -73,7 +73,7 @@ class HeadJudge:
     ) -> NDArray[np.bool_]:
         """Return whether to reject each mismatch, bool [m]; arguments as for `DecisionHead.logits`.
 
-        A mismatch whose states overflow is rejected, except at threshold 1.
+        A mismatch is also rejected if its states overflow, except at threshold 1.
         """
         logits = self.score(drafter, target, tokens).astype(np.float64)
         if self.bound == math.inf:

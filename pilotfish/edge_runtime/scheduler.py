@@ -3,9 +3,8 @@
 In:  jobs: "bring the target's slot to this sequence, compute its last rows, and verify them".
 Out: the finished jobs, in the order in which their passes finish.
 
-Windows of several devices share a pass. A long prompt is read in chunks, one per pass, in passes
-between those of the windows; so it delays a window by at most one chunk. Jobs of one slot keep
-their order.
+Windows of several devices share a pass. A long prompt is read in chunks, in passes between those of
+the windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
 
 Owners share the target's time fairly. The next pass serves the owner that has used least time; of
 equal owners, the owner that was served longest ago. An owner without jobs does not save up time. A

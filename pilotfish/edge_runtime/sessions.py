@@ -195,7 +195,10 @@ class Sessions:
         return session
 
     def find(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Return the owner's session, not marked as in use; raise `UnknownSessionError`."""
+        """Return the owner's session without a change of its idle time.
+
+        Raises `UnknownSessionError` if there is no such session, or if it has another owner.
+        """
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
             raise UnknownSessionError(

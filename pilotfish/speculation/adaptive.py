@@ -19,10 +19,10 @@ the total variation between the position's law and p, and acceptance rises by th
 so the expected sum of the deviations bounds the total variation between the laws of whole texts.
 
 q̂ gives mass to few tokens. Over these tokens p̃ is as above, and their total mass P = Σp becomes
-P^(1−τ). Equation (8) normalises p̃ over these tokens alone: p̃ would then lack all of p's other
-mass as soon as τ is above 0 (0.045 a position on the default pair with 64 tokens). Here p̃ moves
-from p at τ = 0, the rule of `speculation.candidates`, to q̂ at τ = 1, and a higher τ accepts no
-token less often. A token that p excludes, for example by top-k, stays excluded.
+P^(1−τ). Equation (8) instead normalises p̃ over these tokens alone. Then p̃ would differ from p by
+p's mass on all other tokens, even for a tiny τ (by 0.045 per position on the default pair with 64
+tokens). Here p̃ moves from p at τ = 0, the rule of `speculation.candidates`, to q̂ at τ = 1, and a
+higher τ accepts no token less often. A token that p excludes, for example by top-k, stays excluded.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ class Relaxation:
 class DistributionComparison:
     """Comparison of target and drafter at one position, over the tokens [K] of q̂.
 
-    p: the target's distribution [V], whose sum is 1 up to rounding. row: the drafter's q̂.
+    p: the target's distribution [V]; its sum is 1 up to rounding. row: the drafter's q̂.
     """
 
     p: Floats

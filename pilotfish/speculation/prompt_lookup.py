@@ -27,7 +27,7 @@ _PLACES = 32  # number of latest places that are compared
 
 @dataclass(frozen=True)
 class LookupMatch:
-    """A place in the text whose continuation is expected again.
+    """Place in the text; the tokens from this place on are expected again after the text's end.
 
     start: index of the id that is expected next. end: length of the text. length: number of ids
     before ``start`` that equal the ids before ``end``; for a long match, a lower bound.

@@ -24,8 +24,8 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Entry of one node.
 
     address: tcp://HOST:PORT. key: file with the node's public key. name: name in logs and metrics;
-    default: the address. digest: required digest of the node's artifact; default: the digest at the
-    first attachment.
+    default: the address. digest: required digest of the node's artifact; default: the digest that
+    the artifact has when the edge starts.
     """
 
     address: str
