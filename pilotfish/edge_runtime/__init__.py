@@ -1,1 +1,1 @@
-"""The edge: verifies windows for many devices at once with a target model."""
+"""Edge: the program that verifies the windows of many devices with one target model."""

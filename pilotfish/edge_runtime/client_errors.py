@@ -1,4 +1,4 @@
-"""Tell request errors, which clients may see, from the edge's own, which only its log shows."""
+"""Distinguish request errors, which clients may see, from the edge's errors, which it only logs."""
 
 import logging
 
@@ -9,12 +9,12 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 def is_client_error(error: Exception) -> bool:
-    """Whether a client may see an error. Engine errors describe this machine, so are hidden."""
+    """Return whether a client may see an error; engine errors describe the edge's machine."""
     return isinstance(error, PilotfishError) and not isinstance(error, EngineError)
 
 
 def to_client_error(error: Exception, what: str) -> PilotfishError:
-    """Return the error to send to the client; logs an error of the edge as ``what``."""
+    """Return the error to send to the client; log an error of the edge, introduced by ``what``."""
     if isinstance(error, PilotfishError) and is_client_error(error):
         return error
     _log.error(what, exc_info=error)

@@ -1,39 +1,40 @@
-"""Cost of one draft position: tokens the edge would have produced in the time it adds to a pass.
+"""Cost of a draft: the tokens that the edge would produce in the time that it adds to a pass.
 
-In:  each pass: positions, seconds, committed tokens. Out: the cost of a draft; and how many of the
-     drafts that several sessions propose for a pass it takes.
+In:  each pass: positions, seconds, committed tokens. Out: the cost of a draft; and the number of
+     drafts that a pass takes from each session.
 
-A pass over S positions takes a + b·S seconds. A draft adds a position, so it delays every session
-of the pass by b seconds, in which the edge would have produced b·X tokens, at X tokens a second. A
-draft is taken if its acceptance is at least b·X. So a full edge takes none, and `ahead` becomes
-`stream` there; a lone session's draft costs almost nothing.
+A pass over S positions takes a + b·S seconds. A draft adds one position, so it delays every session
+of the pass by b seconds. At X tokens/s the edge would produce b·X tokens in this time. A draft is
+taken if its acceptance is at least b·X. So a full edge takes no drafts, and protocol `ahead`
+becomes `stream` there; the draft of a lone session costs almost nothing.
 
-That is fair to the sum of the sessions, not to each. Where sessions share a pass, drafts may
-lengthen it only by the recent gain of the session that gains least, plus 1.5 %: a session without
-drafts should keep 0.97 of its tokens a second, and receiving others' hints costs it as much again.
+This rule maximises the sum of all sessions' tokens, but could slow one session. So in a shared pass
+drafts may add time only up to a limit: the recent gain of the session that gains least, plus 1.5 %.
+A session without drafts should keep 97 % of its speed; it loses up to 1.5 % to others' drafts and
+about as much because the edge receives others' hints.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_FADE = 0.98  # weight of older passes, per pass
-# Weight of the slope measured at the start, as a sum of squared deviations: passes of equal size
-# contain no information about the slope.
+_FADE = 0.98  # factor of older passes' weight, per pass
+# Weight of the slope measured at the start, in squared positions: it is needed because passes of
+# equal size contain no information about the slope.
 _TRUST = 40.0
-# A pass stalled if it took more than `_STALLED` times the expected seconds: then the edge itself
-# stood still, and the expected time is recorded. If another stalled within the `_BEFORE` passes
-# before, `_STALLED` times the expected time is recorded, so that a lasting slowdown is followed.
+# A pass that takes more than `_STALLED` times the expected seconds counts as a stall of the edge;
+# the expected time is then recorded. If there was another stall in the last `_BEFORE` passes,
+# `_STALLED` times the expected time is recorded, so that the estimate follows a lasting slowdown.
 _STALLED, _BEFORE = 4.0, 16
-_LEAST = 0.002  # lowest cost of a draft, tokens
+_LEAST = 0.002  # lowest cost of a draft (tokens)
 _SLOWED = 0.015  # share of its speed that a session may lose to others' drafts
-_SAVED = 4.0  # most unused drafts that shared passes carry over
+_SAVED = 4.0  # upper limit of unused drafts that shared passes carry over
 
 
 class DraftCost:
-    """Estimates b and X from passes over windows, not prompts.
+    """Estimates b and X from passes over windows; passes with prompts are left out.
 
-    initial_times: seconds of a pass by its positions, measured at the start.
+    initial_times: number of positions → seconds of such a pass, measured at the start.
     """
 
     def __init__(self, initial_times: Mapping[int, float]) -> None:
@@ -43,15 +44,15 @@ class DraftCost:
             self._seconds = np.zeros(1)
         self._slope_s = _slope(self._widths, self._seconds)
         self._weight = self._positions = self._spent_s = 0.0
-        self._squares = self._products = 0.0  # Σ S², Σ S·seconds
-        self._expected_s = 0.0  # seconds that these passes would have taken at the start
+        self._squares = self._products = 0.0  # Σ positions², Σ positions·seconds
+        self._expected_s = 0.0  # Σ seconds of the same passes by the measurement at the start
         self._tokens = 0.0
-        self._saved = 0.0  # unused drafts of shared passes
+        self._saved = 0.0  # number of drafts that shared passes were allowed but did not use
         self._recorded = True  # whether the last pass was recorded
         self._steady = _BEFORE  # passes since the last stall
 
     def record_pass(self, positions: int, seconds: float) -> None:
-        """Record a pass over windows."""
+        """Record a pass over windows: its positions and seconds."""
         self._recorded = True
         usual_s = self.predict_pass_s(positions)
         self._steady += 1
@@ -68,7 +69,7 @@ class DraftCost:
         self._tokens *= _FADE
 
     def skip_pass(self) -> None:
-        """Leave out a pass that also read a prompt, and the tokens that it commits."""
+        """Leave out a pass that also read a prompt, together with its committed tokens."""
         self._recorded = False
 
     def record_tokens(self, tokens: int) -> None:
@@ -83,14 +84,14 @@ class DraftCost:
             return self._slope_s
         slower = self._spent_s / self._expected_s if self._expected_s else 1.0
         mean = self._positions / self._weight
-        squares = self._squares - mean * self._positions  # of deviations
+        squares = self._squares - mean * self._positions  # Σ (positions − mean)²
         products = self._products - mean * self._spent_s
         fitted = (_TRUST * self._slope_s * slower + products) / (_TRUST + squares)
         return max(0.0, fitted)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second of target time, X; before any pass, one token a pass."""
+        """Tokens per second of target time, X; before the first pass, one token per pass."""
         if self._tokens and self._spent_s:
             return self._tokens / self._spent_s
         return 1.0 / self._seconds[0] if self._seconds[0] else 0.0
@@ -101,7 +102,7 @@ class DraftCost:
         return max(_LEAST, float(self.seconds_per_position * self.tokens_per_s))
 
     def predict_pass_s(self, positions: int) -> float:
-        """Estimate the seconds of a pass."""
+        """Estimate the seconds of a pass over this number of positions."""
         if not self._weight:
             return float(np.interp(positions, self._widths, self._seconds))
         beyond = positions - self._positions / self._weight
@@ -110,10 +111,11 @@ class DraftCost:
     def allocate(
         self, positions: int, proposals: Sequence[Sequence[float]], tokens_per_pass: Sequence[float]
     ) -> list[int]:
-        """Return how many drafts of each session a pass takes.
+        """Return the number of drafts that a pass takes from each session.
 
-        positions: those of the pass without drafts. proposals: path acceptances of each session's
-        drafts, falling. tokens_per_pass: recent speed of each session; 1 without drafts.
+        positions: positions of the pass without drafts. proposals: for each session, the path
+        acceptances of its drafts, falling. tokens_per_pass: recent speed of each session; a session
+        without drafts has 1.
         """
         counts = [len(proposal) for proposal in proposals]
         position_s = self.seconds_per_position
@@ -136,7 +138,7 @@ def _slope(
     widths: "np.ndarray[tuple[int], np.dtype[np.float64]]",
     seconds: "np.ndarray[tuple[int], np.dtype[np.float64]]",
 ) -> float:
-    """Fit the slope of seconds over widths by least squares."""
+    """Fit the slope of seconds [n] over widths [n] by least squares."""
     deviations = widths - widths.mean()
     squares = float(deviations @ deviations)
     return max(0.0, float(deviations @ (seconds - seconds.mean())) / squares) if squares else 0.0

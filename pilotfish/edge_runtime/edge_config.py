@@ -1,6 +1,7 @@
-"""The settings of the edge daemon and the node daemon.
+"""Settings of the edge daemon and the node daemon.
 
-Each is declared once: flags, TOML keys, help and reloads follow from it (`base.settings`).
+Each setting is declared once; its flag, TOML key, help and reload follow from the declaration
+(`base.settings`).
 """
 
 from pathlib import Path
@@ -37,10 +38,10 @@ _Keys: TypeAlias = Annotated[
 
 
 class EdgeLimits(Struct, frozen=True, kw_only=True):
-    """The edge's limits; exceeding one raises a typed error.
+    """Limits of the edge; a request beyond a limit gets a typed error.
 
-    The context is also bounded by the model's. The message rate is sustained, per client, with
-    bursts of up to one second. A device has one connection for each lane.
+    The model also limits the context. The message rate is that of one client in the long run; a
+    burst may have the messages of one second. A device has one connection for each lane.
     """
 
     sessions: Annotated[int, setting("sessions at once", ge=1)] = 16
@@ -64,7 +65,7 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
-    """A target on a cluster: a number of replicas, each of a number of stages."""
+    """Target on a cluster: a number of replicas, each with a number of stages."""
 
     runner: Annotated[
         Literal["ray"] | None,
@@ -98,7 +99,7 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 
 
 class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
-    """An edge daemon's settings; `ConfigError` if they contradict each other."""
+    """Settings of an edge daemon; raises `ConfigError` if they contradict each other."""
 
     target: Annotated[Path, setting("the target's artifact", metavar="DIR")]
     federate: Annotated[
@@ -219,29 +220,29 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The kind of target (`edge_runtime.targets`)."""
+        """Kind of the target: "federated", "pipeline", "cluster" or "local"."""
         return (*self._kinds, "local")[0]
 
     @property
     def target_threads(self) -> int | None:
-        """CPU threads of a target in this process; None: all usable CPUs."""
+        """Number of CPU threads of a target in this process; None: all usable CPUs."""
         if self.threads is not None or self.draft is None:
             return self.threads
         return max(1, usable_cpus() - self.draft_threads)
 
     @property
     def nodes(self) -> Path | None:
-        """The file that lists the target's nodes; None for a local target."""
+        """File that lists the target's nodes; None if the configuration names no such file."""
         return self.federate or self.pipeline
 
     @property
     def head_names(self) -> tuple[str, ...]:
-        """The paths of the decision heads to load."""
+        """Paths of the decision heads to load."""
         return () if self.heads in (None, ("none",)) else self.heads or ()
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):
-    """A node's settings; its sessions and context must be at least those of its edge."""
+    """Settings of a node; its sessions and context must be at least those of its edge."""
 
     target: Annotated[
         Path,

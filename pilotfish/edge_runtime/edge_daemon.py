@@ -1,4 +1,4 @@
-"""The edge daemon: load the target, listen, serve until told to stop."""
+"""Edge daemon: loads the target, listens, and serves until a signal stops it."""
 
 import gc
 import logging
@@ -40,10 +40,10 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4, 8, 16, 32)  # tokens of the timed passes; devices get the times
-_PATIENCE = 5.0  # least watchdog interval, in longest passes
-_SWITCH_S = 5e-4  # interpreter switch interval with an edge drafter
-_LOADING_S = 600.0  # start-up time that the supervisor must allow
+_WIDTHS = (1, 2, 4, 8, 16, 32)  # sizes (tokens) of the passes timed at the start, for devices
+_PATIENCE = 5.0  # lower limit of the watchdog's interval, in times of the longest pass
+_SWITCH_S = 5e-4  # interpreter's switch interval (s) with an edge drafter
+_LOADING_S = 600.0  # start-up time (s) that the daemon requests from its supervisor
 
 
 def serve(
@@ -53,10 +53,11 @@ def serve(
     lifeline: int | None = None,
     reread: Callable[[], EdgeConfig] | None = None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
+    """Serve until SIGINT or SIGTERM, or until the other end of ``lifeline`` closes.
 
-    ``announce`` is called with the endpoint once devices can connect; ``reread`` reads the
-    configuration again at SIGHUP. Returns the exit code.
+    announce: function that is called with the endpoint once devices can connect. lifeline: a
+    descriptor. reread: function that reads the configuration again at SIGHUP. Returns the exit
+    code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -92,7 +93,7 @@ def serve(
                 edge_drafter = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
         except _OrphanedError:
             return 0
-        # a pass may be a chunk of a prompt, or a window of every session, on a busier machine
+        # the longest pass has a chunk of a prompt, a window of each session, or the widest window
         most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
         longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
         supervisor.allow(_PATIENCE * longest_s)
@@ -112,12 +113,12 @@ def serve(
             resources=resources,
             allowed=None if keys is None else keys.allowed,
             metrics=metrics,
-            # complete before clients connect: its memory would be attributed to them
+            # wait for it before clients connect, or its memory would be attributed to them
             vocabulary=reading.result(),
         )
         scheduler.over_budget = handler.over_budget
         gc.collect()
-        gc.freeze()  # loaded objects stay: exempt them from collections between rounds
+        gc.freeze()  # exempt the loaded objects from later collections, since they stay
         signals.take_over()
         loop = EdgeLoop(
             listener=listener,
@@ -171,9 +172,9 @@ def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer
 
 
 def _read_vocabulary(artifact: Artifact) -> Vocabulary:
-    """Read the vocabulary and prepare it for grammars, which takes a second or more."""
+    """Read the vocabulary and prepare it for grammars; this takes a second or more."""
     vocabulary = Vocabulary.from_artifact(artifact)
-    with suppress(GrammarError):  # a model that cannot end a constrained answer
+    with suppress(GrammarError):  # the model cannot end a constrained answer
         vocabulary.grammars.warm()
     return vocabulary
 
@@ -189,7 +190,7 @@ def _start_drafter(
     if config.draft is None:
         return None
     drafter = open_drafter(config, target)
-    # a draw takes milliseconds of Python, and the serving thread would wait 5 ms for each switch
+    # a draw is milliseconds of Python code; by default a thread waits 5 ms for each switch
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
     edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
@@ -200,13 +201,13 @@ def _start_drafter(
 
 
 class _OrphanedError(Exception):
-    """The parent process ended while the edge waited for nodes."""
+    """Error: the parent process ended while the edge waited for nodes."""
 
 
 def _report_waiting(
     supervisor: Supervisor, signals: Signals, lifeline: int | None, problem: str
 ) -> None:
-    """Ask the supervisor for more time while nodes are missing, and show which."""
+    """Request more time from the supervisor while nodes are missing; show the problem as status."""
     signals.check_interrupt()
     if lifeline is not None and select.select([lifeline], [], [], 0)[0]:
         raise _OrphanedError
@@ -215,7 +216,7 @@ def _report_waiting(
 
 
 def _pass_times(target: Target) -> list[PassTime]:
-    """Time the target's passes."""
+    """Measure the target's pass times for devices."""
     return _to_messages(least_times(partial(time_pass, target), _WIDTHS, target.context))
 
 
@@ -227,7 +228,7 @@ def _to_messages(times: Mapping[int, float]) -> list[PassTime]:
 
 @contextmanager
 def _handshakes(listener: Listener) -> Iterator[None]:
-    """Accept connections while the target loads, so that devices do not take the edge as lost."""
+    """Accept connections while the target loads, so that devices do not give up on the edge."""
     receiver = BackgroundReceiver(event_handlers(listener))
     receiver.start()
     receiver.begin()
@@ -241,7 +242,7 @@ def _sender(listener: Listener, metrics: EdgeMetrics) -> Send:
     def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> bool:
         try:
             metrics.bytes_out += listener.send(client, message, frames)
-        except zmq.ZMQError as error:  # the device does not read or is gone; it may ask again
+        except zmq.ZMQError as error:  # the device does not read or is gone; it may retry later
             metrics.dropped_replies += 1
             _log.debug("a reply was not taken: %s", error)
             return False

@@ -1,11 +1,12 @@
-"""The edge's own drafter: a small model on the edge drafts for sessions under `ahead`.
+"""Edge drafter: a small model on the edge that drafts for sessions under protocol `ahead`.
 
-In:  the tokens that each session commits. Out: drafts for its next target pass.
+In:  the tokens that each session commits. Out: drafts for the session's next target pass.
 
 The drafter runs in its own thread while the target computes; both release the interpreter lock. A
-pass reads one token of every session that wants a draft, or a chunk of one long prompt. Drafting
-for a session stops when its last draft is unlikely to be accepted, as on a device, and when drafts
-cost more than they can save: a full edge leaves the cores to the target.
+pass of the drafter reads one token of every session that needs a draft, or a chunk of one long
+prompt. Drafting for a session stops when its last draft is unlikely to be accepted (the same rule
+as on a device). It also stops when drafts cost more than they can save: then the edge is full, and
+all cores are left to the target.
 """
 
 import logging
@@ -46,18 +47,19 @@ from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4)  # tokens of the passes that are timed at the start
-_CHUNK = 128  # tokens of a prompt read in one pass
-_NARROW = 32  # most tokens that a session may add to a shared pass
-_MOST = 2 * MOST_DRAFTS  # drafts of a session: those in a target pass, and as many more
-_MOST_COMPARISONS = 1024  # comparisons that may wait for the drafter's thread
-_FULL_EDGE_COST = 1.0  # draft cost (tokens) at which the edge drafts nothing
+_WIDTHS = (1, 2, 4)  # sizes (tokens) of the passes timed at the start
+_CHUNK = 128  # upper limit of a prompt's tokens in one pass
+_NARROW = 32  # upper limit of a session's tokens in a shared pass
+_MOST = 2 * MOST_DRAFTS  # upper limit of a session's drafts: enough for two target passes
+_MOST_COMPARISONS = 1024  # upper limit of comparisons that wait for the drafter's thread
+_FULL_EDGE_COST = 1.0  # draft cost (tokens) from which the edge drafts nothing
 
 
 class Trail:
-    """The drafts of one generation; drafting ends when the last reference is dropped.
+    """Drafts of one generation; drafting ends when the last reference to the trail is dropped.
 
-    The serving thread reads it and the drafter's thread extends it, under the lock of `Beside`.
+    The serving thread reads the drafts and the drafter's thread adds to them, both under the lock
+    of `Beside`.
     """
 
     def __init__(
@@ -74,14 +76,14 @@ class Trail:
         self.sampling_params, self.logits_processor = sampling_params, logits_processor
         self.draft_ahead = DraftAhead()
         self.draft_ahead.start(committed)
-        # drafts end before this position; 0: no tokens are requested
+        # position before which drafts end; 0: the device requests no tokens
         self.requested_end = 0
-        self.last_pass = 0  # number of its last pass
-        # cached prefix length after the current pass; None: not compared yet
+        self.last_pass = 0  # number of the drafter's last pass for this trail
+        # length of the text's prefix that the slot has cached after the current pass; None: unknown
         self.cached: int | None = None
 
     def set_requested_end(self, last: int) -> None:
-        """Draft tokens before position ``last`` only; 0 stops drafting."""
+        """Limit drafts to positions before ``last``; 0 stops drafting."""
         with self._drafter.changed:
             self.requested_end = last
             self._drafter.changed.notify()
@@ -94,7 +96,7 @@ class Trail:
             )
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Record committed tokens, and compare the drafts with them."""
+        """Record committed tokens, and compare the trail's drafts with these tokens."""
         with self._drafter.changed:
             comparison = self.draft_ahead.compare(ids)
             if self.cached is not None and comparison.compared > comparison.agreed:
@@ -110,21 +112,21 @@ class Trail:
 
 @dataclass(slots=True)
 class _Slot:
-    """The cached text of a decoder's slot: the first ``length`` of ids u32 [context]."""
+    """Cached text of a decoder's slot: the first ``length`` tokens of ``ids`` u32 [context]."""
 
     ids: Ids
     session: bytes = b""
     length: int = 0
 
     def common_length(self, session: bytes, text: Ids) -> int:
-        """Count the first tokens of a session's text that the slot has cached."""
+        """Return the length of the prefix of a session's text that the slot has cached."""
         return common_prefix(self.ids[: self.length], text) if session == self.session else 0
 
 
 class _Task(NamedTuple):
-    """One trail's share of a pass: read ``part`` u32 [m] after ``cached`` tokens.
+    """Part of a drafter's pass for one trail: read ``part`` u32 [m] after ``cached`` tokens.
 
-    length, hash: text length and hash when the task was made.
+    length, hash: length (tokens) and hash of the trail's text when the task was created.
     """
 
     trail: Trail
@@ -135,15 +137,15 @@ class _Task(NamedTuple):
 
     @property
     def completes_text(self) -> bool:
-        """Whether the pass reads the text's last token, and so drafts the next."""
+        """Whether the pass reads the text's last token, and so yields a draft."""
         return self.cached + len(self.part) == self.length
 
 
 def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
     """Load the edge's drafter, with a slot for each session.
 
-    Raises `ArtifactError` if the folder holds no artifact, and `PairMismatchError` if the drafter
-    has another vocabulary than the target.
+    Raises `ArtifactError` if there is no artifact in the folder, and `PairMismatchError` if the
+    drafter and the target have different vocabularies.
     """
     assert config.draft is not None
     artifact = Artifact.open(config.draft)
@@ -165,11 +167,11 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
 
 
 class Beside(threading.Thread):
-    """Thread that drafts for the edge's sessions until it is closed. Owns the decoder.
+    """Thread that drafts for the edge's sessions until it is closed; only it uses the decoder.
 
-    draft_cost: returns the present cost of a draft, in tokens. ends: the target's end tokens.
-    changed: condition that guards all trails; notified when one may want a draft. comparisons:
-    (greedy, comparison) of drafts with committed tokens, not yet learned from.
+    draft_cost: function that returns the present cost of a draft, in tokens. ends: the target's end
+    tokens. changed: condition that guards all trails; notified when a trail may need a draft.
+    comparisons: pairs (greedy, comparison of drafts with committed tokens) to learn from.
     """
 
     def __init__(
@@ -185,15 +187,15 @@ class Beside(threading.Thread):
         self._projection = (
             None if head_tokens is None else Projection(head_tokens, decoder.vocab_size)
         )
-        # seconds by tokens, while the target is idle
+        # tokens of a pass → seconds, measured while the target is idle
         self.pass_times = pass_times(decoder, _WIDTHS)
         self.ends = frozenset(ends)
         self._metrics = metrics or EdgeMetrics()
         self.changed = threading.Condition()
         self.comparisons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_MOST_COMPARISONS)
-        # acceptance estimators, by whether drafts are greedy
+        # greedy or not → acceptance estimator
         self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
-        self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # by slot
+        self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # slot → trail
         self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
         self._closing = False
         self._passes = 0
@@ -206,9 +208,9 @@ class Beside(threading.Thread):
         sampling_params: SamplingParams,
         logits_processor: LogitsProcessor | None = None,
     ) -> Trail:
-        """Start drafting after the committed tokens u32 [n]; replaces the slot's last trail.
+        """Start drafting after the committed tokens u32 [n]; the slot's previous trail ends.
 
-        logits_processor: for the drafter's logits; only the drafter's thread uses it.
+        logits_processor: processor of the drafter's logits; only the drafter's thread uses it.
         """
         trail = Trail(self, session, slot, committed, sampling_params, logits_processor)
         with self.changed:
@@ -217,7 +219,7 @@ class Beside(threading.Thread):
         return trail
 
     def close(self) -> None:
-        """End the thread; waits for its present pass."""
+        """End the thread, after its present pass."""
         with self.changed:
             self._closing = True
             self.changed.notify()
@@ -225,7 +227,7 @@ class Beside(threading.Thread):
             self.join()
 
     def run(self) -> None:
-        """Make passes until closed; waits while no trail wants one."""
+        """Run passes until the drafter is closed; wait while no trail needs a pass."""
         while not self._closing:
             try:
                 tasks = self._wait_for_tasks()
@@ -238,10 +240,10 @@ class Beside(threading.Thread):
                 continue
             if tasks:
                 self._run_pass(tasks)
-            del tasks  # else an ended trail would live on
+            del tasks  # so that no reference keeps an ended trail
 
     def _run_pass(self, tasks: Sequence[_Task]) -> None:
-        """Make a pass; if it fails, drafting ends for its sessions."""
+        """Run a pass; if the pass fails, drafting ends for its sessions."""
         started_s = time.monotonic()
         try:
             self._forward(tasks)
@@ -255,11 +257,11 @@ class Beside(threading.Thread):
         self._metrics.drafter_s += time.monotonic() - started_s
 
     def _wait_for_tasks(self) -> list[_Task]:
-        """Wait for the tasks of the next pass; an empty list means closing."""
+        """Wait for the tasks of the next pass; return an empty list when the drafter is closed."""
         with self.changed:
             while not self._closing:
                 self._update_estimators()
-                # skipped without trails, so that an error cannot repeat forever
+                # without trails no task is chosen, so an error in the choice cannot repeat forever
                 if self._trails and (tasks := self._next_tasks()):
                     return tasks
                 self.changed.wait()
@@ -274,9 +276,10 @@ class Beside(threading.Thread):
                     self._estimators[greedy].update(margin, at < comparison.agreed)
 
     def _next_tasks(self) -> list[_Task]:
-        """Choose the tasks of the next pass: the trail that waited longest, and others that fit.
+        """Choose the next pass's tasks: that of the trail that waited longest, and others that fit.
 
-        The serving thread waits for this lock, so a text is compared with its slot only once.
+        The caller has the lock, for which the serving thread may wait. So each text is compared
+        with its slot's cached text only once.
         """
         draft_cost = self._draft_cost()
         if draft_cost >= _FULL_EDGE_COST:
@@ -294,13 +297,13 @@ class Beside(threading.Thread):
         return tasks
 
     def _wants_pass(self, trail: Trail, draft_cost: float) -> bool:
-        """Whether a trail has room for another draft that is worth its cost."""
+        """Return whether a trail needs a pass, for its prompt or for a draft worth its cost."""
         draft_ahead = trail.draft_ahead
         if len(draft_ahead.text) > self._decoder.context:
             return False
         if not trail.requested_end:
-            return self._cached_length(trail) < len(draft_ahead.text) - 1  # to read the prompt
-        # the target samples the last requested token itself
+            return self._cached_length(trail) < len(draft_ahead.text) - 1  # read the prompt
+        # no draft for the last requested token, since the target samples it in any case
         if len(draft_ahead) >= min(_MOST, trail.requested_end - draft_ahead.committed - 1):
             return False
         if not len(draft_ahead):
@@ -311,9 +314,9 @@ class Beside(threading.Thread):
         )
 
     def _cached_length(self, trail: Trail) -> int:
-        """Count the tokens of a trail that its slot has cached."""
+        """Return the length of the prefix of a trail's text that its slot has cached."""
         if trail.cached is None:
-            # the last token is left out: reading it makes a draft
+            # the last token is left out, since a pass must read it to yield a draft
             trail.cached = self._slots[trail.slot].common_length(
                 trail.session, trail.draft_ahead.text.ids[:-1]
             )
@@ -326,7 +329,7 @@ class Beside(threading.Thread):
         return _Task(trail, cached, text.ids[cached:end].copy(), len(text), text.hash)
 
     def _forward(self, tasks: Sequence[_Task]) -> None:
-        """Run the tasks as one pass, and draft for texts that it completes."""
+        """Run the tasks as one pass; add a draft to each trail that has been read to its end."""
         for task in tasks:
             slot = self._slots[task.trail.slot]
             self._decoder.rollback(task.trail.slot, task.cached)
@@ -353,12 +356,12 @@ class Beside(threading.Thread):
                 )
 
     def _process_logits(self, trail: Trail, logits: Floats, text: Ids) -> bool:
-        """Process a trail's logits; returns False if its grammar ends drafting."""
+        """Process a trail's logits; return False if its grammar has no next token to draft."""
         if trail.logits_processor is None:
             return True
         try:
             trail.logits_processor.process(logits, text, [()])
-        except GrammarError as error:  # the request's grammar: no more drafts for it
+        except GrammarError as error:  # the request's grammar failed: no more drafts for this trail
             _log.debug("a trail ends: %s", error)
             with self.changed:
                 if self._trails.get(trail.slot) is trail:
@@ -367,7 +370,7 @@ class Beside(threading.Thread):
         return True
 
     def _extend(self, task: _Task, token: int, margin: float) -> None:
-        """Add a draft to a trail, unless its text changed since the task was made."""
+        """Add a draft to a trail, unless the text changed after the task was created."""
         draft_ahead = task.trail.draft_ahead
         with self.changed:
             if draft_ahead.text.hash == task.hash:

@@ -1,7 +1,7 @@
-"""The edge's counters, gauges and histograms.
+"""Counters, gauges and histograms of the edge.
 
-The serving thread (or the receiver, on its turn) writes them; the metrics server reads them from
-another thread, so two figures may be a round apart.
+The serving thread (or the receiver thread, during a pass) writes the figures. The metrics server
+reads them in another thread, so two figures of one answer may be a round apart.
 """
 
 import time
@@ -14,17 +14,17 @@ from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.edge_runtime.hint_sources import AttachedHints
 from pilotfish.wire.protocols import SpeculationProtocol, counters
 
-_WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sessions in one pass
+_WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # histogram bounds: sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
-# idle for too long; displaced by a new session; key removed from the allow-list
+# reasons: the session was idle for too long; a new session displaced it; its key was removed
 _ENDINGS: Final = ("expired", "displaced", "revoked")
 
 
 @dataclass
 class EdgeMetrics:
-    """All metrics since the start, as `base.metrics` declares them."""
+    """All metrics since the start of the edge (declarations: `base.metrics`)."""
 
     batch_sessions: Histogram = histogram(
         "batch_sessions", "Sessions that share a target pass.", _WIDTHS
@@ -45,8 +45,8 @@ class EdgeMetrics:
     accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
     notes: dict[tuple[str, str], float] = notes(counters, lambda each: each.metric)
     streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
-    # outcomes: "kept"; "stale" (they follow other tokens than the edge's); "unknown" (no such
-    # generation runs); "malformed"; "refused" (beyond the rate, or the key is not allowed)
+    # outcomes: "kept"; "stale" (the hint follows other tokens than the edge's); "unknown" (its
+    # generation does not run); "malformed"; "refused" (rate exceeded, or key not allowed)
     hints: Counter[str] = counter("hints", "Hints received, by outcome.", "outcome")
     hint_drafts: Counter[str] = counter(
         "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"
@@ -60,7 +60,7 @@ class EdgeMetrics:
         "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS
     )
     dropped_replies: int = counter("dropped_replies", "Replies that their device did not take.")
-    # results: "done"; "refused" (some of it could not be applied)
+    # results: "done"; "refused" (a part of the configuration or keys could not be applied)
     reloads: Counter[str] = counter("reloads", "Configuration and keys read again.", "result")
     config_valid: bool = gauge(
         "config_last_reload_successful",
@@ -88,11 +88,11 @@ class EdgeMetrics:
 
     @property
     def passes(self) -> int:
-        """Target passes made."""
+        """Number of target passes so far."""
         return sum(self.batch_sessions.counts)
 
     def record_hints(self, attached: AttachedHints, accepted: int) -> None:
-        """Count the drafts of a pass under `ahead`."""
+        """Count the drafts of a pass under protocol `ahead`, and the accepted drafts."""
         if attached.budget is not None:
             self.hint_drafts[attached.budget.name] += len(attached.ids)
             self.hint_accepted[attached.budget.name] += accepted
@@ -106,7 +106,7 @@ class EdgeMetrics:
         queue_s: float,
         verify_s: float,
     ) -> None:
-        """Count a decided window."""
+        """Record a window after its decision: tokens, notes and times."""
         name = protocol.name
         self.windows[name] += 1
         self.drafted[name] += drafted
@@ -116,6 +116,6 @@ class EdgeMetrics:
         self.record_times(queue_s, verify_s)
 
     def record_times(self, queue_s: float, verify_s: float) -> None:
-        """Record queue and verification time of a window or a stream's token."""
+        """Record the queue time and the verification time of a window or of a stream's pass."""
         self.queue_s.add(queue_s)
         self.verify_s.add(verify_s)

@@ -1,12 +1,12 @@
-"""A small HTTP server for metrics, whose cost to the edge is bounded for any clients.
+"""Small HTTP server for metrics; its cost to the edge is bounded for any clients.
 
-In:  a WSGI application that needs only method, path, query and headers. Out: its answers, by the
-standard library's HTTP server: a thread for each connection, one request on each.
+In:  a WSGI application that needs only method, path, query and headers. Out: its answers, sent by
+     the standard library's HTTP server (one thread per connection, one request per connection).
 
-Law: at most `_CONNECTIONS` at once, none for longer than `_TIMEOUT_S`. For a further connection
-one is closed: one without a request yet, if any, else one being answered; among these the oldest of
-the address with most connections. So a scrape succeeds beside any number of idle connections and of
-clients that do not read their answers.
+Law: there are at most `_CONNECTIONS` connections, none for longer than `_PATIENCE_S`. A further
+connection replaces another: a connection without a complete request, if there is one, else a
+connection that is being answered; among these, the oldest from the address with most connections.
+So a scrape succeeds despite any number of idle connections and of clients that do not read.
 """
 
 import io
@@ -27,7 +27,7 @@ from pilotfish.base.descriptors import EXHAUSTED
 _log = logging.getLogger("pilotfish.edge")
 
 _CONNECTIONS: Final = 8
-_PATIENCE_S: Final = 10.0  # for request and answer together
+_PATIENCE_S: Final = 10.0  # time limit (s) of a connection, for request and answer together
 _REQUEST_BYTES: Final = 8192
 _BACKLOG: Final = 64
 _TICK_S: Final = 0.5
@@ -36,7 +36,7 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class Exposition:
-    """Serves on (host, port) until it is closed; raises `OSError` if it cannot listen there."""
+    """HTTP server on (host, port); raises `OSError` if it cannot listen there."""
 
     def __init__(self, application: Application, host: str, port: int) -> None:
         family, *_, address = socket.getaddrinfo(
@@ -60,11 +60,11 @@ class Exposition:
 class _Client:
     address: str
     since_s: float = field(default_factory=time.monotonic)
-    complete: bool = False  # the server has its whole request
+    complete: bool = False  # whether the server has read its whole request
 
 
 class _Server(ThreadingTCPServer):
-    """The standard library's server, with a bound on connections and on their time."""
+    """Standard library's server, with a limit of connections and of each connection's time."""
 
     daemon_threads = True
 
@@ -72,16 +72,16 @@ class _Server(ThreadingTCPServer):
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
-        self.socket.setblocking(False)  # a connection may be gone before it is accepted
+        self.socket.setblocking(False)  # never wait in accept: a client may be gone by then
         self._application = application
-        self._making = threading.Lock()  # figures are made for one client at a time
-        self._clients: dict[Any, _Client] = {}  # by their sockets, the oldest first
-        self._changed = threading.Condition()  # its lock guards _clients
-        self._short = False  # no descriptor was left for the last connection
+        self._making = threading.Lock()  # allows one call of the application at a time
+        self._clients: dict[Any, _Client] = {}  # socket → client, the oldest first
+        self._changed = threading.Condition()  # guards _clients
+        self._short = False  # whether the process had no descriptor left for the last connection
 
     def stop(self) -> None:
         """End `serve_forever` and all connections."""
-        _shut(self.socket)  # wakes the server
+        _shut(self.socket)  # ends the server thread's wait
         self.shutdown()
         with self._changed:
             for connection in self._clients:
@@ -90,26 +90,26 @@ class _Server(ThreadingTCPServer):
         self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; without a descriptor for it, close another one first."""
+        """Accept a connection; if the process has no descriptor left, close another connection."""
         try:
             accepted = super().get_request()
         except OSError as error:
             if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
-                if not self._short:  # until one comes in again
+                if not self._short:  # log once, until a connection is accepted again
                     _log.error("figures cannot be asked for: %s", error)
                 self._short = True
                 with self._changed:
                     if self._clients:
                         _shut(self._least())
-                    self._changed.wait(_TICK_S)  # the connection stays queued meanwhile
-            raise  # the server tries again
+                    self._changed.wait(_TICK_S)  # the new connection stays in the backlog
+            raise  # the server will try to accept again
         if self._short:
             _log.warning("figures can be asked for again")
         self._short = False
         return accepted
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start the thread of a connection, in the place of another if there are too many."""
+        """Start a connection's thread; if there are too many, close another connection first."""
         with self._changed:
             if not self._has_room():
                 _shut(self._least())
@@ -120,7 +120,7 @@ class _Server(ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Close connections that have taken too long; called in each turn of the server."""
+        """Close connections older than `_PATIENCE_S`; the server calls this regularly."""
         before_s = time.monotonic() - _PATIENCE_S
         with self._changed:
             for connection, client in self._clients.items():
@@ -128,14 +128,14 @@ class _Server(ThreadingTCPServer):
                     _shut(connection)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that has been served."""
+        """Close a connection and forget its client."""
         with self._changed:
             super().shutdown_request(request)
             self._clients.pop(request, None)
             self._changed.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Note what ended a connection: clients that are gone are no error."""
+        """Log the error that ended a connection, at level DEBUG: clients may just disconnect."""
         _log.debug("a connection for figures ended", exc_info=True)
 
     def answer(self, connection: Any, environment: dict[str, Any], start: Any) -> bytes:
@@ -145,32 +145,32 @@ class _Server(ThreadingTCPServer):
             return b"".join(self._application(environment, start))
 
     def _least(self) -> Any:
-        """Return the connection to close for a new one."""
+        """Choose the connection to close in favour of a new connection."""
         clients = self._clients
         silent = [each for each in clients if not clients[each].complete] or clients
         crowd = Counter(clients[each].address for each in silent)
-        return max(silent, key=lambda each: crowd[clients[each].address])  # the first of equals
+        return max(silent, key=lambda each: crowd[clients[each].address])  # the oldest of equals
 
     def _has_room(self) -> bool:
         return len(self._clients) < _CONNECTIONS
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Reads one request, and answers it."""
+    """Handler of one connection: reads one request, and answers it."""
 
     server: _Server
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # where a request names none: its answer has a status line
+    default_request_version = "HTTP/1.0"  # version if a request has none; 1.0 has a status line
 
     def setup(self) -> None:
-        """Bound what is read."""
+        """Limit the bytes of a request that are read."""
         super().setup()
         self.rfile = _Head(self.connection.makefile("rb", buffering=0))
 
     def do_GET(self) -> None:
-        """Answer a request of any method; the application refuses the others."""
+        """Answer a request of any method; the application refuses methods other than GET."""
         if self.headers.defects or len(self.headers.get_all("Host", [])) > 1:
-            self.send_error(400)  # which host would count?
+            self.send_error(400)  # two Host headers could be read differently by two programs
             return
         path, _, query = self.path.partition("?")
         environment = {"REQUEST_METHOD": self.command, "PATH_INFO": path, "QUERY_STRING": query}
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_OPTIONS = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815  # http.server's names
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a request, without a body that quotes it."""
+        """Refuse a request; the answer has no body, so it does not quote the request."""
         self._send(code, None, [], b"")
 
     def _send(
@@ -206,16 +206,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing of a request."""
+        """Log nothing about requests."""
 
 
 class _Head(io.BufferedReader):
-    """Reads the lines of a request, up to `_REQUEST_BYTES` in all."""
+    """Reader of a request's lines, up to `_REQUEST_BYTES` in all."""
 
     left = _REQUEST_BYTES + 1
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """Read a line; raises `ConnectionAbortedError` beyond the bound."""
+        """Read a line; raise `ConnectionAbortedError` beyond `_REQUEST_BYTES`."""
         line = super().readline(self.left if size is None or size < 0 else min(size, self.left))
         self.left -= len(line)
         if not self.left:
@@ -224,6 +224,6 @@ class _Head(io.BufferedReader):
 
 
 def _shut(connection: socket.socket) -> None:
-    """End a connection; its thread, in the midst of reading or writing, learns of it at once."""
+    """End a connection; this also wakes its thread out of a blocking read or write."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,10 @@
-"""Start generations: check a device's `Begin`, and have its grammar compiled in another thread.
+"""Start generations: check a device's `Begin`, and compile its grammar in another thread.
 
-In:  a `Begin`, and the requests that arrive for its generation before its grammar is compiled.
-Out: a session with a running generation, and its prompt's job; or a typed refusal.
+In:  a `Begin`, and the requests for its generation that arrive before its grammar is compiled.
+Out: a session with a running generation, and a job that reads the prompt; or a typed refusal.
 
-Cheap checks come first. A generation with a grammar then waits for the `GrammarCompiler`, and its
-requests wait with it; until then the session's previous generation continues.
+Cheap checks come first. A generation with a grammar then waits for the `GrammarCompiler`, and so do
+its requests; meanwhile the session's previous generation continues.
 """
 
 import logging
@@ -38,7 +38,7 @@ from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol
 from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
-_MOST_HINTS = 8  # hints that wait with a grammar, besides one window or pull
+_MOST_HINTS = 8  # upper limit of hints that wait for a generation's grammar
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -50,8 +50,9 @@ Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve, refuse: functions that serve or refuse a request that has waited. charge: function that
-    charges a client for time of this thread. vocab_size: the target's.
+    serve, refuse: functions that serve or refuse a request after its wait for a grammar. charge:
+    function that charges a client for time of this thread. vocab_size: size of the target's
+    vocabulary.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class GenerationStarter:
         check_frame_count(envelope.frames, 1 + constrained)
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
-        if length >= self._limits.context:  # checked before the ids are decoded
+        if length >= self._limits.context:  # check before the ids are decoded, which costs more
             raise PromptTooLongError(
                 f"The prompt has {length} tokens; this edge takes at most "
                 f"{self._limits.context - 1}."
@@ -128,9 +129,9 @@ class GenerationStarter:
             raise
 
     def queue_request(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
-        """Queue a request until its generation begins; returns False if none waits.
+        """Queue a request until its generation begins; return False if no generation waits for it.
 
-        A later window or pull replaces the first, since it is the same one sent again.
+        Only one window or pull is stored: a later one is the same request, sent again.
         """
         if not isinstance(request, m.Window | m.States | m.Pull | m.Hint):
             return False
@@ -155,7 +156,10 @@ class GenerationStarter:
         return True
 
     def cancel(self, session: SessionState, error: PilotfishError | None = None) -> None:
-        """Cancel a generation that waits for its grammar; with an error, refuse its requests."""
+        """Cancel the session's generation that waits for a grammar, if there is one.
+
+        error: the refusal to send to its requests; None: send nothing.
+        """
         queued, session.queued = session.queued, None
         if queued is not None:
             self._compiler.cancel(queued.compilation)
@@ -163,20 +167,20 @@ class GenerationStarter:
                 self._refuse_all(queued, error)
 
     def cancel_ended(self, session: SessionState) -> None:
-        """Refuse the requests that wait for a grammar in a session that the edge ends."""
+        """Refuse the requests that wait for a grammar, when the edge ends their session."""
         self.cancel(session, UnknownSessionError("The edge has dropped this session."))
 
     def give_up(self, session: SessionState) -> None:
-        """Cancel a waiting generation, and close the session if it was opened for it."""
+        """Cancel a waiting generation; close the session if no generation ever ran in it."""
         self.cancel(session)
         if session.generation < 0:
             self._sessions.close(session)
 
     def _on_compiled(self, session: SessionState, compilation: Compilation) -> None:
-        """Start a generation whose grammar has been compiled, or refuse it."""
+        """Start the session's waiting generation after the compilation, or refuse it."""
         queued = session.queued
         if queued is None or queued.compilation is not compilation:
-            return  # cancelled in the meantime
+            return  # the generation was cancelled during the compilation
         begun_s, error = time.thread_time(), compilation.error
         session.queued = None
         if error is None:
@@ -192,7 +196,7 @@ class GenerationStarter:
     def _start_queued(
         self, session: SessionState, queued: QueuedGeneration
     ) -> PilotfishError | None:
-        """Start a generation that has waited; returns an error, or None."""
+        """Start a generation after its grammar was compiled; return an error, or None."""
         begin, constraints = queued.begin, queued.compilation.constraints
         try:
             self._expect_prefix(begin, session.committed)
@@ -217,7 +221,10 @@ class GenerationStarter:
         protocol: SpeculationProtocol[Any] | None,
         constraints: Sequence[GrammarConstraint] = (),
     ) -> None:
-        """Start a generation in its session. constraints: the target's, then the edge drafter's."""
+        """Start a generation in its session.
+
+        constraints: the compiled grammar, once for the target and once for the edge drafter.
+        """
         logits_processor = self._logits_processors.create(
             begin, sampling_params, constraints[0] if constraints else None
         )
@@ -250,11 +257,11 @@ class GenerationStarter:
         session.awaits_pending = session.ended = False
         if session.prompt_logprobs is not None:
             self._generations.queue_prompt_scoring(session, session.prompt_logprobs)
-        elif len(new) > 1:  # read the prompt while the device drafts
+        elif len(new) > 1:  # the target reads the prompt while the device drafts
             self._generations.queue_prefill(session)
 
     def _uses_edge_drafter(self, protocol: SpeculationProtocol[Any] | None) -> bool:
-        """Whether the edge drafter may draft for a generation of this protocol."""
+        """Return whether the edge drafter may draft for a generation of this protocol."""
         return self._edge_drafter is not None and protocol is not None and protocol.streams
 
     def _trail_factory(
@@ -265,7 +272,7 @@ class GenerationStarter:
         constraint: GrammarConstraint | None,
     ) -> Callable[[], Trail]:
         assert self._edge_drafter is not None
-        # a second one: the drafter's thread uses it
+        # a second processor, since the drafter's thread uses this one
         logits_processor = self._logits_processors.create(begin, sampling_params, constraint)
         ids = session.committed.ids
         return partial(

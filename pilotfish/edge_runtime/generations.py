@@ -1,7 +1,7 @@
-"""Turn the sessions' requests into target jobs, and finished jobs into replies.
+"""Convert the sessions' requests to jobs of the target, and finished jobs to replies.
 
-Jobs read prompts, verify windows and generate streams. A finished job updates its session, and the
-device gets a reply.
+A job reads a prompt, verifies a window, or computes the next token of a stream. A finished job
+updates its session, and the device gets a reply.
 """
 
 import time
@@ -37,14 +37,18 @@ from pilotfish.wire.protocols import (
 )
 from pilotfish.wire.protocols.protocol import Ids
 
-# Rows of each pass that scores a prompt. Wider than `NARROW`, so that it counts as a prompt's.
+# Rows of a pass that scores a prompt: more than `NARROW`, so that the scheduler treats the pass as
+# a prompt's, not as a window's.
 _SCORED_ROWS = 48
-Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # returns whether it was sent
+Send = Callable[[bytes, m.Reply, Sequence[m.Buffer]], bool]  # returns whether the reply was sent
 Submit = Callable[[Job], None]
 
 
 class Generations:
-    """The sessions' work at the target. ends: the target's end tokens. context: its positions."""
+    """Work of all sessions at the target.
+
+    ends: the target's end tokens. context: upper limit of a session's tokens.
+    """
 
     def __init__(
         self,
@@ -66,14 +70,14 @@ class Generations:
         self._ends = frozenset(ends)
 
     def queue_prefill(self, session: SessionState) -> None:
-        """Queue all committed tokens but the last: the prompt is read while the device drafts."""
+        """Queue a job that reads the committed tokens except the last, while the device drafts."""
         tokens = session.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
         self._queue(session, Job(session.id, session.slot, tokens, rows=0, verify=None))
 
     def queue_prompt_scoring(self, session: SessionState, prompt: PromptLogprobs) -> None:
-        """Queue the prompt without its last token, to compute each next token's log-probability.
+        """Queue jobs that compute the log-probability of each prompt token after the first.
 
-        Parts that were computed before a pass failed are skipped.
+        Parts of the prompt that an earlier pass has computed are skipped.
         """
         tokens = prompt.ids[:-1]
         for begin in range(0, len(tokens), _SCORED_ROWS):
@@ -94,7 +98,7 @@ class Generations:
         protocol: SpeculationProtocol[Any],
         sampling_params: SamplingParams,
     ) -> None:
-        """Queue a window."""
+        """Queue a job that verifies a window."""
         self._requeue_prompt_scoring(session)
         session.window_state, draft = window_state, window_state.draft
         # [committed + pending + n]
@@ -115,7 +119,10 @@ class Generations:
         self._queue(session, job)
 
     def queue_stream_token(self, session: SessionState) -> None:
-        """Queue the stream's next token, if more are requested; its pass attaches the hints."""
+        """Queue a job for the stream's next token, if more tokens are requested.
+
+        The session's hints are attached to the job when its pass starts.
+        """
         stream, sampling_params, length = (
             session.stream,
             session.sampling_params,
@@ -140,7 +147,7 @@ class Generations:
         self._queue(session, job)
 
     def _requeue_prompt_scoring(self, session: SessionState) -> None:
-        """Queue the parts of the prompt that a failed pass left without log-probabilities."""
+        """Queue the prompt's parts that have no log-probabilities because a pass failed."""
         prompt = session.prompt_logprobs
         if prompt is not None and not session.jobs and prompt.start == len(session.committed):
             self.queue_prompt_scoring(session, prompt)
@@ -155,9 +162,10 @@ class Generations:
         accepted: int = 0,
         logprobs: m.Buffer | None = None,
     ) -> int:
-        """Send a stream's tokens from position ``start`` on; returns the bytes of their frames.
+        """Send a stream's tokens from position ``start`` on; return the bytes of the frames.
 
-        attached: the drafts of their pass. logprobs: the frame of log-probabilities, if requested.
+        attached: drafts of the pass that computed the tokens. accepted: number of accepted drafts.
+        logprobs: frame of the tokens' log-probabilities, if requested.
         """
         assert session.stream is not None
         tokens = m.Tokens(
@@ -182,10 +190,10 @@ class Generations:
         reply: m.Verdict | m.Tokens,
         frames: Sequence[m.Buffer],
     ) -> int:
-        """Send a reply, with the prompt's log-probabilities if they are due; returns the bytes.
+        """Send a reply, with the prompt's log-probabilities if due; return the bytes of the frames.
 
-        They go with the first reply, once. They are sent again only over a new connection, or if
-        sending failed; what was sent over the same connection will arrive.
+        The log-probabilities are sent once, with the first reply of the generation. They are sent
+        again only if sending failed, or if the device retries over a new connection.
         """
         prompt_logprobs = session.prompt_logprobs
         if (
@@ -210,12 +218,12 @@ class Generations:
             session.window_state = None
 
     def finish(self, session: SessionState, job: Job) -> None:
-        """Apply a finished job and reply."""
+        """Apply a finished job to its session and send the reply."""
         session.jobs.remove(job)
         if job.error is not None:
             self._fail(session, job.error)
         elif job.decision is None:
-            return  # a prompt has been read
+            return  # the job has read a part of a prompt
         elif isinstance(job.decision, StatesNeeded):
             self._request_states(session, job, job.decision)
         elif session.stream is not None:
@@ -235,7 +243,7 @@ class Generations:
         self._submit(job)
 
     def _request_states(self, session: SessionState, job: Job, states_needed: StatesNeeded) -> None:
-        """Request the hidden states that the decision on a window needs."""
+        """Request the drafter's hidden states that the decision on a window needs."""
         window_state = session.window_state
         if window_state is None:
             return
@@ -251,7 +259,7 @@ class Generations:
     def verify_with_states(
         self, session: SessionState, frames: Sequence[m.Buffer], received_ns: int
     ) -> None:
-        """Decide on a window with the device's states, without another pass."""
+        """Decide on a window with the hidden states that the device sent, without another pass."""
         window_state, protocol = session.window_state, session.protocol
         assert window_state is not None
         assert window_state.states_needed is not None
@@ -281,7 +289,7 @@ class Generations:
         frames = [*decision.frames]
         if session.logprobs is not None:
             frames.append(session.logprobs.commit())
-        # sent first, since the device waits for it
+        # send the verdict before the bookkeeping, since the device waits for it
         self.send_with_prompt_logprobs(session, window_state.client, verdict, frames)
         draft = window_state.draft
         window_state.set_verdict(verdict, frames)
@@ -307,9 +315,9 @@ class Generations:
         self, session: SessionState, stream: Stream, job: Job, decision: Decision
     ) -> None:
         start, token = len(session.committed), decision.token
-        assert token is not None  # `_verify_stream` always samples one
+        assert token is not None  # `_verify_stream` always samples a token
         drafts = job.tokens[start : start + decision.accepted].tolist()
-        # fewer may be requested than when the pass began; the first token is committed anyway
+        # the device may have lowered its request during the pass; one token is always committed
         ids = _cut_at_end(self._ends, [*drafts, token])[: max(1, stream.remaining)]
         session.committed.extend(ids)
         session.ended = ids[-1] in self._ends
@@ -328,12 +336,12 @@ class Generations:
         self.queue_stream_token(session)
 
     def _fail(self, session: SessionState, error: Exception) -> None:
-        """Send the error of a failed pass; the device may then repeat the round."""
+        """Cancel the session's jobs and send the error of a failed pass; the device may retry."""
         if not (isinstance(error, PilotfishError) and is_client_error(error)):
             error = InternalError("The target failed at this round; see the edge's log.")
         waiting = session.window_state or session.stream
         start = len(session.committed)
-        self.stop(session)  # other jobs too, since the device repeats the round
+        self.stop(session)  # cancels the other jobs, too, since the device repeats the round
         if waiting is not None:
             failure = m.Failure(
                 code=error.code,
@@ -346,7 +354,7 @@ class Generations:
 
 
 class _StreamHints:
-    """Proposes and attaches the hints of a stream's next pass."""
+    """Hints of a stream's next pass, in the form that the scheduler attaches to a job."""
 
     def __init__(
         self,
@@ -413,8 +421,8 @@ def _verify_window(
 def _expect_no_dead_end(
     draft: Draft, decision: Decision | StatesNeeded, dead: Sequence[int]
 ) -> None:
-    """Raise `BadGrammarError` if the decision uses a row after which the grammar allows nothing."""
-    # a decision head decides later, and may accept any of them
+    """Raise `BadGrammarError` if the decision uses a dead end, a row that no token may follow."""
+    # before a head's decision any row may still be used
     on_path = {0, *draft.path(decision.accepted)} if isinstance(decision, Decision) else {*dead}
     if on_path.intersection(dead):
         raise BadGrammarError(DEAD_END)
@@ -458,7 +466,7 @@ def _verify_stream(
 
 
 def _cut_at_end(ends: Collection[int], ids: list[int]) -> list[int]:
-    """Cut the ids after the first end token."""
+    """Return the ids up to the first end token, with that token."""
     end = next((at for at, id in enumerate(ids) if id in ends), len(ids))
     return ids[: end + 1]
 

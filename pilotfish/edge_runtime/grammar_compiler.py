@@ -1,11 +1,12 @@
-"""Compile grammars in a thread of its own, fairly among keys.
+"""Compile grammars in a separate thread, with fair shares for all keys.
 
-In:  compilations, one a generation. Out: the same, with their constraints or the error to refuse
-     the generation with; a descriptor becomes readable when some are finished.
+In:  compilations, one per generation. Out: the same compilations, each with constraints or with the
+     error that refuses the generation. A descriptor becomes readable after a compilation.
 
-In the serving thread a costly grammar would stall all devices. Here it delays only other grammars:
-the waiting key whose grammars have used least processor time goes first, and the thread has a lower
-priority than the serving one (the parser is native code and does not hold the interpreter lock).
+In the serving thread a costly grammar would stall all devices; in this thread it delays only other
+grammars. Of the keys with waiting grammars, the key that has used least processor time goes first.
+The thread has a lower priority than the serving thread. (The parser is native code and releases the
+interpreter lock.)
 """
 
 import logging
@@ -26,17 +27,17 @@ from pilotfish.speculation.logits_options import Grammar
 
 _log = logging.getLogger("pilotfish.edge")
 
-_OWNERS = 1024  # most keys with a record of their processor time
-_LEAVING_S = 1.0
-_TURN_S = 0.002
-_NICENESS = 10  # added to that of the thread, and so of the process that tries grammars
+_OWNERS = 1024  # upper limit of keys with a record of their processor time
+_LEAVING_S = 1.0  # time limit (s) of the thread's end
+_TURN_S = 0.002  # time limit (s) of callbacks in one turn of the serving loop
+_NICENESS = 10  # niceness added to the thread; the process that tries grammars inherits it
 
 
 @dataclass(eq=False, slots=True)
 class Compilation:
-    """A grammar to compile; ends with either ``count`` constraints or an error.
+    """Grammar to compile; the result is either ``count`` constraints or an error.
 
-    done: called with the compilation, in the serving thread.
+    done: function that is called with the finished compilation, in the serving thread.
     """
 
     owner: bytes
@@ -48,16 +49,16 @@ class Compilation:
 
 
 class GrammarCompiler(threading.Thread):
-    """The compiling thread. It starts with the first grammar; `close` ends it."""
+    """Thread that compiles grammars; it starts with the first grammar, and `close` ends it."""
 
     def __init__(self, grammars: Grammars) -> None:
         super().__init__(name="grammars", daemon=True)
         self._grammars = grammars
         self._changed = threading.Condition()
-        self._waiting: dict[bytes, deque[Compilation]] = {}  # by owner
+        self._waiting: dict[bytes, deque[Compilation]] = {}  # owner → waiting compilations
         self._finished: deque[Compilation] = deque()
-        # processor seconds by owner, the latest user last; an owner that returns after a pause
-        # starts at ``_virtual_s``, the seconds of the owner served last
+        # owner → used processor seconds, the latest owner last. An owner that returns after a pause
+        # starts at ``_virtual_s``, the seconds of the owner that was served last.
         self._used_s: OrderedDict[bytes, float] = OrderedDict()
         self._virtual_s = 0.0
         self._closed = False
@@ -68,11 +69,11 @@ class GrammarCompiler(threading.Thread):
 
     @property
     def descriptor(self) -> int:
-        """Descriptor that is readable when a compilation is finished."""
+        """Descriptor that is readable while finished compilations wait for `run_callbacks`."""
         return self._news.fileno()
 
     def submit(self, compilation: Compilation) -> None:
-        """Queue a compilation; `BusyError` where no thread can be started."""
+        """Queue a compilation; raise `BusyError` if the thread cannot be started."""
         with self._changed:
             if self.ident is None:
                 try:
@@ -92,7 +93,7 @@ class GrammarCompiler(threading.Thread):
             self._changed.notify()
 
     def cancel(self, compilation: Compilation) -> None:
-        """Forget a compilation. If it is running, ``done`` is still called."""
+        """Remove a waiting compilation; a running compilation continues and calls ``done``."""
         with self._changed:
             queue = self._waiting.get(compilation.owner)
             if queue is not None:
@@ -104,7 +105,8 @@ class GrammarCompiler(threading.Thread):
     def run_callbacks(self) -> bool:
         """Call ``done`` of finished compilations in the calling thread, for at most `_TURN_S`.
 
-        Returns False: if some are left, the descriptor becomes readable again.
+        Returns False in any case (no work is left without an event): if finished compilations
+        remain, the descriptor becomes readable again.
         """
         self._news.read(4096)
         until_s = time.monotonic() + _TURN_S
@@ -117,7 +119,7 @@ class GrammarCompiler(threading.Thread):
         return False
 
     def run(self) -> None:
-        """Compile until `close`."""
+        """Compile waiting grammars one after the other, until `close`."""
         with suppress(OSError, AttributeError):
             thread = threading.get_native_id()
             usual = os.getpriority(os.PRIO_PROCESS, thread)
@@ -127,10 +129,10 @@ class GrammarCompiler(threading.Thread):
             spent_s = self._compile(compilation)
             self._charge(compilation.owner, spent_s + TRIAL.cpu_s - tried_s)
             self._finished.append(compilation)
-            self._bell.write(b"!")  # where the pipe is full, it is readable anyway
+            self._bell.write(b"!")  # may fail if the pipe is full: then the descriptor is readable
 
     def close(self) -> None:
-        """End the thread after its present grammar; forgets waiting compilations."""
+        """End the thread after its present grammar; waiting compilations are forgotten."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -141,7 +143,7 @@ class GrammarCompiler(threading.Thread):
             self._bell.close()
 
     def _next(self) -> Compilation | None:
-        """Wait for the next compilation; None after `close`."""
+        """Wait for the next compilation and return it; return None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
@@ -155,7 +157,7 @@ class GrammarCompiler(threading.Thread):
             return compilation
 
     def _compile(self, compilation: Compilation) -> float:
-        """Compile; returns the processor seconds, without those of the trial process."""
+        """Compile; return the processor seconds of this process (without the trial process)."""
         spent_s = 0.0
         try:
             for _ in range(compilation.count):
@@ -166,12 +168,12 @@ class GrammarCompiler(threading.Thread):
             compilation.error = BusyError(str(error))
         except GrammarError as error:
             compilation.error = BadGrammarError(str(error))
-        except BaseException:  # the parser's panics are no `Exception`
+        except BaseException:  # a panic of the parser is not an `Exception`
             _log.exception("a grammar could not be compiled")
             compilation.error = InternalError("The edge failed at this grammar; see its log.")
         return spent_s
 
     def _charge(self, owner: bytes, spent_s: float) -> None:
-        """Add to an owner's processor seconds."""
+        """Add ``spent_s`` to the owner's used processor seconds."""
         with self._changed:
             self._used_s[owner] = self._used_s.pop(owner, self._virtual_s) + spent_s

@@ -1,12 +1,12 @@
 """Judge with a decision head (wisv §V-A) whether a mismatch is harmless.
 
-In:  for m mismatches the drafter's and the target's last-layer states at the draft token's own
-     position, both token ids, and the link's state.
-Out: logits z = w2·ReLU(w1·u + b1) + b2 of the probability ρ = σ(z) to reject, with
-     u = [h_D ; h_T ; c], everything standardised as in training (wisv (23)-(25)); or, from a
-     `HeadJudge`, which mismatches are rejected at a threshold (wisv (27)).
+In:  for each of m mismatches: the last-layer states h_D of the drafter and h_T of the target at the
+     draft token's position, and the ids of both tokens; for all, the link's features c.
+Out: the logit z of the rejection probability ρ = σ(z), with z = w2·ReLU(w1·u + b1) + b2 and
+     u = [h_D ; h_T ; c], standardised as in training (wisv (23)-(25)). A `HeadJudge` returns
+     whether each mismatch is rejected at a threshold of ρ (wisv (27)).
 
-A head is trained for one pair of models and refused for others (`check_target`, `supports`).
+A head is trained for one pair of models and refused for other pairs (`check_target`, `supports`).
 """
 
 import logging
@@ -34,7 +34,7 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.wire.codecs.hidden import HiddenFormat
 
 _log = logging.getLogger("pilotfish.edge")
-_SINGLE_THREAD = 1 << 18  # multiplications, up to which OpenBLAS starts no second thread
+_SINGLE_THREAD = 1 << 18  # number of multiplications up to which OpenBLAS uses one thread
 
 Score = Callable[
     [NDArray[np.floating], NDArray[np.floating], NDArray[np.integer]], NDArray[np.float32]
@@ -42,9 +42,10 @@ Score = Callable[
 
 
 def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64]:
-    """Hash each token id to a bucket, 0 to buckets − 1; keeps the shape.
+    """Hash each token id to a bucket, 0 to ``buckets`` − 1; the result has the shape of ``tokens``.
 
-    Knuth's multiplicative hash: the fraction of id·2654435761 / 2³², times the buckets.
+    The hash is Knuth's multiplicative hash: the fractional part of id·2654435761 / 2³², times the
+    number of buckets.
     """
     spread = tokens.astype(np.uint64) * np.uint64(2654435761) & np.uint64(0xFFFFFFFF)
     scaled: NDArray[np.uint64] = spread * np.uint64(buckets) >> np.uint64(32)
@@ -53,10 +54,10 @@ def token_buckets(tokens: NDArray[np.integer], buckets: int) -> NDArray[np.int64
 
 @dataclass(frozen=True, eq=False)
 class HeadJudge:
-    """A head bound to one request's link and threshold.
+    """Decision head, bound to one request's link and threshold. Thread-safe.
 
-    width: d of the drafter's states. form: wire format of these states. bound: the threshold's
-    logit. Thread-safe.
+    width: size d of a drafter's state. form: wire format of these states. bound: logit of the
+    threshold. score: function from mismatches to logits z (arguments of `DecisionHead.logits`).
     """
 
     width: int
@@ -70,9 +71,9 @@ class HeadJudge:
         target: NDArray[np.floating],
         tokens: NDArray[np.integer],
     ) -> NDArray[np.bool_]:
-        """Return which mismatches to reject, bool [m]; arguments as for `DecisionHead.logits`.
+        """Return whether to reject each mismatch, bool [m]; arguments as for `DecisionHead.logits`.
 
-        Mismatches with states too large to be judged are rejected, except at threshold 1.
+        A mismatch is also rejected if its states overflow, except at threshold 1.
         """
         logits = self.score(drafter, target, tokens).astype(np.float64)
         if self.bound == math.inf:
@@ -81,10 +82,10 @@ class HeadJudge:
 
 
 class DecisionHead:
-    """A two-layer head and its card.
+    """Two-layer decision head with its card.
 
-    card: its `HeadCard`; tensors: as in the file, see `edge_runtime.head_file`. Raises `HeadError`
-    if they do not fit together.
+    card: identity and settings of the head. tensors: its weights, as in the file
+    (`edge_runtime.head_file`). Raises `HeadError` if card and tensors do not fit together.
     """
 
     def __init__(self, card: HeadCard, tensors: Tensors) -> None:
@@ -99,7 +100,7 @@ class DecisionHead:
         """Load the head at the path NAME.json or NAME.
 
         Raises:
-            HeadError: if there is none, or its files are damaged or too large.
+            HeadError: if there is no head, or if its files are damaged or too large.
         """
         path = Path(name if name.endswith(".json") else f"{name}.json")
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
@@ -107,10 +108,10 @@ class DecisionHead:
         return cls(*read_head(path))
 
     def save(self, folder: str | Path) -> Path:
-        """Write NAME.json, whose path is returned, and NAME.safetensors, replacing older ones.
+        """Write NAME.json and NAME.safetensors, replace older files, and return NAME.json's path.
 
         Raises:
-            HeadError: if they cannot be written, or would be too large to be read again.
+            HeadError: if the files cannot be written, or would be too large to be read again.
         """
         path, self.card = write_head(Path(folder), self.card, self.tensors)
         return path
@@ -118,7 +119,7 @@ class DecisionHead:
     def check_target(self, target: Manifest) -> None:
         """Raise `PairMismatchError` unless the head was trained for this target's weights.
 
-        Another precision is accepted with a warning, since its states differ little.
+        Weights in another precision are accepted with a warning, since their states differ little.
         """
         expected = self.card.target
         if (expected.origin, expected.hidden) != (target.origin, target.dimensions.hidden):
@@ -137,7 +138,7 @@ class DecisionHead:
             )  # fmt: skip
 
     def supports(self, drafter_origin: str, hidden_size: int) -> bool:
-        """Whether the head was trained for a drafter of these weights and this hidden size."""
+        """Return whether the head was trained for a drafter of these weights and hidden size."""
         expected = self.card.drafter
         return (expected.origin, expected.hidden) == (drafter_origin, hidden_size)
 
@@ -148,18 +149,19 @@ class DecisionHead:
         tokens: NDArray[np.integer],
         channel: Channel,
     ) -> NDArray[np.float32]:
-        """Compute z [m] of wisv (25); NaN where states are too large to be judged.
+        """Compute the logits z [m] of wisv (25); NaN where the states overflow.
 
-        drafter [m, d_D] and target [m, d_T] are hidden states, tokens [m, 2] the ids of the draft
-        token and the target's. A head reads either the states or the ids and ignores the other.
-        Raises ValueError for states or ids of another shape.
+        drafter: hidden states [m, d_D]. target: hidden states [m, d_T]. tokens: ids of the draft
+        token and of the target's token, [m, 2]. A head reads either the states or the ids, and
+        ignores the other argument. Raises ValueError for another shape of what it reads.
         """
         return self._score(drafter, target, tokens, offset=self._offset(channel))
 
     def judge(self, channel: Channel, threshold: float | None = None) -> HeadJudge:
-        """Bind the head to a link and a threshold of ρ, or to the recommended one.
+        """Bind the head to a link and a threshold of ρ; None: the recommended threshold.
 
-        Threshold 0 rejects every mismatch, 1 none. ValueError if it is not within [0, 1].
+        Threshold 0 rejects every mismatch, threshold 1 rejects none. Raises ValueError for a
+        threshold outside [0, 1].
         """
         wanted = self.card.threshold if threshold is None else threshold
         return HeadJudge(
@@ -170,7 +172,7 @@ class DecisionHead:
         )
 
     def _fold(self) -> None:
-        """Fold the standardisation, which is affine, into w1, and split w1 by its inputs."""
+        """Fold the (affine) standardisation into w1 and b1; split w1 into states and link."""
         w1, b1 = (self.tensors[name].astype(np.float64) for name in ("w1", "b1"))
         states = w1.shape[1] - self.card.link_width
         self._link = w1[:, states:]  # [h, 4] or [h, 0]
@@ -192,7 +194,7 @@ class DecisionHead:
             )
 
     def _offset(self, channel: Channel) -> NDArray[np.float32]:
-        """Compute the part of w1·u + b1 that all mismatches of a request share, [h]."""
+        """Compute the part of w1·u + b1 that is the same for all mismatches of a request, [h]."""
         if self.card.link is None:
             return self._b1.astype(np.float32)
         c = self.card.link.standardise(channel.features())
@@ -217,7 +219,7 @@ class DecisionHead:
             logits: NDArray[np.float32] = (
                 np.multiply(np.maximum(inner, 0.0), self._w2).sum(axis=1) + self._b2
             )
-        # ReLU would turn an overflow, −∞, into 0
+        # mark overflows, since ReLU would convert −∞ to 0
         logits[~np.isfinite(inner).all(axis=1)] = np.nan
         return logits
 
@@ -248,8 +250,9 @@ class DecisionHead:
 def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """Multiply states [m, d] · weights [d, h], in pieces that BLAS computes in one thread.
 
-    On busy cores BLAS threads wait for each other: 128 ms instead of 70 µs. Many more rows than a
-    round's, as in a sweep, are multiplied at once.
+    On busy cores the threads of BLAS wait for each other: a product then takes 128 ms instead of
+    70 µs. If there are many more rows than in a round, pieces would be too small, so the whole
+    product is computed at once.
     """
     single: NDArray[np.float32] = states.astype(np.float32, copy=False)
     piece = _SINGLE_THREAD // max(1, len(single) * weights.shape[1])
@@ -264,7 +267,7 @@ def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDAr
 
 def _logit(threshold: float) -> float:
     """Compute log(threshold / (1 − threshold)), the bound of z in (27); −∞ at 0 and ∞ at 1."""
-    if not 0.0 <= threshold <= 1.0:  # NaN is not either
+    if not 0.0 <= threshold <= 1.0:  # also true for NaN
         raise ValueError(f"A threshold must be within 0 and 1, not {threshold}.")
     if threshold in (0.0, 1.0):
         return math.copysign(math.inf, threshold - 0.5)

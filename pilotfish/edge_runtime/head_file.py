@@ -1,10 +1,10 @@
 """Read and write the two files of a decision head: its card, and its weights.
 
-In:  NAME.json, a `HeadCard`, and NAME.safetensors, the SHA-256 of which is in the card:
-     w1 [h, n], b1 [h], w2 [h], b2 [1], and of a head that reads hidden states also mean and std
-     [d_D + d_T]; float32 or float16. n is the width of u (wisv (23)): d_D + d_T for hidden
-     states, 2·buckets for tokens, and 4 more for the link.
-Out: the same, checked: `HeadError` for damaged, too large or contradictory files.
+In:  NAME.json, a `HeadCard`; and NAME.safetensors, the weights, with their SHA-256 in the card. The
+     tensors are w1 [h, n], b1 [h], w2 [h] and b2 [1], in float32 or float16. A head that reads
+     hidden states also has mean and std [d_D + d_T]. n is the width of the input u (wisv (23)):
+     d_D + d_T for hidden states or 2·buckets for tokens, and 4 more if the head reads the link.
+Out: card and tensors, checked. A damaged, too large or contradictory file raises `HeadError`.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 
 FORMAT: Final = 1
-CARD_BYTES = 1 << 16  # largest card
-WEIGHTS_BYTES = 4_000_000  # largest file of weights
-HIDDEN_WIDTH = 1024  # the largest h
-BUCKETS = 1 << 16
+CARD_BYTES = 1 << 16  # upper limit of a card's file (bytes)
+WEIGHTS_BYTES = 4_000_000  # upper limit of a file of weights (bytes)
+HIDDEN_WIDTH = 1024  # upper limit of h, the width of the hidden layer
+BUCKETS = 1 << 16  # upper limit of hash buckets of token ids
 
 Features = Literal["states", "tokens"]
 Tensors = Mapping[str, NDArray[np.floating]]
@@ -40,7 +40,10 @@ Value = Annotated[str, msgspec.Meta(max_length=256)] | float | bool | int | None
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of the pair. origin, precision: as in its `Manifest`. hidden: d of its states."""
+    """Identity of one model of the pair.
+
+    origin, precision: as in the model's `Manifest`. hidden: size d of its hidden states.
+    """
 
     model: Text
     origin: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
@@ -49,7 +52,10 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Mean and deviation of the link's features in training. clip: bound of c, in deviations."""
+    """Mean and standard deviation of each link feature in training.
+
+    clip: bound of the standardised features |c|.
+    """
 
     names: tuple[Text, Text, Text, Text] = FEATURES
     mean: PerFeature
@@ -57,16 +63,19 @@ class LinkScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     clip: Annotated[float, msgspec.Meta(gt=0)]
 
     def standardise(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Compute c of wisv (23), f64 [..., 4] as `features`; NaN (unknown) becomes 0, the mean."""
+        """Compute the standardised features c of wisv (23), f64 [..., 4].
+
+        NaN, an unknown feature, becomes 0, the mean.
+        """
         deviations = (features - np.array(self.mean)) / np.array(self.std)
         return np.where(np.isnan(deviations), 0.0, np.clip(deviations, -self.clip, self.clip))
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A threshold's effect on held-out questions; None: not measured.
+    """Effect of one threshold on held-out questions; None for a value that was not measured.
 
-    logit: the threshold's, None at 0 and 1. forgiven: share of mismatches. accuracy: share of
-    correct answers. accepted_length: wisv's AAL, tokens a round.
+    logit: logit of the threshold; None for thresholds 0 and 1. forgiven: share of mismatches that
+    are forgiven. accuracy: share of correct answers. accepted_length: tokens per round, wisv's AAL.
     """
 
     threshold: Share
@@ -77,7 +86,10 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a head was trained. auc: on held-out questions. options: all other settings."""
+    """Record of a head's training.
+
+    auc: area under the ROC curve on held-out questions. options: all other settings.
+    """
 
     questions: Count
     examples: Count
@@ -90,10 +102,11 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class HeadCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Contents of NAME.json.
 
-    features: "states" (h_D and h_T) or, for comparison, "tokens" (the draft token and the target's,
-    as hashed one-hots). link: None for a head that does not read c. hidden: format of the drafter's
-    states in training. threshold: recommended bound of ρ (wisv (27)). sha256: digest of
-    NAME.safetensors; empty until `DecisionHead.save` sets it.
+    features: input of the head: "states" (h_D and h_T) or, for comparison, "tokens" (the draft
+    token and the target's token, as hashed one-hot vectors). link: scale of the link's features;
+    None: the head does not read the link. hidden: wire format of the drafter's states in training.
+    threshold: recommended threshold of ρ (wisv (27)). sha256: digest of NAME.safetensors; empty
+    until `DecisionHead.save` sets it.
     """
 
     format: Literal[1] = FORMAT
@@ -134,10 +147,10 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
 
 
 def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, HeadCard]:
-    """Write NAME.safetensors, then NAME.json; returns the path and card of the latter.
+    """Write NAME.safetensors, then NAME.json; return the path of NAME.json and the written card.
 
-    Each file appears whole or not at all. If the process stops between the two while it replaces a
-    head, `read_head` refuses the pair, since the digests differ.
+    Each file appears whole or not at all. If the process stops between the two files of an existing
+    head, `read_head` refuses the pair, since the digest in the card differs.
 
     Raises:
         HeadError: if a file would be larger than `read_head` allows, or cannot be written.
@@ -163,7 +176,7 @@ def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, He
 
 
 def validate_card(card: HeadCard) -> HeadCard:
-    """Return the card as `read_head` would; `HeadError` if a value is out of bounds."""
+    """Return the card as `read_head` would; raise `HeadError` if a value is out of bounds."""
     return _decode_card(msgspec.json.encode(card), f"The card of the head {card.name}")
 
 
@@ -221,7 +234,7 @@ def _decode_card(data: bytes, subject: str) -> HeadCard:
 
 
 def read_bounded(path: Path, max_bytes: int, kind: type[PilotfishError] = HeadError) -> bytes:
-    """Read a file of at most ``max_bytes``; raises an error of class ``kind`` otherwise."""
+    """Read a file of at most ``max_bytes``; raise an error of class ``kind`` if that fails."""
     with reading_file(lambda problem: kind(f"{path} cannot be read: {problem}.")):
         try:
             return read_content(path, max_bytes)
@@ -235,7 +248,7 @@ def _load_tensors(data: bytes, path: Path) -> Tensors:
 
     try:
         return load(data)
-    except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a type numpy lacks
+    except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype that numpy lacks
         raise HeadError(f"{path} is not a safetensors file that can be read: {error}.") from None
 
 

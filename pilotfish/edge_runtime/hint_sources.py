@@ -2,13 +2,15 @@
 
 In:  the hints of each source. Out: when a pass starts, its drafts; when it ends, their outcome.
 
-A pass takes the drafts of one source: the one with the highest expected tokens, that is the sum of
-its acceptances times its reliability in this session. Text repeats are compared with the committed
-tokens whether a pass took them or not, so they are used only where they have proved right.
+A pass takes the drafts of one source: that with the highest expected gain, the sum of its path
+acceptances times its reliability in this session, minus the drafts' cost. Repeats in the text are
+compared with the committed tokens even if no pass took them, so they are used only in texts in
+which they have proved right.
 
-Law: no source costs the edge more than its budget, whatever acceptances it claims. A budget is in
-tokens: a draft is charged its cost (`edge_runtime.draft_cost`), an accepted draft earns one token.
-A bad source's budget grows by 0.01 token for each committed one, so it is retried now and then.
+Law: a source never costs the edge more than its budget, even if it claims false acceptances. The
+budget is in tokens. Each draft is charged its cost (`edge_runtime.draft_cost`), and each accepted
+draft earns one token. The budget also grows by 0.01 tokens with each committed token, so that a bad
+source is tried again now and then.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,18 +24,21 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
 
-_FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # tokens of a budget
+_FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # initial and highest balance of a budget (tokens)
 _ALLOWANCE = 0.01  # tokens that a budget earns with each committed token
-_FADE = 0.95  # weight of older passes, per pass
-_PRIOR_TOKENS = 3.0  # initial count of promised and of accepted tokens
-_MOST_RELIABILITY = 1.5
-_FORGET = 0.01  # return of both counts to their prior, per committed token
-_MOST_REST = 4  # most passes between two searches for repeats
-_FIRST_TOKENS_PER_PASS = 2.0
+_FADE = 0.95  # factor of older passes' weight, per pass
+_PRIOR_TOKENS = 3.0  # initial value of the promised and of the accepted tokens
+_MOST_RELIABILITY = 1.5  # upper limit of reliability
+_FORGET = 0.01  # share by which both values return to their initial value, per committed token
+_MOST_REST = 4  # upper limit of passes between two searches for repeats
+_FIRST_TOKENS_PER_PASS = 2.0  # initial average of tokens per pass
 
 
 class Proposal(NamedTuple):
-    """Drafts that follow the committed tokens, and each one's acceptance given those before it."""
+    """Drafts that follow the committed tokens, with acceptances.
+
+    acceptance: for each draft, its acceptance given that the drafts before it are accepted.
+    """
 
     ids: Sequence[int]
     acceptance: Sequence[float]
@@ -50,10 +55,10 @@ class HintSource(Protocol):
 
 
 class RequestedHints(HintSource, Protocol):
-    """Source that drafts only as far as the device has requested tokens."""
+    """Source that drafts only up to the last token that the device has requested."""
 
     def set_requested_end(self, last: int) -> None:
-        """Draft tokens before position ``last`` only; 0 stops drafting."""
+        """Limit drafts to positions before ``last``; 0 stops drafting."""
 
 
 class DeviceHints:
@@ -63,7 +68,7 @@ class DeviceHints:
         self.chain = chain
 
     def propose(self, limit: int) -> Proposal:
-        """Return the chain's first drafts."""
+        """Return the first ``limit`` drafts of the chain."""
         return Proposal(self.chain.ids[:limit], self.chain.acceptances[:limit])
 
     def record_tokens(self, ids: Sequence[int]) -> None:
@@ -72,9 +77,9 @@ class DeviceHints:
 
 
 class TextHints:
-    """Prompt lookup: proposes what followed an earlier occurrence of the text's last tokens.
+    """Prompt lookup: proposes the tokens that followed an earlier occurrence of the last tokens.
 
-    After a search without success it rests for one pass, then for two, at most for four.
+    After a search without success it pauses for one pass, after the next for two, up to four.
     """
 
     def __init__(self, committed: CommittedTokens) -> None:
@@ -85,7 +90,7 @@ class TextHints:
         self._missed = self._rest = 0
 
     def propose(self, limit: int) -> Proposal:
-        """Return the tokens that may be repeated."""
+        """Return the tokens that followed the earlier occurrence."""
         self._update_match()
         ids = self._expected[:limit]
         return Proposal(
@@ -97,7 +102,7 @@ class TextHints:
         return self._match.length if self._match is not None else 0
 
     def _update_match(self) -> None:
-        """Continue the present match, or search for another."""
+        """Continue the present match, or search for a new one."""
         ids = self._committed.ids
         if self._match is not None and self._match.end == len(ids):
             return
@@ -111,14 +116,14 @@ class TextHints:
             self._expected = self._match.continuation(ids, MOST_DRAFTS).tolist()
 
     def record_tokens(self, ids: Sequence[int]) -> None:
-        """Compare the expected tokens with the committed ones, whether a pass took them or not."""
+        """Compare the expected tokens with the committed tokens, even if no pass took them."""
         agreed = 0
         for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
             self._estimator.update(self._match_length + at, expected == id)
             if expected != id:
                 break
             agreed += 1
-        # searching before every pass would not pay in a text without repeats
+        # a search before every pass would cost more than it gains in a text without repeats
         self._rest -= 1
         if agreed:
             self._missed = 0
@@ -130,7 +135,7 @@ class TextHints:
 
 @dataclass(slots=True)
 class SourceBudget:
-    """A source's budget and reliability in this session."""
+    """Budget (``balance``, in tokens) and reliability of a source in this session."""
 
     source: HintSource
     name: str
@@ -140,11 +145,14 @@ class SourceBudget:
 
     @property
     def reliability(self) -> float:
-        """Accepted tokens for each that the acceptances promised."""
+        """Accepted tokens divided by the tokens that the acceptances promised."""
         return min(_MOST_RELIABILITY, self._accepted / self._promised)
 
     def record_pass(self, drafted: int, accepted: int, promised: float, cost: float) -> None:
-        """Record a pass with drafts of this source; cost is that of each draft."""
+        """Record a pass with drafts of this source.
+
+        promised: sum of the path acceptances. cost: cost of each draft, in tokens.
+        """
         self.balance = min(_MOST_BALANCE, self.balance + accepted - drafted * cost)
         self._accepted = _FADE * self._accepted + (1.0 - _FADE) * accepted
         self._promised = _FADE * self._promised + (1.0 - _FADE) * promised
@@ -156,7 +164,7 @@ class SourceBudget:
         self._promised += _FORGET * tokens * (_PRIOR_TOKENS - self._promised)
 
     def copy_from(self, previous: "SourceBudget") -> None:
-        """Take over the source's statistics from the session's previous generation."""
+        """Copy the source's statistics from the session's previous generation."""
         self.balance, self._accepted, self._promised = (
             previous.balance,
             previous._accepted,
@@ -165,10 +173,10 @@ class SourceBudget:
 
 
 class AttachedHints(NamedTuple):
-    """The drafts of a pass.
+    """Drafts of a pass.
 
-    budget: their source's; None: no drafts. path_acceptance: of each draft together with all
-    before it. cost: of each draft, in tokens.
+    budget: budget of the drafts' source; None: no drafts. path_acceptance: for each draft, the
+    probability that it and all drafts before it are accepted. cost: cost of each draft, in tokens.
     """
 
     budget: SourceBudget | None
@@ -182,24 +190,24 @@ NO_HINTS = AttachedHints(None, (), (), 0.0)
 
 @dataclass
 class HintSources:
-    """The sources of one generation, and the drafts of its pass under way."""
+    """Sources of one generation, and the drafts of its pass under way."""
 
     budgets: Sequence[SourceBudget]
-    chain: HintChain | None  # the device's hints; None: it sends none
-    trail: RequestedHints | None = None  # the edge drafter's, which is among the budgets
-    tokens_per_pass: float = _FIRST_TOKENS_PER_PASS  # recent average
+    chain: HintChain | None  # the device's hints; None: the device sends no hints
+    trail: RequestedHints | None = None  # the edge drafter's source; ``budgets`` has it, too
+    tokens_per_pass: float = _FIRST_TOKENS_PER_PASS  # recent average of committed tokens per pass
     attached: AttachedHints = NO_HINTS
     _best: AttachedHints = NO_HINTS  # the latest proposal
 
     def set_requested_end(self, last: int) -> None:
-        """Draft tokens before position ``last`` only; 0 stops drafting."""
+        """Limit the edge drafter's drafts to positions before ``last``; 0 stops drafting."""
         if self.trail is not None:
             self.trail.set_requested_end(last)
 
     def add_device_hint(
         self, start: int, digest: bytes, frames: Sequence[Buffer], vocab_size: int
     ) -> bool:
-        """Add a hint of the device, as `HintChain.add` does."""
+        """Add a hint of the device to its chain; return False if the chain does not take it."""
         return self.chain is not None and self.chain.add(start, digest, frames, vocab_size)
 
     def propose(self, limit: int, cost: float) -> Sequence[float]:
@@ -215,7 +223,7 @@ class HintSources:
         return self._best.path_acceptance
 
     def attach(self, count: int) -> Sequence[int]:
-        """Attach the first ``count`` drafts of the proposal to the pass; returns them."""
+        """Attach the first ``count`` drafts of the latest proposal to the pass; return them."""
         best = self._best
         self.attached = best._replace(
             ids=best.ids[:count], path_acceptance=best.path_acceptance[:count]
@@ -223,7 +231,7 @@ class HintSources:
         return self.attached.ids
 
     def record_pass(self, ids: Sequence[int], accepted: int) -> AttachedHints:
-        """Record a pass's committed tokens and accepted drafts; returns its attached hints."""
+        """Record a pass's committed tokens and accepted drafts; return its attached hints."""
         attached, self.attached = self.attached, NO_HINTS
         self.tokens_per_pass = _FADE * self.tokens_per_pass + (1.0 - _FADE) * len(ids)
         if attached.budget is not None:
@@ -237,7 +245,7 @@ class HintSources:
 
 
 def _gain(attached: AttachedHints) -> float:
-    """Return the tokens that drafts are expected to gain, minus their cost."""
+    """Return the expected number of accepted drafts minus the drafts' cost, in tokens."""
     if attached.budget is None:
         return 0.0
     return (
@@ -247,7 +255,7 @@ def _gain(attached: AttachedHints) -> float:
 
 
 def _propose(budget: SourceBudget, limit: int, cost: float) -> AttachedHints:
-    """Return the drafts of a source that are worth their cost and within its budget."""
+    """Return the drafts of a source that are worth their cost and within the budget."""
     if cost > 0.0:
         limit = int(min(limit, budget.balance / cost))
     if limit <= 0:
@@ -269,10 +277,10 @@ def create_hint_sources(
     make_trail: Callable[[], RequestedHints] | None = None,
     previous: HintSources | None = None,
 ) -> HintSources | None:
-    """Create the sources of a generation; None if it takes no hints.
+    """Create the sources of a generation; return None if its protocol takes no hints.
 
-    window: most hints of a device that are stored. make_trail: starts the edge drafter. previous:
-    sources of the session's previous generation, whose statistics are taken over.
+    window: upper limit of stored hints of the device (tokens). make_trail: function that starts the
+    edge drafter. previous: sources of the session's previous generation; its statistics are copied.
     """
     if not isinstance(protocol, Ahead):
         return None

@@ -1,4 +1,4 @@
-"""Apply each step of a rotation of ``edge.key`` while a daemon serves (`wire.rotation`)."""
+"""Apply the steps of a rotation of ``edge.key`` while a daemon serves (`wire.rotation`)."""
 
 import logging
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class KeyRotation:
-    """The secret keys that a daemon accepts connections with.
+    """Secret keys with which a daemon accepts connections.
 
-    secret: the present key. former: the one before it during a rotation, else None.
+    secret: the present key. former: during a rotation, the key before it; else None.
     """
 
     def __init__(self, keys: EdgeKeys) -> None:
@@ -29,7 +29,7 @@ class KeyRotation:
         return f"edge.pub is {zmq.curve_public(self.secret).decode()}{also}"
 
     def start(self, listener: Listener) -> list[str]:
-        """Use both keys if the daemon starts within a rotation; returns problems."""
+        """Accept both keys if the daemon starts during a rotation; return problems."""
         if self.former is not None:
             try:
                 self._use_both(listener, self.secret, self.former)
@@ -39,10 +39,11 @@ class KeyRotation:
         return [self._fault] if self._fault else []
 
     def reload(self, folder: Path, listener: Listener, allowed: Mapping[bytes, str]) -> list[str]:
-        """Apply the folder's keys; returns problems. allowed: device names by key.
+        """Apply the keys in ``folder``; return problems. allowed: key → device name.
 
-        A key that no rotation brought needs a restart, since the folder might be the wrong one. The
-        folder's files are read: a systemd credential is as old as this process.
+        A changed key without a rotation is not applied: it may be the wrong folder, so the operator
+        must restart the daemon. The keys are read from the files, since a systemd credential never
+        changes during the life of a process.
         """
         try:
             secret = reread_secret(folder, EDGE)
@@ -50,7 +51,7 @@ class KeyRotation:
                 self._finish(listener, allowed)
             elif secret is not None and (secret != self.secret or self.former is None):
                 former = reread_secret(folder, FORMER)
-                # also if it was unreadable before
+                # this also applies a former key that was unreadable at an earlier reload
                 if former not in (None, secret) and self.secret in (secret, former):
                     self._use_both(listener, secret, former)
         except KeysError as error:

@@ -1,8 +1,8 @@
 """Reload the daemon's settings and allow-list while it serves.
 
-Law: a faulty or half-written configuration changes nothing, but the allow-list is reloaded in any
-case. A key is allowed exactly as long as a valid file of the list contains it: removing or damaging
-the file revokes the key.
+Law: a faulty or half-written configuration changes no setting; the allow-list is reloaded in any
+case. A key is allowed exactly as long as a valid file on the list contains it: if the file is
+removed or damaged, the key is revoked.
 """
 
 import logging
@@ -24,11 +24,11 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_OWN_DESCRIPTORS = 128  # open files of the process besides connections
+_OWN_DESCRIPTORS = 128  # descriptors of the process that are not connections
 
 
 def bounds_of(config: EdgeConfig) -> Bounds:
-    """Return a configuration's bounds on connections, within the system's limit of open files."""
+    """Return the limits of connections, lowered to the system's limit of open files."""
     limits = config.limits
     connections = connection_room(limits.connections, _OWN_DESCRIPTORS)
     if connections < limits.connections:
@@ -38,9 +38,9 @@ def bounds_of(config: EdgeConfig) -> Bounds:
 
 
 class LiveSettings:
-    """The configuration and keys in force.
+    """Configuration and keys in force.
 
-    allowed: device names by allowed key; None: the edge has no keys. problems: those of the last
+    allowed: allowed key → device name; None: the edge has no keys. problems: problems of the last
     reload.
     """
 
@@ -54,7 +54,7 @@ class LiveSettings:
         self.config = config
         self.allowed = None if keys is None else keys.allowed
         self._initial = config
-        self._folder = config.keys  # the one with the allow-list in force
+        self._folder = config.keys  # folder of the allow-list in force
         self._rotation = None if keys is None else KeyRotation(keys)
         self._reread = reread
         self._metrics = metrics
@@ -65,7 +65,7 @@ class LiveSettings:
         self._report("started")
 
     def start(self, listener: Listener) -> None:
-        """Make a listener accept the former key, too, if the edge starts within a rotation."""
+        """Let the listener accept the former key, too, if the edge starts during a rotation."""
         problems = [] if self._rotation is None else self._rotation.start(listener)
         if problems:
             self.problems = [*self.problems, *problems]
@@ -73,18 +73,18 @@ class LiveSettings:
 
     @property
     def problem(self) -> str:
-        """The problems in one line; "" for none."""
+        """All problems in one line; "" if there is none."""
         return summarize(self.problems)
 
     @property
     def keys_in_use(self) -> str:
-        """The keys in force, in one line for the log."""
+        """Keys in force, in one line for the log."""
         if self.allowed is None or self._rotation is None:
             return "no keys: everyone who reaches this address may connect"
         return f"{self._rotation}; {len(self.allowed)} keys are allowed"
 
     def reload(self, listener: Listener, handler: MessageHandler) -> None:
-        """Reload everything and apply the valid parts."""
+        """Reload configuration, allow-list and keys, and apply the valid parts."""
         problems: list[str] = []
         try:
             config = self._reread()
@@ -113,10 +113,10 @@ class LiveSettings:
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
 
     def _reload_keys(self, folder: Path, before: Path) -> list[str]:
-        """Reload the allow-list; returns its problems."""
+        """Reload the allow-list; return its problems. before: folder of the list in force."""
         try:
             listed = AllowList.load(folder)
-        except KeysError as error:  # unknown whether keys were removed: keep them
+        except KeysError as error:  # the list is unreadable: keep the allowed keys
             return [str(error), *(self._reload_keys(before, before) if folder != before else ())]
         self._folder, self.allowed = folder, listed.names
         self._metrics.broken_keys = len(listed.broken)

@@ -17,7 +17,10 @@ from pilotfish.wire.protocols import SamplingParams
 
 
 class LogitsProcessors:
-    """Creates logits processors. model_logits: whether the target's logits are a model's own."""
+    """Creates logits processors.
+
+    model_logits: whether the target's logits are those of one model (not of an ensemble).
+    """
 
     def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
         self._vocab = vocabulary.vocab_size
@@ -25,7 +28,7 @@ class LogitsProcessors:
         self._model_logits = model_logits
 
     def expect_model_logits(self) -> None:
-        """Raise `UnsupportedError` if the target's logits are not the model's own."""
+        """Raise `UnsupportedError` if the target's logits are an ensemble's average."""
         if not self._model_logits:
             raise UnsupportedError(
                 "This edge averages its workers' likeliest tokens; it does not know the "
@@ -33,9 +36,9 @@ class LogitsProcessors:
             )
 
     def check(self, begin: m.Begin, sampling_params: SamplingParams, length: int) -> None:
-        """Raise an error for bad logits options of a generation with a prompt of ``length`` tokens.
+        """Raise an error if the logits options of a generation are invalid.
 
-        The grammar is checked without compiling it.
+        length: tokens of its prompt. The grammar is checked without compiling it.
         """
         if (shape := begin.shape) is None:
             return
@@ -59,7 +62,7 @@ class LogitsProcessors:
     def create(
         self, begin: m.Begin, sampling_params: SamplingParams, constraint: Constraint | None
     ) -> LogitsProcessor | None:
-        """Create the processor of a generation; None if nothing changes its logits."""
+        """Create the processor of a generation; return None if no option changes its logits."""
         return (
             None
             if begin.shape is None

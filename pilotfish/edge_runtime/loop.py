@@ -1,4 +1,4 @@
-"""The edge's main loop. `EdgeLoop.step` is the edge's half of a round."""
+"""Main loop of the edge; `EdgeLoop.step` is the edge's half of a round."""
 
 import logging
 import time
@@ -19,13 +19,13 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LEAVING_S: Final = 5.0  # time that stopping takes after the drain
-_LOG_PAUSE_S: Final = 1.0  # between two log entries about devices that come or go
-_MOST_NAMES: Final = 10  # devices in one log entry
+_LEAVING_S: Final = 5.0  # time (s) that the daemon needs to stop after a drain
+_LOG_PAUSE_S: Final = 1.0  # pause (s) between log entries about devices that connect or disconnect
+_MOST_NAMES: Final = 10  # upper limit of device names in one log entry
 
 
 class EdgeLoop(ServingLoop):
-    """Receives messages, makes target passes and sends verdicts until a signal ends it."""
+    """Loop that receives messages, runs target passes and sends verdicts until a signal ends it."""
 
     def __init__(
         self,
@@ -63,12 +63,13 @@ class EdgeLoop(ServingLoop):
         self._receiver.start()
         self._set_sources(target.sources)
         self._device_log = DeviceLog()
-        self._leave_s: float | None = None  # when a drain ends; None: not draining
+        self._leave_s: float | None = None  # time at which a drain ends; None: not draining
 
     def step(self) -> None:
-        """Receive messages, batch their jobs, make one target pass, verify each job, and reply.
+        """Receive messages, batch their jobs, run one target pass, verify each job, and reply.
 
-        A local target computes in `start`; for others this collects the passes that have finished.
+        A local target computes the pass in `start`. Other targets compute it later; this method
+        then collects the passes that have finished.
         """
         self._poll(self._wait_s())
         batch = self._scheduler.next_batch(patient=True)
@@ -86,7 +87,7 @@ class EdgeLoop(ServingLoop):
 
     @property
     def status(self) -> str:
-        """The line that `systemctl status` shows."""
+        """Line that `systemctl status` shows."""
         devices, sessions = self._listener.connections.devices, len(self._handler.sessions)
         doing = "serving" if self._leave_s is None else "draining"
         problem = self._settings.problem
@@ -100,7 +101,7 @@ class EdgeLoop(ServingLoop):
 
     @property
     def _rotation_status(self) -> str:
-        """The status line's part about a rotation of the edge's key."""
+        """Part of the status line about a rotation of the edge's key."""
         listener = self._listener
         if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
             return ""
@@ -109,11 +110,11 @@ class EdgeLoop(ServingLoop):
 
     @property
     def linger_s(self) -> float:
-        """Seconds to send the last replies after a drain; 0 if this was no drain."""
+        """Seconds for sending the last replies after a drain; 0 without a drain."""
         return 0.0 if self._leave_s is None else min(1.0, self._settings.config.drain_s)
 
     def _wait_s(self) -> float:
-        """Return the seconds to wait for messages; 0 if a pass can be made."""
+        """Return the seconds to wait for messages; 0 if a pass can start now."""
         waits = (self._idle_s, self._scheduler.wait_s(), self._target.due_s)
         return min(wait_s for wait_s in waits if wait_s is not None)
 
@@ -142,13 +143,13 @@ class EdgeLoop(ServingLoop):
     def _stop(self, number: int) -> int | None:
         if number in SIGNAL_EXIT_CODES:
             return SIGNAL_EXIT_CODES[number]
-        if self._leave_s is not None:  # second signal
+        if self._leave_s is not None:  # the second signal ends the drain
             return 0
         self._drain()
         return None
 
     def _drain(self) -> None:
-        """Refuse new work, and end when all pending work has been answered."""
+        """Begin to drain: refuse new work, and stop when all pending windows are answered."""
         self._leave_s = time.monotonic() + self._settings.config.drain_s
         self._listener.stop_accepting()
         self._handler.drain()
@@ -157,7 +158,7 @@ class EdgeLoop(ServingLoop):
 
 
 class DeviceLog:
-    """Logs which devices connect and disconnect, by name. Its entries are few, however many do."""
+    """Log of devices that connect and disconnect, by name; the number of entries is limited."""
 
     def __init__(self) -> None:
         self._present: set[str] = set()
@@ -166,8 +167,8 @@ class DeviceLog:
     def log_changes(self, owners: Collection[bytes], allowed: Mapping[bytes, str]) -> None:
         """Log the changes since the last entry, at most once a second.
 
-        owners: keys of the connections. A key off the allow-list is not logged here: whoever
-        removes a key logs that.
+        owners: keys of all connections. A key that is not on the allow-list is not logged here; its
+        removal was logged.
         """
         if time.monotonic() - self._noted_s < _LOG_PAUSE_S:
             return

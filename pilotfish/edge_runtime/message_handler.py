@@ -1,7 +1,7 @@
-"""Serve the devices' messages. Called by the serving loop; never waits.
+"""Serve the devices' messages. The serving loop calls these functions; they never wait.
 
-Every request gets a reply, unless the protocol says otherwise. A fault in a client's message causes
-a typed failure for that client only.
+Every request gets a reply, except where the protocol has none. A fault in a client's message causes
+a typed failure for this client only.
 """
 
 import logging
@@ -50,15 +50,15 @@ from pilotfish.wire.transport import Envelope, check_size
 
 _log = logging.getLogger("pilotfish.edge")
 
-_REPLY_BYTES = 256  # approximate size of a reply's header
+_REPLY_BYTES = 256  # approximate size of a reply's header (bytes)
 
 
 class MessageHandler:
     """Serves messages and owns the sessions. Used by the serving loop.
 
-    pass_times, drafter_pass_times: of the target and of the edge drafter. resources: the edge's
-    options and resources for protocols. allowed: device names by allowed key; None: the edge has no
-    keys. vocabulary: None: read from the artifact.
+    pass_times, drafter_pass_times: pass times of the target, and of the edge drafter. resources:
+    the edge's options and resources for protocols. allowed: allowed key → device name; None: the
+    edge has no keys. vocabulary: the target's vocabulary; None: read it from the artifact.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MessageHandler:
     # Called by the daemon
 
     def apply_config(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
-        """Apply new limits and a new allow-list; ends the sessions of removed keys."""
+        """Apply new limits and a new allow-list; end the sessions of removed keys."""
         self._admission.rate = limits.messages_per_s
         self._expire_s = limits.expire_s
         self.sessions.per_owner = limits.sessions_per_client
@@ -149,7 +149,7 @@ class MessageHandler:
         self._downloads.expire()
 
     def drain(self) -> None:
-        """Refuse new work; only the windows under way are finished."""
+        """Refuse new work, and cancel all work except the windows under way."""
         self._draining = True
         for session in self.sessions:
             self._starter.cancel(session, _draining_error())
@@ -158,22 +158,22 @@ class MessageHandler:
 
     @property
     def drained(self) -> bool:
-        """Whether every window has been decided."""
+        """Whether every window has been decided, and no session has a job."""
         return not any(session.jobs or session.undecided for session in self.sessions)
 
     def over_budget(self, owner: bytes) -> bool:
-        """Whether a client owes time of this thread, so that its jobs can wait."""
+        """Return whether a client owes time of this thread: then its jobs wait."""
         return self._admission.over_budget(owner, time.monotonic())
 
     def sessions_by_device(self) -> dict[str, int]:
-        """Count the open sessions by the name of their key on the allow-list."""
+        """Return the number of open sessions of each device name on the allow-list."""
         names = self._allowed or {}
         return Counter(names.get(session.owner, "") for session in self.sessions)
 
     # Messages in
 
     def handle(self, envelope: Envelope) -> None:
-        """Serve one message of a device."""
+        """Serve one message of a device: check it, admit it, and serve its request."""
         now_ns = time.monotonic_ns()
         self._metrics.bytes_in += envelope.size
         admitted = False
@@ -185,17 +185,17 @@ class MessageHandler:
             admitted = True
             check_size(envelope, self._message_bytes)
             request = m.decode_request(envelope.header)
-        except PilotfishError as error:  # cheap: the message was not decoded
+        except PilotfishError as error:  # a cheap refusal: no frame was decoded
             self._refuse(envelope, None, error, admitted=admitted)
             return
         self._serve(request, envelope, now_ns - envelope.queued_ns())
 
     def start_compiled(self) -> bool:
-        """Start generations whose grammars have been compiled; see `run_callbacks`."""
+        """Start generations after the compilation of their grammars; returns False in any case."""
         return self.compiler.run_callbacks()
 
     def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
-        """Serve an admitted request, and charge its client for the time."""
+        """Serve an admitted request, and charge its client for the time of this thread."""
         begun_s = time.thread_time()
         self._attempt(request, envelope, received_ns)
         self._admission.charge(envelope.owner, time.thread_time() - begun_s)
@@ -238,7 +238,7 @@ class MessageHandler:
                     self._end(request, self.sessions.find(request.session, envelope.owner))
 
     def _end(self, request: m.Cancel | m.Close, session: SessionState) -> None:
-        """Stop a generation, or forget the session."""
+        """Stop a generation (`Cancel`), or close the session (`Close`)."""
         queued = session.queued
         if isinstance(request, m.Close):
             self._starter.cancel(session)
@@ -249,19 +249,19 @@ class MessageHandler:
             self._starter.give_up(session)
 
     def _expect_room_for_replies(self, envelope: Envelope) -> None:
-        """Raise `RateLimitedError` if the client has used up its bytes of cheap replies."""
+        """Raise `RateLimitedError` if the client has no bytes left for cheap replies."""
         if not self._admission.may_send(envelope.owner):
             raise RateLimitedError(
                 "This key requests too many bytes that need no target pass; slow down."
             )
 
     def _reply(self, envelope: Envelope, reply: m.Reply, frames: Sequence[m.Buffer] = ()) -> None:
-        """Send a reply that needed no pass."""
+        """Send a cheap reply (computed without a target pass), and charge its bytes."""
         self._send(envelope.client, reply, frames)
         self._charge_reply(envelope, sum(map(len, frames)))
 
     def _charge_reply(self, envelope: Envelope, size: int) -> None:
-        """Charge the bytes by which such a reply is larger than its request."""
+        """Charge a cheap reply: the bytes by which the reply is larger than its request."""
         beyond = max(0, _REPLY_BYTES + size - envelope.size)
         self._admission.charge_bytes(envelope.owner, beyond)
 
@@ -308,7 +308,7 @@ class MessageHandler:
             self._more(request, envelope)
 
     def _chunk(self, chunk: m.Chunk, envelope: Envelope, received_ns: int) -> None:
-        """Receive a part of a large message, and serve the message once it is complete."""
+        """Receive one chunk of a large message; serve the message once it is complete."""
         check_frame_count(envelope.frames, 1)
         here, body = self._uploads.receive_chunk(envelope.owner, chunk, envelope.frames[0])
         self._reply(envelope, m.Ack(transfer=chunk.transfer, offset=here))
@@ -316,7 +316,7 @@ class MessageHandler:
             return
         header, frames = unpack(body)
         size = len(header) + sum(map(len, frames))
-        if not envelope.frames[0]:  # a query: the message is served again
+        if not envelope.frames[0]:  # an empty chunk queries the progress: serve the message again
             self._expect_room_for_replies(envelope)
             size = envelope.size
         whole = Envelope(envelope.client, envelope.owner, header, frames, size)
@@ -324,13 +324,13 @@ class MessageHandler:
         request = m.decode_request(header)
         if isinstance(request, m.Chunk):
             raise MalformedError("A message in chunks cannot be a chunk itself.")
-        # a `begin` has no reply that could be lost, and must not be served again
+        # a `Begin` must not be served twice, and has no reply that could be lost
         keep = not isinstance(request, m.Begin)
         self._uploads.mark_served(envelope.owner, chunk.transfer, keep=keep)
         self._attempt(request, whole, received_ns)
 
     def _more(self, more: m.More, envelope: Envelope) -> None:
-        """Send the next part of a large reply."""
+        """Send the requested slice of a large reply."""
         check_frame_count(envelope.frames, 0)
         self._expect_room_for_replies(envelope)
         again = self._downloads.more(envelope.client, envelope.owner, more)
@@ -354,7 +354,7 @@ class MessageHandler:
             return
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at {last.start} is still being verified.")
-        # cheap checks come before decoding the distributions
+        # check before the distributions are decoded, which costs more
         pending, drafted = protocol.count_tokens(envelope.frames, self._vocab)
         if pending != session.awaits_pending:
             raise DivergedError(
@@ -364,7 +364,7 @@ class MessageHandler:
         self._expect_position(session, window.start - pending, window.hash)
         self._expect_room(session, pending, drafted)
         draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
-        self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes
+        self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
         window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )
@@ -373,7 +373,7 @@ class MessageHandler:
     def _retry(
         self, session: SessionState, last: WindowState, window: m.Window, envelope: Envelope
     ) -> None:
-        """Answer a repeated window: send the lost reply again, or let its pass continue."""
+        """Answer a repeated window: send its reply again, or nothing while it is being verified."""
         if window.hash != session.committed.hash_at(last.committed_before):
             raise DivergedError(
                 f"The edge holds other tokens before {last.committed_before}: begin again."
@@ -384,7 +384,7 @@ class MessageHandler:
         self._repeat(session, last, envelope)
 
     def _repeat(self, session: SessionState, last: WindowState, envelope: Envelope) -> None:
-        """Send the answer to a window once more, if there is one."""
+        """Send the reply to a window again, if the window has a reply."""
         if last.verdict is None and last.states_request is None:
             return
         self._expect_room_for_replies(envelope)
@@ -397,7 +397,7 @@ class MessageHandler:
             self._reply(envelope, last.states_request, last.reply_frames)
 
     def _states(self, states: m.States, envelope: Envelope, received_ns: int) -> None:
-        """Verify with the requested states, or repeat the verdict if it was lost."""
+        """Verify a window with the requested hidden states, or repeat its verdict."""
         session = self._generation(states, envelope.owner)
         last = session.window_state
         if last is None or last.start != states.start:
@@ -426,7 +426,7 @@ class MessageHandler:
         session.stream = Stream(envelope.client, remaining, received_ns)
         if session.hints is not None:
             session.hints.set_requested_end(pull.start + pull.count)
-        if len(missed):  # a retry: the device did not get these
+        if len(missed):  # a retry: the device did not receive these tokens
             times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
             missed_ids = missed.tolist()
             log = session.logprobs
@@ -439,7 +439,7 @@ class MessageHandler:
             self._generations.queue_stream_token(session)
 
     def _hint(self, hint: m.Hint, envelope: Envelope) -> str:
-        """Add a hint; returns its outcome. No hint is answered, even a malformed one."""
+        """Add a hint; return its outcome for the metrics. A hint never gets a reply."""
         try:
             session = self.sessions.find(hint.session, envelope.owner)
             if session.generation != hint.generation or session.hints is None:
@@ -503,10 +503,10 @@ class MessageHandler:
         admitted: bool = True,
     ) -> None:
         if m.is_hint(envelope.header):
-            self._metrics.hints["refused"] += 1  # no hint is answered
+            self._metrics.hints["refused"] += 1  # a hint never gets a reply
             return
         self._metrics.refusals[error.code] += 1
-        # admitted messages are limited by their rate; refusals of others need a limit of their own
+        # the message rate limits replies to admitted messages; this limits the other refusals
         if not admitted and not self._admission.may_send(envelope.owner):
             self._metrics.dropped_replies += 1
             return

@@ -1,9 +1,10 @@
-"""The edge's figures for Prometheus, over a small HTTP server of its own.
+"""Serve the edge's metrics to Prometheus, over a small HTTP server.
 
-In:  the serving loop's metrics, connections and gate. Out: the text format, made for each request
-     in a thread of that server. No metric contains a key. Devices are named only if the operator
-     says so, by their files on the allow-list. The ``Host`` of a request must be this machine
-     (`is_own_host`), so that no foreign page in a browser can read the figures.
+In:  the serving loop's metrics, connections and gate. Out: the metrics in Prometheus's text format,
+     generated for each request in a thread of the HTTP server. No metric contains a key. Devices
+     have names (those of their files on the allow-list) only if the operator configures so. The
+     ``Host`` of a request must be this machine (`is_own_host`), so that a foreign page in a browser
+     cannot read the metrics.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +30,7 @@ PREFIX: Final = "pilotfish_edge_"
 
 
 class MetricsSources(NamedTuple):
-    """The objects that the served figures are read from."""
+    """Objects from which the metrics are read."""
 
     manifest: Manifest
     metrics: EdgeMetrics
@@ -40,11 +41,12 @@ class MetricsSources(NamedTuple):
 
 
 class MetricsServer:
-    """Answers on (host, port) until it is closed; port 0 takes a free one, see ``address``.
+    """Metrics server on (host, port) until it is closed; with port 0 the system chooses a port.
 
-    hosts: further names of this machine that requests may use. devices: whether devices are named.
-    Serves no figures until `set_sources` is called. Raises `UnsupportedError` without the library,
-    `ListenError` if the address cannot be used.
+    hosts: further names of this machine that requests may use. devices: whether metrics have the
+    devices' names. address: the address with the real port. Answers are empty until `set_sources`
+    is called. Raises `UnsupportedError` without the Prometheus library, `ListenError` if the
+    address cannot be used.
     """
 
     def __init__(
@@ -68,15 +70,15 @@ class MetricsServer:
         self.address = f"{host}:{self._server.port}"
 
     def set_sources(self, sources: MetricsSources) -> None:
-        """Serve the figures of these objects from now on."""
+        """Serve the metrics of these objects from now on."""
         self._sources = sources
 
     def describe(self) -> list["Metric"]:
-        """Return no names in advance: the registry would collect figures to learn them."""
+        """Return no metric names, so that the registration does not have to collect metrics."""
         return []
 
     def collect(self) -> Iterable["Metric"]:
-        """Return all families of metrics with their present figures."""
+        """Return all metric families with their present values."""
         return () if self._sources is None else _families(self._sources, devices=self._devices)
 
     def close(self) -> None:
@@ -85,7 +87,10 @@ class MetricsServer:
 
 
 def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
-    """Answer requests for this machine; reply to others with the valid names only."""
+    """Wrap an application: it answers requests for this machine; others are refused.
+
+    hosts: further names of this machine.
+    """
     names = frozenset(host.lower() for host in hosts)
 
     def application(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -133,7 +138,7 @@ def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
 
 
 def _build(manifest: Manifest, target: Target) -> "Metric":
-    run = target.execution  # None: each node has its own
+    run = target.execution  # None: nodes compute, each with its own settings
     how = ("nodes", "", "") if run is None else (run.provider, run.precision, str(run.threads))
     build = {(SOFTWARE, manifest.model, target.digest, *how): 1}
     labels = ("software", "model", "digest", "provider", "precision", "threads")

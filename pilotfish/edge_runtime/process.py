@@ -1,8 +1,7 @@
-"""`EdgeServer`: an edge daemon in a process of its own, for tests, demos and notebooks.
+"""`EdgeServer`, an edge daemon in a child process, for tests, demos and notebooks.
 
-It is the daemon of `pilotfish edge serve`, with a socket to its parent. The daemon sends its
-endpoint, or its error, over the socket, and stops when the socket closes, so that it ends with its
-parent in any case.
+The child runs `pilotfish edge serve` with a socket to its parent. It sends its endpoint, or its
+error, over this socket, and stops when the socket closes. So it always ends with its parent.
 """
 
 import os
@@ -14,16 +13,17 @@ from types import TracebackType
 from pilotfish.base.child import ChildProcess
 from pilotfish.base.errors import EdgeLostError
 
-START_S = 120.0  # for loading a large target
+START_S = 120.0  # time limit (s) of the start, enough to load a large target
 
 
 class EdgeServer:
-    """Starts an edge on entry and stops it on exit; ``endpoint`` is its address.
+    """Context manager that starts an edge on entry and stops it on exit.
 
-    action: "serve", or "worker" for a node of another edge's target (`pilotfish edge worker`).
-    target: the target's artifact. listen: address; port 0 takes a free one. keys: folder with
-    ``edge.key`` and ``allowed/``; None is allowed on loopback only. cores: CPU cores to run on;
-    None: all. options: further flags of the command, such as ``sessions=4`` for ``--sessions 4``.
+    endpoint: the edge's address after the start. target: folder of the target's artifact. listen:
+    address; with port 0 the system chooses a port. keys: folder with ``edge.key`` and ``allowed/``;
+    None: no keys, only on loopback. action: "serve", or "worker" for a node of another edge's
+    target (`pilotfish edge worker`). cores: CPU cores to run on; None: all. options: further flags
+    of the command, for example ``sessions=4`` for ``--sessions 4``.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class EdgeServer:
 
     @property
     def pid(self) -> int:
-        """The daemon's process id."""
+        """Process id of the daemon."""
         if self._child is None:
             raise EdgeLostError("The edge server is not running; enter it with `with` first.")
         return self._child.process.pid
 
     def start(self) -> "EdgeServer":
-        """Start the daemon and wait until it serves; a typed error if it cannot."""
+        """Start the daemon and wait until it serves; raise `EdgeLostError` if it does not."""
         self._child = child = ChildProcess([*self._command, "--parent-fd"], START_S)
-        if self._cores is not None:  # before it starts threads, which inherit them
+        if self._cores is not None:  # set the cores before it starts threads, which inherit them
             os.sched_setaffinity(child.process.pid, self._cores)
         try:
             report = child.receive()
@@ -78,7 +78,7 @@ class EdgeServer:
         return self
 
     def stop(self) -> None:
-        """Stop the daemon; kills it if it does not stop by itself."""
+        """Stop the daemon; kill it if it does not stop after SIGTERM."""
         child, self._child = self._child, None
         if child is not None:
             child.stop(terminate=True)

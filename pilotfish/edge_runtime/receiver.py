@@ -1,12 +1,13 @@
-"""Receive messages in a thread while the serving thread makes a target pass or verifies its jobs.
+"""Receive messages in a second thread while the serving thread runs a target pass.
 
-The serving thread makes the target's passes itself: handing windows to another thread, and verdicts
-back, would cost every round two wake-ups. During a pass this thread serves the sockets, so that
-pings, handshakes, refusals and the next windows do not wait for the pass.
+The serving thread itself runs the passes: if it passed windows to another thread, and got verdicts
+back, every round would cost two wake-ups. During a pass the receiver thread serves the sockets, so
+that pings, handshakes, refusals and the next windows do not wait for the pass.
 
-Law: sockets and sessions belong to the holder of ``turn`` or, outside of `begin` and `end`, to the
-serving thread. This thread waits on bare descriptors, which needs neither. Outside of passes it
-watches none of them, so a pass without messages does not wake it.
+Law: between `begin` and `end` only the thread that has the lock ``turn`` may use sockets and
+sessions; at other times, only the serving thread. The receiver thread waits for bare descriptors,
+for which it needs no lock. It watches them only during passes, so a round without messages during
+its pass does not wake the receiver thread.
 """
 
 import select
@@ -15,10 +16,10 @@ from collections.abc import Callable, Mapping
 
 
 class BackgroundReceiver(threading.Thread):
-    """Calls the handler of each readable descriptor between `begin` and `end`.
+    """Thread that calls the handlers of readable descriptors between `begin` and `end`.
 
-    A handler is called under the lock ``turn``. It serves messages, and returns True if some are
-    left, since a ZeroMQ descriptor signals new messages only.
+    A handler is called under the lock ``turn``. It serves messages, and returns True if messages
+    are left; the thread then calls it again, since a ZeroMQ descriptor only signals new messages.
     """
 
     def __init__(self, handlers: Mapping[int, Callable[[], bool]]) -> None:
@@ -26,26 +27,26 @@ class BackgroundReceiver(threading.Thread):
         self.turn = threading.Lock()
         self._handlers = handlers
         self._active = False
-        self._ready = select.epoll()  # watches the handlers' descriptors
+        self._ready = select.epoll()  # set of the handlers' descriptors
         for descriptor in handlers:
             self._ready.register(descriptor, select.EPOLLIN)
-        self._armed = select.epoll()  # watches ``_ready`` during passes
+        self._armed = select.epoll()  # watches ``_ready``, only during passes
         self._armed.register(self._ready, 0)
 
     def begin(self) -> None:
-        """Let this thread serve from now on; call it when all messages are served."""
+        """Let this thread serve from now on; call `begin` only when all messages are served."""
         self._active = True
         self._armed.modify(self._ready, select.EPOLLIN)
 
     def end(self) -> None:
-        """Stop this thread from serving; waits for at most one turn."""
-        self._active = False  # first: else the thread could take the lock again and again
+        """Stop this thread from serving; wait until its present turn ends."""
+        self._active = False  # before the lock, or the thread could take the lock again and again
         self._armed.modify(self._ready, 0)
         with self.turn:
             pass
 
     def run(self) -> None:
-        """Wait for descriptors and call their duties."""
+        """Wait for readable descriptors and call their handlers, forever."""
         left: set[int] = set()
         while True:
             self._armed.poll(0 if left else None)

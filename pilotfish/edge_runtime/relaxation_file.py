@@ -1,6 +1,7 @@
 """Read and write the result of `pilotfish judge calibrate`: a relaxation and its effect.
 
-In:  NAME.json. Out: a `RelaxationCard`, checked: `RelaxationError` for damaged or too large files.
+In:  NAME.json. Out: a checked `RelaxationCard`; a damaged or too large file raises
+     `RelaxationError`.
 """
 
 import os
@@ -26,11 +27,11 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Means over the positions of some prompts' answers.
+    """Effect of a relaxation: means over all positions of the answers to some prompts.
 
-    strict, relaxed: α without and with the relaxation. deviation: total variation from the target's
-    law, which equals their difference. key: probability that a drafted token is a key token.
-    strict_tokens, relaxed_tokens: expected tokens of a round.
+    strict, relaxed: acceptance α without and with the relaxation. deviation: total variation from
+    the target's law, which equals relaxed − strict. key: probability that a draft token is a key
+    token. strict_tokens, relaxed_tokens: expected tokens per round without and with it.
     """
 
     prompts: Count
@@ -46,10 +47,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Contents of NAME.json.
 
-    tau, lambda1 to lambda3: the relaxation. budget: deviation per position that it was chosen for.
-    temperature: both ends'. draft_top_k: the drafter's, 0 for all. window: γ. chosen: outcome on
-    the prompts used for the choice. kept_out: outcome on held-out prompts. prompts_sha256: digest
-    of all prompts, each preceded by its length in bytes as u32.
+    tau, lambda1 to lambda3: the relaxation. budget: upper limit of the deviation per position with
+    which the relaxation was chosen. temperature: temperature of both ends. draft_top_k: top-k of
+    the drafter; 0: all tokens. window: γ. chosen: outcome on the prompts used for the choice.
+    kept_out: outcome on held-out prompts. prompts_sha256: digest of all prompts, each after its
+    length in bytes as u32.
     """
 
     format: Literal[1] = FORMAT
@@ -71,13 +73,13 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def relaxation(self) -> Relaxation:
-        """The relaxation."""
+        """Relaxation with the card's τ and λ₁ to λ₃."""
         return Relaxation(
             tau=self.tau, lambda1=self.lambda1, lambda2=self.lambda2, lambda3=self.lambda3
         )
 
     def check_target(self, target: Manifest, path: Path) -> None:
-        """Raise `PairMismatchError` unless it was calibrated with this target's weights."""
+        """Raise `PairMismatchError` unless the card was calibrated with this target's weights."""
         if self.target.origin != target.origin:
             raise PairMismatchError(
                 f"{path} was calibrated for the target {self.target.model} (weights "
@@ -111,7 +113,7 @@ def _invalid(path: Path, problem: str) -> RelaxationError:
 
 
 def expect_writable(path: Path) -> None:
-    """Raise `RelaxationError` if a card cannot be written there; a check before long work."""
+    """Raise `RelaxationError` if a card cannot be written at ``path``; call it before long work."""
     folder = next(each for each in path.absolute().parents if each.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise RelaxationError(f"{path} cannot be written: name a file in a folder that is yours.")

@@ -1,8 +1,10 @@
 """Log-probabilities of a generation's tokens and of its prompt, for devices that request them.
 
-In:  each pass's logits (after logits options, in answers) and its decision. Out: frames that are
-     sent with the tokens. The entry of a token that the device samples itself (`dssd`) is sent with
-     the next verdict, those of the prompt with the first tokens.
+In:  each pass's logits (in an answer, after the logits options) and decision.
+Out: frames of entries (one entry per token: its log-probability, and the likeliest tokens with
+     theirs), which are sent with the tokens. If the device samples a token itself (protocol
+     `dssd`), its entry is sent with the next verdict. The prompt's entries are sent with the first
+     tokens.
 """
 
 from collections.abc import Sequence
@@ -18,18 +20,21 @@ from pilotfish.wire.protocols.protocol import Ids
 
 
 class Logprobs:
-    """Entries of one generation. most: likeliest tokens per entry. start: first position."""
+    """Entries of one generation.
+
+    most: number of likeliest tokens in an entry. start: position of the first entry.
+    """
 
     def __init__(self, most: int, start: int) -> None:
         self._most, self._start = most, start
-        self._committed = bytearray()  # entries, from ``start`` on
+        self._committed = bytearray()  # entries of committed tokens, from ``start`` on
         self._latest = np.zeros(0, entry_type(most))  # entries of the last decision
-        self._sampled: Floats | None = None  # row that the device samples a pending token from
-        # until a late decision: entries of each node, and of each row's likeliest token
+        self._sampled: Floats | None = None  # logits [V] of the token that the device samples
+        # while a decision waits for states: entries of each draft, and of each row's choice
         self._nodes = self._best = self._latest
 
     def record(self, draft: Draft, logits: Floats, decision: Decision | StatesNeeded) -> None:
-        """Record a window's logits [n + 1, V] and decision."""
+        """Record a window's decision and logits [n + 1, V] (root and n drafts)."""
         ids = draft.ids.tolist()
         pending = np.zeros(0, entry_type(self._most))
         if self._sampled is not None and len(draft.pending):
@@ -50,29 +55,32 @@ class Logprobs:
         self._latest = np.concatenate([pending, latest])
 
     def record_decision(self, decision: Decision) -> None:
-        """Record the late decision on a window, which is a chain."""
+        """Record a decision that needed states from the device; its window is a chain."""
         accepted = decision.accepted
         self._latest = np.concatenate([self._nodes[:accepted], self._best[accepted : accepted + 1]])
 
     def record_stream(self, drafts: Sequence[int], logits: Floats, decision: Decision) -> None:
-        """Record a stream's pass: logits [n + 1, V] of its drafts and the next token."""
+        """Record a stream's pass: its decision, and logits [n + 1, V] of n drafts and one token."""
         self.record(Draft(np.array(drafts, np.uint32)), logits, decision)
 
     def commit(self, count: int | None = None) -> Buffer:
-        """Commit the last decision's first ``count`` entries, or all; returns their frame."""
+        """Commit the last decision's first ``count`` entries (None: all); return their frame."""
         frame = self._latest[:count].tobytes()
-        self._committed += frame  # grows in place
+        self._committed += frame  # the bytearray grows in place
         return frame
 
     def frame_of(self, start: int, count: int) -> Buffer:
-        """Return the frame of ``count`` committed tokens from a position on, for a retry."""
+        """Return the frame of ``count`` committed tokens from position ``start``, for a retry."""
         size = entry_type(self._most).itemsize
         begin = (start - self._start) * size
         return bytes(memoryview(self._committed)[begin : begin + count * size])
 
 
 def expect_sendable(length: int, most: int, most_bytes: int) -> None:
-    """Raise `UnsupportedError` if the entries of ``length`` tokens exceed a message."""
+    """Raise `UnsupportedError` if the entries of a prompt exceed ``most_bytes``.
+
+    length: tokens of the prompt. most: number of likeliest tokens in an entry.
+    """
     size = (length - 1) * entry_type(most).itemsize
     if size > most_bytes:
         raise UnsupportedError(
@@ -82,23 +90,24 @@ def expect_sendable(length: int, most: int, most_bytes: int) -> None:
 
 
 class PromptLogprobs:
-    """Entries of a prompt ``ids`` [n] without its first token, before logits options.
+    """Entries of a prompt ``ids`` [n] for all tokens after the first, without logits options.
 
-    start: n; the reply that starts there carries them. Entries of failed passes stay unknown.
+    start: n; the entries are sent with the reply that starts at this position. If a pass fails, its
+    entries stay unknown.
     """
 
     def __init__(self, ids: Ids, most: int) -> None:
         self.start = len(ids)
-        self.sent_to = b""  # the connection that took their frame
+        self.sent_to = b""  # connection over which the entries were sent
         self.ids, self._most = ids.copy(), most
-        # pages of entries that are not computed yet use no memory
+        # np.zeros: pages without computed entries use no memory
         self._entries = np.zeros(len(ids) - 1, entry_type(most))
         self._computed = np.zeros(len(ids) - 1, np.bool_)
 
     def record(self, end: int, logits: Floats) -> None:
-        """Record logits [rows, V] of the tokens before ``end``, each scoring the next token.
+        """Record the logits [rows, V] after each of the ``rows`` tokens before ``end`` < n.
 
-        Requires end < n.
+        Each row yields the entry of the next token.
         """
         begin = end - len(logits)
         following = self.ids[begin + 1 : end + 1].tolist()
@@ -106,14 +115,14 @@ class PromptLogprobs:
         self._computed[begin:end] = True
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether the entries that the tokens from ``begin`` to ``end`` score are computed."""
+        """Return whether the entries from index ``begin`` to ``end`` have been computed."""
         return bool(self._computed[begin:end].all())
 
     @property
     def frame(self) -> Buffer:
-        """The frame of all entries. It is a view and must not be changed."""
+        """Frame of all entries: a view, which must not be changed."""
         if not self._computed.all():
-            self._entries["own"][~self._computed] = np.nan  # as of `unknown` ones
+            self._entries["own"][~self._computed] = np.nan  # NaN marks an unknown entry
             self._entries["values"][~self._computed] = -np.inf
             self._computed[:] = True
         return self._entries.view(np.uint8).data

@@ -2,8 +2,9 @@
 
 In:  a protocol and the `Begin` of a generation. Out: the protocol configured for that generation.
 
-A protocol names the resource that it ``requires``; `EdgeResources` finds it by name. There is one
-kind so far, the decision heads of `wisv`. The edge's defaults fill options that a request omits.
+The attribute ``requires`` of a protocol names a kind of resource, by which `EdgeResources` finds
+the resource. The only kind is the decision heads of `wisv`. Options that a request omits get the
+edge's defaults.
 """
 
 from collections.abc import Sequence
@@ -21,17 +22,17 @@ from pilotfish.wire.protocols.decision_head import JudgedProtocol, JudgingOption
 
 
 class ResourceProvider(Protocol):
-    """One kind of resource that protocols require."""
+    """Provider of one kind of resource that protocols require."""
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
-        """Whether a resource fits a drafter of this origin and hidden size."""
+        """Return whether there is a resource for a drafter of this origin and hidden size."""
 
     def find(self, conditions: DecisionConditions, options: Any) -> Any:
-        """Find the resource for a generation; `UnsupportedError` if the edge lacks it."""
+        """Return the resource for a generation; raise `UnsupportedError` if there is none."""
 
 
 class DecisionHeads:
-    """The decision heads for this edge's target, each trained for one drafter."""
+    """Decision heads for this edge's target; each head was trained for one drafter."""
 
     def __init__(self, heads: Sequence[DecisionHead] = ()) -> None:
         self.heads = list(heads)
@@ -48,11 +49,11 @@ class DecisionHeads:
         return cls(heads)
 
     def supports(self, drafter: str, hidden_size: int) -> bool:
-        """Whether a head was trained for this drafter."""
+        """Return whether a head was trained for this drafter."""
         return any(head.supports(drafter, hidden_size) for head in self.heads)
 
     def find(self, conditions: DecisionConditions, options: JudgingOptions) -> HeadJudge:
-        """Return the drafter's head, bound to the link and the threshold."""
+        """Return the drafter's head, bound to the request's link and threshold."""
         for head in self.heads:
             if head.supports(conditions.drafter, conditions.hidden_size):
                 return head.judge(conditions.channel, options.threshold)
@@ -63,9 +64,10 @@ class DecisionHeads:
 
 
 class EdgeResources:
-    """An edge's decision heads, and its defaults for options that requests omit.
+    """Decision heads of an edge, and its defaults for options that requests omit.
 
-    chained: why the target reads only chains of tokens, as a predicate; None if it reads trees.
+    options: the defaults. chained: reason why the target reads only chains of tokens (the rest of a
+    sentence about the target); None: it reads trees, too.
     """
 
     def __init__(
@@ -90,8 +92,8 @@ class EdgeResources:
     ) -> "EdgeResources":
         """Load the configured heads (paths) and relaxation (file).
 
-        Raises `RelaxationError` for an unreadable file, `PairMismatchError` if it was calibrated
-        for another target.
+        Raises `RelaxationError` for an unreadable file, `PairMismatchError` for a relaxation of
+        another target, and the errors of `DecisionHeads.load`.
         """
         defaults: list[ProtocolOptions] = [JudgingOptions(threshold=threshold)]
         if relaxation is not None:
@@ -103,13 +105,13 @@ class EdgeResources:
 
     @property
     def heads(self) -> list[str]:
-        """The names of the decision heads."""
+        """Names of the decision heads."""
         return [head.card.name for head in self._heads.heads]
 
     def without_heads(self) -> "EdgeResources":
-        """Return the same without heads, for a target without hidden states.
+        """Return these resources for a target without hidden states.
 
-        Raises `UnsupportedError` if there are heads.
+        Raises `UnsupportedError` if there are heads, which need hidden states.
         """
         if self._heads.heads:
             raise UnsupportedError(
@@ -119,7 +121,7 @@ class EdgeResources:
         return self
 
     def protocols(self, drafter: str, hidden_size: int) -> list[str]:
-        """List the drafting protocols for a drafter of this origin."""
+        """List the protocols that a drafter of this origin and hidden size can use."""
         available = {
             name
             for name, provider in self._providers.items()

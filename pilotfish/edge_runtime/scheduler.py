@@ -3,23 +3,22 @@
 In:  jobs: "bring the target's slot to this sequence, compute its last rows, and verify them".
 Out: the finished jobs, in the order in which their passes finish.
 
-A pass takes the next chunk of the first job, and the chunks of similar width of all other sessions:
-the windows of several devices share a pass, and a long prompt advances in chunks between them, so
-that it delays no window by more than one chunk. Jobs of one slot keep their order.
+Windows of several devices share a pass. A long prompt is read in chunks, in passes between those of
+the windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
 
-Owners share the target's time fairly: the next pass serves the owner that has used least of it, and
-among equals the one served longest ago. An owner without jobs saves up no time. A pass's time, with
-its verification, is charged to its jobs by their positions. Where windows of several owners wait, a
-pass takes at most a chunk's positions from each owner.
+Owners share the target's time fairly. The next pass serves the owner that has used least time; of
+equal owners, the owner that was served longest ago. An owner without jobs does not save up time. A
+pass's time, with its verification, is charged to its jobs in proportion to their positions. If
+windows of several owners wait, a pass takes at most `CHUNK` positions from each owner.
 
-A local target makes one pass at a time. Other targets have lanes, and stages that work on different
-passes at once: there a pass starts as soon as its lane has room, and waiting jobs are spread over
-several passes.
+A local target computes one pass at a time. Other targets have several lanes, and stages that work
+on different passes at the same time. Their passes start as soon as a lane has room, and waiting
+jobs are spread over several passes.
 
-A window that arrives just after a pass has started waits for a whole pass. So the scheduler records
-how soon each device sends its next window after a verdict, and delays a pass by up to a share of
-its duration for devices that are due. It does not wait for a device that is alone or not due in
-that time, nor if the next pass can start before the end of this one.
+A window that arrives just after the start of a pass waits for the whole pass. So the scheduler
+records how soon each device sends its next window after a verdict, and delays a pass for devices
+that are due, by at most a share of the pass's duration. It does not wait for a device that is due
+later, for a device that is alone, or if the next pass can start before this one ends.
 """
 
 import logging
@@ -46,19 +45,19 @@ from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")
 
-_COSTLY_S = 0.01  # a pass has at most one job that may need more processor time to verify
-_POSTPONED_S = 0.02  # interval of checking whether an owner still owes time
-CHUNK = 128  # tokens of a prompt per pass
-NARROW = 32  # most tokens of a session in a pass over windows; more are a prompt's
-_PATIENCE = 0.125  # longest wait for devices that are due, in passes
-_OWNERS = 1024  # most owners with recorded times
-_EQUAL_SHARE = 0.25  # owners count as equal within this share of the longest recent pass
-_FADE = 0.99  # decay of the longest recent pass, per pass
-_LATE = 1.25  # a device is overdue after this many of its last turnarounds
+_COSTLY_S = 0.01  # processor time (s) above which a verification is costly; one such job per pass
+_POSTPONED_S = 0.02  # interval (s) between checks whether an owner still owes time
+CHUNK = 128  # upper limit of a prompt's tokens in a pass
+NARROW = 32  # upper limit of a session's tokens in a pass over windows; more count as a prompt
+_PATIENCE = 0.125  # longest wait for devices that are due, as a share of a pass's duration
+_OWNERS = 1024  # upper limit of owners with recorded times
+_EQUAL_SHARE = 0.25  # share of the longest recent pass within which owners' used times are equal
+_FADE = 0.99  # factor of the longest recent pass's duration, per pass
+_LATE = 1.25  # time until a device counts as overdue, as a multiple of its last turnaround
 
 
 class AttachableHints(Protocol):
-    """Drafts that may be attached to a job when its pass starts."""
+    """Interface of drafts that may be attached to a job when its pass starts."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -68,19 +67,19 @@ class AttachableHints(Protocol):
         """Return the path acceptances of the drafts that have arrived."""
 
     def attach(self, job: "Job", count: int) -> None:
-        """Attach the first ``count`` drafts to the job: its tokens, rows and ``verify`` change."""
+        """Attach the first ``count`` drafts to the job: change its tokens, rows and ``verify``."""
 
 
 @dataclass(eq=False, slots=True)
 class Job:
     """Work for the target on the slot of one session.
 
-    tokens: the whole sequence, u32 [n]; the slot may have cached a part of it.
-    verify: function of the last ``rows`` tokens' logits [rows, V] and hidden states [rows, d] that
-    returns a decision, or the states needed for one, or None; None for a prefill.
-    draft: the window that ends the sequence; after a tree, the slot keeps the accepted path.
-    owner: key of the session's client. temperature: for sampling in ``verify``. hints: drafts that
-    may be attached.
+    tokens: the whole sequence, u32 [n]; the slot may have cached a part of it. rows: number of last
+    tokens that need logits. verify: function of the logits [rows, V] and hidden states [rows, d] of
+    these tokens; it returns a decision, or a request for states, or None. A prefill has no
+    function. draft: the window at the end of the sequence; of a tree, the slot keeps the accepted
+    path. owner: key of the session's client. temperature: sampling temperature in ``verify``.
+    hints: drafts that may be attached.
     """
 
     session: bytes
@@ -96,14 +95,14 @@ class Job:
     started_ns: int = 0
     done_ns: int = 0
     verify_cpu_s: float = 0.0  # processor seconds that ``verify`` took
-    expected_cpu_s: float = 0.0  # processor seconds that it may take
+    expected_cpu_s: float = 0.0  # processor seconds that ``verify`` is expected to take
     decision: Decision | StatesNeeded | None = None
     error: Exception | None = None
     cancelled: bool = False
 
 
 class Batch(NamedTuple):
-    """The jobs that share one target pass, each with its span."""
+    """Jobs that share one target pass, each with its span."""
 
     number: int
     lane: int
@@ -112,15 +111,15 @@ class Batch(NamedTuple):
 
     @property
     def spans(self) -> list[Span]:
-        """The spans of the pass."""
+        """Spans of the pass, one per job."""
         return [span for _, span in self.members]
 
 
 class Scheduler:
-    """Chooses the jobs of each pass, and verifies them with its logits.
+    """Chooses the jobs of each pass, and verifies them with the pass's logits.
 
-    Used by the serving thread; any thread may call `submit` and cancel jobs. over_budget: whether
-    an owner owes time of the serving thread; until it does not, its windows wait.
+    Used by the serving thread; any thread may call `submit` and cancel jobs. over_budget: function
+    that returns whether an owner owes time of the serving thread; the windows of this owner wait.
     """
 
     def __init__(
@@ -137,32 +136,32 @@ class Scheduler:
         self.over_budget: Callable[[bytes], bool] = lambda owner: False
         self._postponed = False  # whether jobs wait for their owner's budget
         self._inbox: deque[Job] = deque()
-        self._waiting: dict[int, deque[Job]] = {}  # by slot; the first may be in a batch
+        self._waiting: dict[int, deque[Job]] = {}  # slot → jobs; the first may be in a batch
         self._numbers = count()
-        self._batches: dict[int, Batch] = {}  # under way
+        self._batches: dict[int, Batch] = {}  # batches under way
         self._computing: set[int] = set()  # slots of batches under way
-        self._under_way = [0] * target.lanes  # batches under way, by lane
-        # session and cached tokens of each slot
+        self._under_way = [0] * target.lanes  # number of batches under way in each lane
+        # slot → session and cached tokens
         self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}
-        self._answered_ns: dict[int, int] = {}  # time of a slot's last verdict
-        self._turnaround_ns: dict[int, int] = {}  # last time from a verdict to the slot's next job
-        # by lane: duration of the last pass over windows, and end of the last pass
+        self._answered_ns: dict[int, int] = {}  # slot → time of its last verdict
+        self._turnaround_ns: dict[int, int] = {}  # slot → last time from a verdict to the next job
+        # lane → duration of the last pass over windows; lane → end of the last pass
         self._pass_ns: dict[int, int] = {}
         self._free_ns: dict[int, int] = {}
-        self._served_ns: dict[bytes, int] = {}  # when an owner's last pass began, oldest first
-        # target time used by each owner. One that returns after a pause starts at ``_least_ns``,
-        # the least of the owners that waited at the last pass.
+        self._served_ns: dict[bytes, int] = {}  # owner → start of its last pass, oldest first
+        # owner → used target time. An owner that returns after a pause starts at ``_least_ns``, the
+        # least used time of the owners that waited at the last pass.
         self._used_ns: dict[bytes, int] = {}
         self._least_ns = 0
-        self._longest_ns = 0.0  # longest recent pass, decaying
+        self._longest_ns = 0.0  # duration of the longest recent pass; decays
         self.passes = 0
 
     def submit(self, job: Job) -> None:
-        """Queue a job; `finish_pass` returns it, unless it is cancelled before its pass."""
+        """Queue a job; `finish_pass` returns the job, unless it is cancelled before its pass."""
         self._inbox.append(job)
 
     def wait_s(self) -> float | None:
-        """Return the seconds to wait for more jobs before the next pass; None: no pass."""
+        """Return the seconds to wait for more jobs before the next pass; None: no job waits."""
         self._read_inbox()
         heads = self._heads()
         if not heads:
@@ -170,7 +169,7 @@ class Scheduler:
         return self._next(heads)[0]
 
     def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
-        """Return the lane of the next pass, after the seconds that it should wait."""
+        """Return the seconds that the next pass should wait, and its lane."""
         wait_s, _, lane = min(
             (self._lane_wait_s(lane, jobs[0]), self._priority(jobs[0]), lane)
             for lane, jobs in heads.items()
@@ -196,12 +195,12 @@ class Scheduler:
         return (latest_ns - now_ns) * 1e-9 if self._span(first).size <= NARROW else 0.0
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
-        """Start a batch if a pass can start now.
+        """Choose the jobs of the next pass and record its start; return None if none can start.
 
-        patient: return None, too, while the pass should wait for devices that are due.
+        patient: whether to return None also while the pass should wait for devices that are due.
         """
         self._read_inbox()
-        heads = self._heads()  # read once, since other threads may cancel jobs
+        heads = self._heads()  # call it once, since other threads may cancel jobs meanwhile
         if not heads:
             return None
         wait_s, lane = self._next(heads)
@@ -235,9 +234,9 @@ class Scheduler:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
     def _heads(self) -> dict[int, list[Job]]:
-        """Return each slot's next job, by lane, in order of priority; drops cancelled jobs.
+        """Return lane → next job of each of its slots, by priority; drop cancelled jobs.
 
-        A lane without room for a pass has none.
+        Lanes without room for a pass are left out.
         """
         heads: dict[int, list[Job]] = {}
         self._postponed = False
@@ -259,9 +258,10 @@ class Scheduler:
         return heads
 
     def _choose(self, lane: int, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
-        """Choose the first job of a lane and all that fit into the same pass.
+        """Choose the first job of a lane and all jobs that fit into the same pass.
 
-        If several passes are computed at once, those that can start now share the jobs evenly.
+        If a lane computes several passes at once, the passes that can start now share the jobs
+        evenly.
         """
         batch = [(job, self._span(job)) for job in heads]
         if batch[0][1].size > NARROW:
@@ -272,7 +272,7 @@ class Scheduler:
         return self._attach_hints(windows[: -(-len(windows) // passes)])
 
     def _attach_hints(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
-        """Attach hints to jobs, as far as they are worth their cost to all sessions."""
+        """Attach hints to jobs, as many as are worth their cost to all sessions of the pass."""
         proposals = [() if job.hints is None else job.hints.propose() for job, _ in members]
         if not any(proposals):
             return members
@@ -287,7 +287,7 @@ class Scheduler:
         return [(job, self._span(job)) for job, _ in members]
 
     def _priority(self, job: Job) -> tuple[int, int, int]:
-        """Return a job's sort key: its owner's used time, last pass, then the job's age."""
+        """Return a job's sort key: the owner's used time, the owner's last pass, the job's age."""
         used_ns = self._used_ns.get(job.owner, 0)
         if used_ns <= self._least_ns + _EQUAL_SHARE * self._longest_ns:
             used_ns = 0
@@ -296,8 +296,8 @@ class Scheduler:
     def _span(self, job: Job) -> Span:
         """Return the span of the job's next pass.
 
-        Cached tokens of the same session and sequence are not computed again. The job's rows are
-        computed in one pass, whatever their number.
+        Tokens that the slot has cached are not computed again. All rows of a job are computed in
+        one pass, even if they are more than a chunk.
         """
         session, held = self._held.get(job.slot, (b"", job.tokens[:0]))
         base = 0
@@ -316,7 +316,7 @@ class Scheduler:
         )
 
     def finish_pass(self, scores: Scores) -> list[Job]:
-        """Verify the jobs that a pass has completed; returns them in order."""
+        """Verify the jobs that a pass has completed; return these jobs in order."""
         batch = self._batches.pop(scores.number)
         done = []
         if scores.error is not None:
@@ -327,13 +327,13 @@ class Scheduler:
                 done.append(job)
         else:
             for (job, span), output in zip(batch.members, scores.outputs, strict=True):
-                # a tree's nodes do not count as cached until a path is kept
+                # the nodes of a tree do not count as cached until `keep_path`
                 self._held[job.slot] = (job.session, span.tokens[: len(span.tokens) - span.nodes])
                 if len(span.tokens) == len(job.tokens):
                     self._decide(job, span, output)
                     done.append(job)
                 else:
-                    job.queued_ns = self._clock()  # queued after the windows that wait
+                    job.queued_ns = self._clock()  # puts its next chunk after the waiting windows
         now_ns = self._clock()
         self._record_pass(batch, now_ns)
         for job in done:
@@ -353,7 +353,7 @@ class Scheduler:
         narrow = max(span.size for span in batch.spans) <= NARROW
         if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
-        # a prompt's positions cost less than drafts, and are far more
+        # prompts are left out: a position of a prompt costs less than a draft
         if narrow and all(job.verify is not None for job, _ in batch.members):
             self.draft_cost.record_pass(tokens, self._pass_ns[batch.lane] * 1e-9)
         else:
@@ -362,15 +362,15 @@ class Scheduler:
         self._metrics.pass_tokens.add(tokens)
 
     def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
-        """Charge each owner its share of a pass over ``tokens`` tokens in all."""
+        """Charge each owner its share of the time of a pass over ``tokens`` tokens in all."""
         took_ns = now_ns - batch.started_ns
         self._longest_ns = max(_FADE * self._longest_ns, took_ns)
         for job, span in batch.members:
-            if job.owner in self._used_ns:  # else its record was dropped
+            if job.owner in self._used_ns:  # the record may have been dropped for a newer owner
                 self._used_ns[job.owner] += took_ns * span.size // tokens
 
     def _decide(self, job: Job, span: Span, output: Output) -> None:
-        """Verify a job; an error does not affect the pass's other jobs."""
+        """Verify one job of a pass; an error affects only this job."""
         begun_s = time.thread_time()
         try:
             job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)
@@ -386,7 +386,7 @@ class Scheduler:
             job.verify_cpu_s = time.thread_time() - begun_s
 
     def _keep_path(self, job: Job, span: Span, decision: Decision) -> None:
-        """Keep a tree's accepted path in the slot."""
+        """Keep the accepted path of a tree in the slot's cache."""
         assert job.draft is not None
         path = [node - 1 for node in job.draft.path(decision.accepted)]
         self.target.keep_path(job.slot, path)
@@ -402,7 +402,7 @@ class Scheduler:
 
 
 def _log_failure(error: Exception, what: str) -> Exception:
-    """Log an error of the edge; returns the error for the request."""
+    """Log an error of the edge; return the error for the request."""
     if (short := shortage(error)) is None:
         _log.error(what, exc_info=error)
         return error
@@ -411,13 +411,13 @@ def _log_failure(error: Exception, what: str) -> Exception:
 
 
 def _limit_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
-    """Drop all jobs with costly verification but the first, since they delay all verdicts."""
+    """Keep at most one job with a costly verification, which delays all verdicts of the pass."""
     costly = [job for job, _ in members if job.expected_cpu_s > _COSTLY_S]
     return [(job, span) for job, span in members if job not in costly[1:]]
 
 
 def _limit_owner_tokens(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
-    """Limit a pass with windows of several owners to `CHUNK` tokens of each, in order."""
+    """Limit a pass with windows of several owners to `CHUNK` tokens of each owner."""
     if len({job.owner for job, _ in windows}) == 1:
         return windows
     tokens: Counter[bytes] = Counter()

@@ -1,8 +1,8 @@
-"""The serving loop of the edge daemon and the node daemon.
+"""Serving loop of the edge daemon and the node daemon.
 
-One thread does all the work and feeds the supervisor's watchdog once a turn. So a message, a
-verification or a pass that hangs is noticed, even while the background receiver still answers. A
-long prompt is read in passes of bounded length and does not starve the watchdog.
+One thread does all the work and feeds the supervisor's watchdog in every turn. So the watchdog
+notices a message, a verification or a pass that hangs, even while the background receiver still
+answers. A long prompt is read in passes of limited length, so it does not starve the watchdog.
 """
 
 import logging
@@ -23,16 +23,16 @@ from pilotfish.wire.transport import Envelope, Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-# most messages of one turn, and its longest time: a flood cannot keep replies from being sent
+# upper limits of messages and of time (s) in one turn, so that a flood does not delay replies
 _BURST, _TURN_S = 256, 0.002
-_TICK_S = 0.25  # interval of checking connections and idle sessions, and of the status line
-SIGNAL_EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # by SIGTERM: 0
+_TICK_S = 0.25  # interval (s) between checks of connections and idle sessions, and status updates
+SIGNAL_EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # after SIGTERM it is 0
 
 EventHandler = Callable[[], bool]
 
 
 def event_handlers(listener: Listener) -> dict[int, EventHandler]:
-    """Return a listener's event handlers by descriptor, without the one for messages."""
+    """Return descriptor → event handler of a listener; the socket of messages is not included."""
     connections = listener.connections
     handlers: dict[int, EventHandler] = {int(connections.monitor.fd): connections.read_events}
     if listener.gate is not None:
@@ -41,10 +41,10 @@ def event_handlers(listener: Listener) -> dict[int, EventHandler]:
 
 
 class ServingLoop(ABC):
-    """Serves sockets, signals and the watchdog, until a signal or the parent's end.
+    """Loop that serves sockets, signals and the watchdog until a signal or the parent's end.
 
-    handle: serves one message. lifeline: a descriptor; the loop ends when it becomes readable, as
-    it does when the other end closes. more: further handlers by descriptor.
+    handle: function that serves one message. lifeline: descriptor; the loop ends when the other end
+    closes, which makes the descriptor readable. more: descriptor → further handler.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class ServingLoop(ABC):
         self._supervisor = supervisor
         self._inspection = inspection
         self._orphaned = self._crowded = False
-        # short enough for the watchdog
+        # seconds between ticks, at most half of the watchdog's interval
         self._idle_s = min(_TICK_S, supervisor.feed_s / 2 if supervisor.feed_s else _TICK_S)
         self._tick_s = 0.0
-        # polling a descriptor is cheaper than polling its ZeroMQ socket
+        # handlers by descriptor where possible: a descriptor is cheaper to poll than its socket
         self._handlers: dict[object, Callable[[], object]] = dict(event_handlers(listener).items())
         self._handlers.update((more or {}).items())
         self._handlers[listener.socket] = self._receive
@@ -82,14 +82,14 @@ class ServingLoop(ABC):
     @property
     @abstractmethod
     def status(self) -> str:
-        """The line that `systemctl status` shows."""
+        """Line that `systemctl status` shows."""
 
     @abstractmethod
     def step(self) -> None:
         """Run one turn: receive messages and work on them."""
 
     def run(self) -> int:
-        """Serve; returns the exit code."""
+        """Serve until the loop ends; return the exit code."""
         while True:
             if self._orphaned:
                 return 0
@@ -104,25 +104,25 @@ class ServingLoop(ABC):
                     return code
                 self._supervisor.status(self.status)
                 if self._inspection is not None and self._inspection.damage:
-                    # no answer is better than a wrong one; the inspection has logged it
+                    # stop, since damaged files could cause wrong answers; the damage is logged
                     self._supervisor.stopping(self._inspection.damage)
                     return ArtifactError.exit_code
             self.step()
 
     @abstractmethod
     def _tick(self) -> int | None:
-        """Do periodic work; returns an exit code to end the loop."""
+        """Do periodic work; return an exit code to end the loop, or None."""
 
     @abstractmethod
     def _reload(self) -> str:
-        """Reload the configuration; returns its problems in one line."""
+        """Reload the configuration; return its problems in one line."""
 
     @abstractmethod
     def _stop(self, number: int) -> int | None:
-        """Handle a stop signal; returns an exit code to end the loop now."""
+        """Handle a stop signal; return an exit code to end the loop now, or None."""
 
     def _log_crowd(self) -> None:
-        """Log when the edge starts and stops refusing connections for lack of room."""
+        """Log when the daemon begins or ceases to refuse connections for lack of room."""
         connections = self._listener.connections
         if connections.crowded != self._crowded:
             self._crowded = not self._crowded
@@ -134,18 +134,18 @@ class ServingLoop(ABC):
 
     @property
     def _crowd_status(self) -> str:
-        """The status line's part about refused connections."""
+        """Part of the status line about refused connections."""
         return "; no room for more connections" if self._crowded else ""
 
     def _poll(self, timeout_s: float) -> None:
-        """Wait for events, at most ``timeout_s``, and call their handlers."""
+        """Wait up to ``timeout_s`` for events, and call their handlers."""
         for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
             handler = self._handlers.get(source)
             if handler is not None:
                 handler()
 
     def _set_sources(self, sources: "Sequence[zmq.Socket[bytes] | int]") -> None:
-        """Poll these sources from now on, in place of the last ones."""
+        """Poll these sources from now on, instead of the previous ones."""
         if sources != self._sources:
             for source in self._sources:
                 self._poller.unregister(source)
@@ -154,11 +154,11 @@ class ServingLoop(ABC):
             self._sources = sources
 
     def _receive(self) -> bool:
-        """Serve the messages that have arrived; returns True if some are left."""
+        """Serve the messages that have arrived; return True if messages are left."""
         listener, until_s = self._listener, time.monotonic() + _TURN_S
         for _ in range(_BURST):
             envelope = listener.receive()
-            # read before handling: a wait during that is not the link's
+            # check for messages now: a later wait is the daemon's, not the link's
             more = listener.has_message
             if envelope is not None:
                 self._handle(envelope)
@@ -169,7 +169,7 @@ class ServingLoop(ABC):
         return True
 
     def _handle_signals(self) -> int | None:
-        """Handle pending signals; returns an exit code to end the loop."""
+        """Handle pending signals; return an exit code to end the loop, or None."""
         if self._signals.reload:
             self._signals.reload = False
             self._supervisor.reloading()

@@ -1,12 +1,13 @@
-"""The edge's sessions, and which of them end when there is no room.
+"""Sessions of the edge, and the choice of the session that ends when there is no room.
 
-Law: when all slots are taken, a new session displaces an idle one, or else a session of the owner
-with most sessions, until the new one's owner has as many. So no owner can keep all others out. Nor
-can it drive them out by opening and closing sessions repeatedly: once ``per_owner`` of its sessions
-that displaced a busy one have ended within ``idle_s``, it displaces idle sessions only.
+Law: when all slots are taken, a new session displaces an idle session. Without an idle session it
+displaces a session of the owner with most sessions, as long as the new session's owner has fewer.
+So no owner can keep all others out. An owner cannot drive out others by opening and closing
+sessions repeatedly, either: if ``per_owner`` of its sessions that displaced a busy session have
+ended within ``idle_s``, it displaces only idle sessions.
 
-A session belongs to the key (or, without keys, the connection) that opened it; to others it does
-not exist. Used by the serving loop only.
+A session belongs to the key that opened it (without keys, to the connection). Other clients get the
+same reply as for an unknown session. Used by the serving loop only.
 """
 
 import time
@@ -29,24 +30,24 @@ from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol,
 from pilotfish.wire.protocols.protocol import Ids
 from pilotfish.wire.transport import Envelope
 
-# a request, its envelope, and when it came (monotonic clock, ns)
+# request, its envelope, and its time of arrival (monotonic clock, ns)
 ReceivedRequest = tuple[Request, Envelope, int]
 
 
 @dataclass(slots=True)
 class WindowState:
-    """The window under way or, with a ``verdict``, the last one answered."""
+    """State of a window: under way or, if it has a ``verdict``, the last answered window."""
 
     client: bytes
-    start: int  # position of the window's first token, after a pending one
-    frames: Sequence[Buffer]  # as received; none after the answer
-    draft: Draft  # without distributions after the answer
+    start: int  # position of the window's first token, after the pending token if there is one
+    frames: Sequence[Buffer]  # frames as received; empty after the verdict
+    draft: Draft  # after the verdict, without distributions
     received_ns: int
     verdict: Verdict | None = None
     reply_frames: Sequence[Buffer] = ()  # frames of the verdict, or of the states request before it
-    states_request: StatesRequest | None = None  # sent to the device
-    states_needed: StatesNeeded | None = None  # states needed for the decision
-    _checksums: Sequence[tuple[int, int]] = ()  # checksums of the frames, after the answer
+    states_request: StatesRequest | None = None  # request for hidden states, sent to the device
+    states_needed: StatesNeeded | None = None  # description of the states that the decision needs
+    _checksums: Sequence[tuple[int, int]] = ()  # after the verdict: checksums of the frames
 
     @property
     def committed_before(self) -> int:
@@ -60,20 +61,20 @@ class WindowState:
         self.draft = Draft(self.draft.ids, pending=self.draft.pending)
 
     def matches(self, frames: Sequence[Buffer]) -> bool:
-        """Whether a window with these frames is a retry of this one."""
+        """Return whether a window with these frames is a retry of this window."""
         if self.verdict is not None:
             return _checksums(frames) == self._checksums
         return [*map(bytes, frames)] == [*map(bytes, self.frames)]
 
 
 def _checksums(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """Return checksums to recognise frames; forging them would harm only the sender."""
+    """Return checksums that recognise repeated frames; a forged frame harms only its sender."""
     return [(len(frame), crc32(frame)) for frame in frames]
 
 
 @dataclass
 class Stream:
-    """A `stream` under way. remaining: requested tokens that are still to come."""
+    """Stream under way; ``remaining``: number of requested tokens that are not computed yet."""
 
     client: bytes
     remaining: int
@@ -82,9 +83,10 @@ class Stream:
 
 @dataclass(eq=False, slots=True)
 class QueuedGeneration:
-    """A generation that waits for its grammar, and the messages that wait with it.
+    """Generation that waits for its grammar, with the messages that wait for it.
 
-    new: tokens after the kept ones, u32 [n]. request: the latest window, states or pull.
+    new: tokens after the session's kept tokens, u32 [n]. request: the latest window, states or
+    pull. hints: the latest hints.
     """
 
     begin: Begin
@@ -98,43 +100,43 @@ class QueuedGeneration:
 
     @property
     def requests(self) -> list[ReceivedRequest]:
-        """All waiting messages, in the order in which they are served."""
+        """All waiting messages, in the order in which they will be served."""
         return self.hints if self.request is None else [self.request, *self.hints]
 
     @property
     def size(self) -> int:
-        """Bytes of the waiting messages."""
+        """Size of all waiting messages, bytes."""
         return sum(envelope.size for _, envelope, _ in self.requests)
 
 
 @dataclass
 class SessionState:
-    """The edge's state of one session: its committed tokens and the running generation."""
+    """State of one session at the edge: committed tokens and running generation."""
 
     id: bytes
     owner: bytes
     slot: int
-    displaced_busy: bool = False  # it displaced a session of another owner that was not idle
+    displaced_busy: bool = False  # whether it displaced another owner's busy session at its start
     committed: CommittedTokens = field(default_factory=CommittedTokens)
     generation: int = -1
     sampling_params: SamplingParams | None = None
-    logprobs: Logprobs | None = None  # log-probabilities of its tokens, if requested
-    prompt_logprobs: PromptLogprobs | None = None  # those of its prompt, if requested
+    logprobs: Logprobs | None = None  # log-probabilities of the answer's tokens, if requested
+    prompt_logprobs: PromptLogprobs | None = None  # log-probabilities of the prompt, if requested
     logits_processor: LogitsProcessor | None = None  # None: logits are not changed
     protocol: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
-    hints: HintSources | None = None  # only under `ahead`
+    hints: HintSources | None = None  # sources of hints, only under protocol `ahead`
     window_state: WindowState | None = None
-    awaits_pending: bool = False  # the next window brings a pending token (`dssd`)
+    awaits_pending: bool = False  # whether the next window must bring a pending token (`dssd`)
     stream: Stream | None = None
-    ended: bool = False  # the generation's stream has reached an end token
+    ended: bool = False  # whether the generation's stream has reached an end token
     verify_cpu_s: float = 0.0  # processor seconds of the last verification
-    queued: QueuedGeneration | None = None  # next generation, waiting for its grammar
+    queued: QueuedGeneration | None = None  # next generation, which waits for its grammar
     jobs: list[Job] = field(default_factory=list)  # jobs in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
 
     @property
     def undecided(self) -> bool:
-        """Whether a window awaits the target, or states from the device."""
+        """Whether a window waits for its verdict (for a pass, or for states from the device)."""
         return self.window_state is not None and self.window_state.verdict is None
 
     @property
@@ -144,7 +146,7 @@ class SessionState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the session waits for a pass or a grammar, and so is not idle."""
+        """Whether the session waits for a pass or a grammar; a waiting session is not idle."""
         return bool(self.jobs) or self.queued is not None
 
     def cancel_jobs(self) -> None:
@@ -155,10 +157,11 @@ class SessionState:
 
 
 class Sessions:
-    """The open sessions, bounded in all and per owner by the law above.
+    """Open sessions, limited in all and per owner (the law: see the module).
 
-    ``per_owner`` and ``idle_s`` may be changed at any time; ``on_end`` is called with each session
-    that ends.
+    per_owner: upper limit of an owner's sessions. idle_s: seconds without use after which a session
+    is idle. Both may be changed at any time. on_end: function that is called with each session that
+    ends.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class Sessions:
         self.idle_s = idle_s
         self._clock = clock
         self._metrics = metrics or EdgeMetrics()
-        self._costly_ends: deque[tuple[float, bytes]] = deque()  # end and owner of costly sessions
+        self._costly_ends: deque[tuple[float, bytes]] = deque()  # (end, owner), ``displaced_busy``
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -185,14 +188,17 @@ class Sessions:
         return iter(list(self._by_id.values()))
 
     def get(self, session_id: bytes) -> SessionState | None:
-        """Return a session of any owner, and mark it as in use; None if unknown."""
+        """Return the session of any owner with this id, and mark it as in use; None if unknown."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
         return session
 
     def find(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Return the owner's session, or raise `UnknownSessionError`; keeps its idle time."""
+        """Return the owner's session without a change of its idle time.
+
+        Raises `UnknownSessionError` if there is no such session, or if it has another owner.
+        """
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
             raise UnknownSessionError(
@@ -207,8 +213,8 @@ class Sessions:
         return session
 
     def open(self, session_id: bytes, owner: bytes) -> SessionState:
-        """Open a new, empty session; `TooManySessionsError` if there is no room."""
-        if session_id in self._by_id:  # another owner's: reveal nothing more
+        """Open a new, empty session; raise `TooManySessionsError` if there is no room."""
+        if session_id in self._by_id:  # it is another owner's session, which is not revealed
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False
@@ -220,7 +226,7 @@ class Sessions:
             idle = self._idle(self)
             self._displace(idle or self._beyond_share(owner, len(mine)), reason)
             costly = not idle
-        # the lowest free slot: adjacent slots make the cheapest batch
+        # the lowest free slot, since a batch of adjacent slots is cheapest
         slot = min(self._free)
         self._free.remove(slot)
         session = SessionState(
@@ -242,7 +248,7 @@ class Sessions:
         self._free.append(session.slot)
 
     def expire(self, after_s: float) -> None:
-        """Close the sessions that have been idle for ``after_s``."""
+        """Close the sessions that have not been in use for ``after_s`` seconds."""
         now = self._clock()
         for session in self:
             if not session.is_waiting and now - session.touched_s >= after_s:
@@ -250,16 +256,17 @@ class Sessions:
                 self._metrics.sessions_ended["expired"] += 1
 
     def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
-        """Return the sessions that have been idle for ``idle_s``."""
-        # a session that waits for the edge is not idle, however long it waits
+        """Return the idle sessions: not in use for ``idle_s``."""
+        # a session that waits for the edge is not idle, even after a long wait
         before = self._clock() - self.idle_s
         return [each for each in candidates if not each.is_waiting and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
-        """Return the sessions that ``owner``, which has ``mine`` sessions, may displace.
+        """Return the busy sessions that a new session of ``owner`` may displace.
 
-        They belong to the owners with most sessions, if these keep at least as many as ``owner``
-        then has: two greedy owners end with half each and stop displacing each other.
+        mine: number of sessions of ``owner``. The result is the sessions of the owners with most
+        sessions, if such an owner then still has at least as many as ``owner``. So two greedy
+        owners end with half of the slots each, and cease to displace each other.
         """
         before = self._clock() - self.idle_s
         while self._costly_ends and self._costly_ends[0][0] <= before:
@@ -271,7 +278,7 @@ class Sessions:
         return [each for each in self if counts[each.owner] == most] if most > mine + 1 else []
 
     def _displace(self, candidates: list[SessionState], reason: str) -> None:
-        """End one of these sessions, preferably one that is not busy, the idlest first."""
+        """End the candidate that was unused longest, preferably one without work under way."""
         if not candidates:
             raise TooManySessionsError(
                 f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."

@@ -1,4 +1,4 @@
-"""Make signals pollable: stop, stop at once, reload."""
+"""Convert signals to events of a descriptor, so that a loop can poll for them."""
 
 import os
 import signal
@@ -10,11 +10,12 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Signals:
-    """Records SIGHUP and SIGINT from entry on, and SIGTERM from `take_over` on.
+    """Recorder of signals: SIGHUP and SIGINT from entry on, SIGTERM from `take_over` on.
 
-    Before `take_over`, SIGTERM and a second SIGINT end the process. For the first SIGINT, call
-    `check_interrupt` now and then: an exception in the middle of an import or a library call could
-    be lost, or leave a lock taken. ``reload`` is True after a SIGHUP, until it is set to False.
+    Before `take_over`, SIGTERM and a second SIGINT end the process. The first SIGINT is raised only
+    in `check_interrupt`, which must be called now and then: an exception in the middle of an import
+    or a library call could be lost, or could leave a lock locked. reload: True after a SIGHUP,
+    until the caller sets it to False.
     """
 
     def __init__(self) -> None:
@@ -28,12 +29,12 @@ class Signals:
         self._before: dict[int, object] = {}
 
     def check_interrupt(self) -> None:
-        """Raise `KeyboardInterrupt` if SIGINT has come."""
+        """Raise `KeyboardInterrupt` if a SIGINT was received."""
         if signal.SIGINT in self._stops:
             raise KeyboardInterrupt
 
     def take_over(self) -> None:
-        """Record every SIGINT and SIGTERM from now on; calls `check_interrupt` first."""
+        """Record every SIGINT and SIGTERM from now on; raise the SIGINT received earlier."""
         self._catch(*_STOPS)
         self.check_interrupt()
 
@@ -43,7 +44,7 @@ class Signals:
         return stops
 
     def clear(self) -> None:
-        """Empty the descriptor after it became readable."""
+        """Read all bytes of the descriptor, so that it is no longer readable."""
         try:
             while self._read.recv(4096):
                 pass
@@ -54,7 +55,7 @@ class Signals:
         if number != signal.SIGHUP:
             self._stops.append(number)
         elif self._terminal and not os.isatty(2):
-            self._stops.append(number)  # its terminal was closed
+            self._stops.append(number)  # the process's terminal was closed, so SIGHUP means stop
         else:
             self.reload = True
 

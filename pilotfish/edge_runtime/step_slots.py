@@ -1,9 +1,10 @@
 """Run steps on the slots of a model or a stage, on a node or as stage 1 on the edge.
 
 In:  the step's items, their tokens or states, and the parents of all trees.
-Out: outputs of the items. An item is run in one pass, or in several if its slot is far behind.
+Out: outputs of the items.
 
-Each item says where it continues in its slot; contradictions raise `MalformedError`.
+An item runs in one pass, or in several passes if its slot lacks many tokens. Its ``start`` is the
+position in the slot from which it continues. Contradictions raise `MalformedError`.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +21,13 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Item
 
-CHUNK = 128  # tokens of a slot in one pass
+CHUNK = 128  # upper limit of a slot's tokens in one pass
 
 States = NDArray[np.float32]
 
 
 class StepSlots:
-    """Converts a step's items to passes of a decoder or a stage, and rolls slots back."""
+    """Converts a step's items to passes of a decoder or a stage, and rolls back its slots."""
 
     def __init__(self, engine: Slots | LanguageModel) -> None:
         self._engine = engine
@@ -36,15 +37,16 @@ class StepSlots:
         """Empty all slots."""
         for slot in range(self._engine.slots):
             self._engine.rollback(slot, 0)
-        self._chains = [0] * self._engine.slots  # tokens of a slot's last pass before its tree
+        # number of tokens before the tree in each slot's last pass
+        self._chains = [0] * self._engine.slots
 
     def passes(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
     ) -> list[list[Pass]]:
-        """Roll the slots back to the items' starts; returns the passes of each item.
+        """Roll each slot back to its item's start; return the passes of each item.
 
-        tokens: i64 [Σ size]. Raises `MalformedError` for items and frames that contradict each
-        other or what the slots hold, `TooLargeError` for more tokens than a slot has room for.
+        tokens: i64 [Σ size]. Raises `MalformedError` if items, frames and the slots' content
+        contradict each other, `TooLargeError` if a slot has too few positions.
         """
         trees = read_numbers(parents, "<i2")
         check_items(items, len(tokens), trees, self._engine.slots, self._engine.context)
@@ -62,7 +64,8 @@ class StepSlots:
 
     def _split(self, item: Item, tokens: NDArray[np.int64], tree: NDArray[np.int64]) -> list[Pass]:
         """Split an item into passes of at most `CHUNK` tokens."""
-        # a decoder takes the chain before a tree as part of it, at quadratic cost: keep it short
+        # the tree's pass has a short chain, since a decoder treats the chain as a part of the tree,
+        # at quadratic cost
         far = item.nodes and item.size > CHUNK
         head = item.size - max(item.rows, item.nodes + 1) if far else 0
         chain = item.size - item.nodes - head
@@ -81,7 +84,10 @@ class StepSlots:
 
 
 class ModelSlots:
-    """Runs items on a decoder. feed_watchdog: called between the passes of a long item."""
+    """Runs items on a decoder.
+
+    feed_watchdog: function to call between the passes of a long item.
+    """
 
     def __init__(
         self, decoder: LanguageModel, feed_watchdog: Callable[[], None] = lambda: None
@@ -97,9 +103,10 @@ class ModelSlots:
     def run(
         self, items: Sequence[Item], tokens: NDArray[np.int64], parents: Buffer
     ) -> list[Output]:
-        """Return an output for each item, valid until the next call; tokens: i64 [Σ size].
+        """Run the items; return an output for each item, valid until the next call.
 
-        Raises `MalformedError` for contradictions, `CapacityError` if a slot is too short.
+        tokens: i64 [Σ size]. Raises `MalformedError` for contradictions, `CapacityError` if a slot
+        has too few positions.
         """
         passes = self._slots.passes(items, tokens, parents)
         try:
@@ -110,7 +117,7 @@ class ModelSlots:
             raise MalformedError(f"A step does not fit: {error}.") from error
 
     def _piece(self, piece: Pass) -> Output:
-        """Run a part of an item; returns a copy of the output."""
+        """Run one pass of an item; return a copy of the output."""
         self._feed_watchdog()
         (output,) = self.decoder.forward([piece])
         return Output(output.logits.copy(), output.hidden.copy())
@@ -124,7 +131,10 @@ def _concatenate(pieces: Sequence[Output]) -> Output:
 
 
 class StageSlots:
-    """Runs items on a stage. feed_watchdog: called between the passes of a long item."""
+    """Runs items on a stage.
+
+    feed_watchdog: function to call between the passes of a long item.
+    """
 
     def __init__(self, stage: Stage, feed_watchdog: Callable[[], None] = lambda: None) -> None:
         self.stage = stage
@@ -138,11 +148,11 @@ class StageSlots:
     def run(
         self, items: Sequence[Item], states: "States | NDArray[np.int64]", parents: Buffer
     ) -> States:
-        """Run the stage on states f32 [Σ size, width], or the first stage on tokens i64 [Σ size].
+        """Run the items; return states f32 [Σ size, width], valid until the next call.
 
-        Returns states f32 [Σ size, width]; the last stage hidden states f32 [Σ rows, answer_width].
-        Valid until the next call. Raises `MalformedError` for contradictions, `CapacityError` if a
-        slot is too short.
+        The last stage returns hidden states f32 [Σ rows, answer_width] instead. states: input f32
+        [Σ size, width]; of the first stage, tokens i64 [Σ size]. Raises `MalformedError` for
+        contradictions, `CapacityError` if a slot has too few positions.
         """
         tokens = states if self.stage.first else np.zeros(len(states), np.int64)
         passes = self._slots.passes(items, tokens.astype(np.int64, copy=False), parents)
@@ -165,7 +175,7 @@ class StageSlots:
 
 
 def read_numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
-    """Read the numbers of a frame, i64 [n]."""
+    """Read a frame of numbers of type ``dtype``; return them as i64 [n]."""
     if len(frame) % np.dtype(dtype).itemsize:
         raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")
     return np.frombuffer(frame, dtype).astype(np.int64)
@@ -174,9 +184,9 @@ def read_numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
 def check_items(
     items: Sequence[Item], total: int, trees: NDArray[np.int64], slots: int, context: int
 ) -> None:
-    """Raise unless the items have ``total`` tokens in all and fit their slots.
+    """Raise `MalformedError` or `TooLargeError` if the items of a step are invalid.
 
-    trees: parents of all trees.
+    total: number of tokens that came with the step. trees: parents of all trees.
     """
     if sum(item.size for item in items) != total:
         raise MalformedError(f"The items of a step do not have the {total} tokens that came.")

@@ -1,12 +1,14 @@
-"""Large messages in chunks: incomplete uploads, and replies that devices fetch.
+"""Large messages in chunks: uploads under way, and large replies that devices fetch.
 
-A transfer belongs to a client's key, not to a connection: after a break the client continues where
-it stopped. (Without keys a client is its connection, and loses its transfers with it.) A served
-upload is stored for a while, so that a client that missed the reply need not send it again.
+A transfer belongs to a client's key, not to a connection. So after a lost connection the client
+continues the transfer. (Without keys a client is its connection, so it loses its transfers with the
+connection.) A served upload is stored for some time: a client that missed the reply need not send
+the message again.
 
-Memory is bounded per key and in total. Finished transfers make room first, the oldest first; then
-those idle for `_IDLE_S`. Transfers in use stay, except that beyond the total bound the key with
-most loses its longest idle upload to a key with less. Idle transfers expire after `_EXPIRE_S`.
+Memory is limited per key and in total. To make room, finished transfers are dropped first, the
+oldest first; then transfers that were idle for `_IDLE_S`. Transfers in use stay, with one
+exception: at the total limit, a new upload of a key replaces the longest idle upload of the key
+with most bytes, if that key has more. Idle transfers expire after `_EXPIRE_S`.
 """
 
 import secrets
@@ -21,18 +23,18 @@ from pilotfish.edge_runtime.generations import Send
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, pack
 
-_EXPIRE_S: Final = 60.0
-_IDLE_S: Final = 5.0
-_EACH: Final = 64  # transfers of one client, each way: as many as a device service has lanes
-_IN_ALL: Final = 1024  # transfers of all clients
-_TIMES: Final = 4  # bound on all clients' bytes, in bounds of one client
-_REPLY_BYTES: Final = 16 << 20  # one client's waiting replies: as many as a device accepts
-_FIRST_BYTES: Final = 16 << 10  # largest first slice of a reply
-_CLIENTS: Final = 4096  # most connections with a known slice limit; the newest are kept
+_EXPIRE_S: Final = 60.0  # idle time (s) after which a transfer is dropped
+_IDLE_S: Final = 5.0  # idle time (s) after which a transfer may be dropped to make room
+_EACH: Final = 64  # upper limit of a client's transfers in each direction: a device's lanes
+_IN_ALL: Final = 1024  # upper limit of all clients' transfers in each direction
+_TIMES: Final = 4  # upper limit of all clients' bytes, as a multiple of one client's limit
+_REPLY_BYTES: Final = 16 << 20  # upper limit of a client's stored replies (bytes), as on a device
+_FIRST_BYTES: Final = 16 << 10  # upper limit of a reply's first slice (bytes)
+_CLIENTS: Final = 4096  # upper limit of connections with a recorded slice limit (the newest)
 
 
 class _Transfer(Protocol):
-    """A transfer in a `_Store`."""
+    """Interface of a transfer in a `_Store`."""
 
     touched_s: float
 
@@ -44,17 +46,20 @@ class _Transfer(Protocol):
 
 
 K = TypeVar("K", bound=_Transfer)
-_Key = tuple[bytes, bytes]  # owner and transfer
+_Key = tuple[bytes, bytes]  # owner, id of the transfer
 
 
 class _Store(Generic[K]):
-    """Transfers by owner, bounded. each_bytes: bound on one owner's bytes."""
+    """Store of transfers with limits per owner and in all.
+
+    each_bytes: upper limit of one owner's bytes.
+    """
 
     def __init__(self, each_bytes: int, clock: Callable[[], float]) -> None:
         self._each_bytes = each_bytes
         self.clock = clock
-        self._all: OrderedDict[_Key, K] = OrderedDict()  # longest idle first
-        self._bytes: Counter[bytes] = Counter()  # by owner
+        self._all: OrderedDict[_Key, K] = OrderedDict()  # the longest idle transfer first
+        self._bytes: Counter[bytes] = Counter()  # owner → bytes
         self._numbers: Counter[bytes] = Counter()
         self.total_bytes = 0  # bytes of all owners
 
@@ -62,7 +67,7 @@ class _Store(Generic[K]):
         return len(self._all)
 
     def get(self, key: _Key) -> K | None:
-        """Return a transfer; keeps its idle time."""
+        """Return a transfer, not marked as in use; None if there is no such transfer."""
         return self._all.get(key)
 
     def touch(self, key: _Key) -> None:
@@ -77,7 +82,7 @@ class _Store(Generic[K]):
         self.add_bytes(key, transfer.size)
 
     def add_bytes(self, key: _Key, size: int) -> None:
-        """Count bytes added to a transfer, or removed."""
+        """Count ``size`` bytes that were added to a transfer; negative: removed."""
         self._bytes[key[0]] += size
         self.total_bytes += size
 
@@ -91,9 +96,10 @@ class _Store(Generic[K]):
             del self._bytes[owner], self._numbers[owner]
 
     def has_room(self, key: _Key, size: int, *, new: bool, insist: bool = False) -> bool:
-        """Whether a transfer may have ``size`` more bytes; drops others to make room.
+        """Make room for ``size`` more bytes of a transfer; return whether there is room now.
 
-        insist: drop even a transfer in use, of an owner that has more than this one will.
+        new: whether the transfer is not stored yet. insist: whether a transfer in use may be
+        dropped, if its owner has more than the owner of this transfer will have.
         """
         owner = key[0]
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:
@@ -108,7 +114,10 @@ class _Store(Generic[K]):
         return True
 
     def _drop_idle(self, but: _Key, owner: bytes | None) -> bool:
-        """Drop a transfer of this owner, or of any; False if all are in use."""
+        """Drop a finished or idle transfer; return False if there is none.
+
+        but: transfer to keep. owner: owner of the transfer to drop; None: any owner.
+        """
         idle_s = self.clock() - _IDLE_S
         mine = [
             (not transfer.finished, at, key)
@@ -122,13 +131,19 @@ class _Store(Generic[K]):
         return bool(mine)
 
     def _drop_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
-        """Drop a transfer of any owner to make room for ``more``. has: amount by owner."""
+        """Drop a transfer of any owner; return False if none may be dropped.
+
+        but: transfer to keep, which needs ``more`` room. has: owner → used room (bytes or number).
+        """
         if self._drop_idle(but, None):
             return True
         return insist and self._drop_largest_owners(has, but[0], more)
 
     def _drop_largest_owners(self, has: Counter[bytes], owner: bytes, more: int) -> bool:
-        """Drop a transfer of the owner with most; False unless that exceeds what ``owner`` gets."""
+        """Drop the longest idle transfer of the owner who has most (bytes, or transfers).
+
+        Returns False, and drops nothing, if ``owner`` would then have at least as much.
+        """
         most = max(has, key=lambda each: has[each])
         if has[most] <= has[owner] + more:
             return False
@@ -136,7 +151,7 @@ class _Store(Generic[K]):
         return True
 
     def expire(self) -> None:
-        """Drop transfers that have been idle for too long."""
+        """Drop transfers that have been idle for `_EXPIRE_S`."""
         before_s = self.clock() - _EXPIRE_S
         while self._all:
             key, transfer = next(iter(self._all.items()))
@@ -147,12 +162,12 @@ class _Store(Generic[K]):
 
 @dataclass(slots=True)
 class _Upload:
-    """The received part of a message. body: emptied once it is no longer needed."""
+    """Received part of a message; ``body`` is emptied when it is no longer needed."""
 
     total: int
     touched_s: float
     body: bytearray = field(default_factory=bytearray)
-    finished: bool = False  # complete and served
+    finished: bool = False  # whether the message is complete
 
     @property
     def size(self) -> int:
@@ -161,7 +176,7 @@ class _Upload:
 
 @dataclass(slots=True)
 class _Download:
-    """A reply that the device fetches. sent: number of bytes sent."""
+    """Reply that the device fetches in slices; ``sent``: number of bytes sent so far."""
 
     body: bytes
     touched_s: float
@@ -177,14 +192,17 @@ class _Download:
 
 
 class Progress(NamedTuple):
-    """Received bytes of an upload, and the message if it is to be served now."""
+    """Progress of an upload: received bytes, and the message if it is to be served now."""
 
     offset: int
     message: m.Buffer | None = None
 
 
 class Uploads:
-    """Assembles messages. message_bytes: bound on one message, and on all of one client."""
+    """Assembles messages from chunks.
+
+    message_bytes: upper limit of one message, and of all messages of one client.
+    """
 
     def __init__(self, message_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = message_bytes + PACKING_BYTES
@@ -196,15 +214,15 @@ class Uploads:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all uploads."""
+        """Bytes of all stored uploads."""
         return self._store.total_bytes
 
     def receive_chunk(self, owner: bytes, chunk: m.Chunk, data: m.Buffer) -> Progress:
-        """Store a chunk; an empty one queries the progress.
+        """Store a chunk and return the progress; an empty chunk only queries the progress.
 
-        Returns the message once it is complete, and again for a later query, since that client
-        missed the reply. Raises `MalformedError` or `TooLargeError` for invalid chunks, `BusyError`
-        if there is no room now.
+        The progress contains the message when it is complete, and again after a later query, since
+        the client then missed the reply. Raises `MalformedError` or `TooLargeError` for an invalid
+        chunk, `BusyError` if there is no room now.
         """
         self._expect_valid(chunk, len(data))
         key = owner, chunk.transfer
@@ -222,7 +240,7 @@ class Uploads:
         return self._append(key, upload, chunk.offset, data)
 
     def mark_served(self, owner: bytes, transfer: bytes, *, keep: bool) -> None:
-        """Mark a message as served. keep: keep its bytes, to serve it again."""
+        """Record that a message is served; keep: whether to keep its bytes for a later query."""
         key = owner, transfer
         upload = self._store.get(key)
         if upload is not None and not keep:
@@ -231,7 +249,8 @@ class Uploads:
 
     def _append(self, key: _Key, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
         here = upload.size
-        new = data[here - offset :] if offset <= here else b""  # a chunk after a gap is dropped
+        # a chunk that does not follow the received bytes is dropped
+        new = data[here - offset :] if offset <= here else b""
         if new:
             self._expect_room(key, len(new), new=False)
             upload.body += new
@@ -264,16 +283,16 @@ class Uploads:
 
 
 class _Peer(NamedTuple):
-    """A connection's owner, and the frame bytes above which it takes replies in slices."""
+    """Connection's owner and slice limit: replies with more frame bytes are sent in slices."""
 
     owner: bytes
     most: int
 
 
 class Downloads:
-    """Sends replies, and stores large ones for devices that take them in slices.
+    """Sends replies, and stores large replies for devices that fetch them in slices.
 
-    send: hands a message to the socket; returns whether it was sent.
+    send: function that sends a message; returns whether it was sent.
     """
 
     def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
@@ -286,7 +305,10 @@ class Downloads:
         return len(self._store)
 
     def set_slice_limit(self, client: bytes, owner: bytes, most: int) -> None:
-        """Set the frame bytes above which a connection takes replies in slices; 0: never."""
+        """Set a connection's slice limit: replies with more frame bytes are sent in slices.
+
+        most: the limit; 0: no reply is sent in slices.
+        """
         self._peers.pop(client, None)
         if most:
             self._peers[client] = _Peer(owner, most)
@@ -294,7 +316,7 @@ class Downloads:
                 self._peers.popitem(last=False)
 
     def send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
-        """Send a reply or its first slice; returns whether it was sent."""
+        """Send a reply or its first slice; return whether it was sent."""
         peer = self._peers.get(client) if frames else None
         if peer is None or sum(map(len, frames)) <= peer.most:
             return self._send(client, reply, frames)
@@ -310,9 +332,9 @@ class Downloads:
         return taken
 
     def more(self, client: bytes, owner: bytes, more: m.More) -> int:
-        """Send a requested slice; returns how many of its bytes were sent before.
+        """Send a requested slice; return the number of its bytes that were sent before.
 
-        For a reply that is gone, sends a slice with total 0.
+        If the reply is no longer stored, a slice with total 0 is sent.
         """
         key = owner, more.transfer
         reply = self._store.get(key)

@@ -1,7 +1,7 @@
-"""Serve the target's vocabulary, in parts, to devices whose drafter has another vocabulary.
+"""Serve the target's vocabulary, in parts, to devices with a drafter of another vocabulary.
 
-In:  a `Fetch`. Out: the requested `Part`, compressed by itself, and small enough to cross a slow
-     link between two heartbeats.
+In:  a `Fetch`. Out: the requested `Part`, which is compressed separately and small enough to cross
+     a slow link between two heartbeats.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ _log = logging.getLogger("pilotfish.edge")
 class VocabularyServer:
     """Serves the parts of one vocabulary. Used by the serving loop only.
 
-    digest: SHA-256 (hex) of the whole vocabulary. size: its bytes. "" and 0 if it is too large.
+    digest: SHA-256 (hex) of the encoded vocabulary. size: its bytes. If the vocabulary is too large
+    for the wire, they are "" and 0.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -32,10 +33,13 @@ class VocabularyServer:
         self.digest = hashlib.sha256(blob).hexdigest() if blob else ""
         self.size = len(blob)
         self._plain = [blob[at : at + m.PART_BYTES] for at in range(0, len(blob), m.PART_BYTES)]
-        self._packed: dict[int, bytes] = {}  # the parts compressed so far
+        self._packed: dict[int, bytes] = {}  # part index → compressed part, filled on request
 
     def get_part(self, fetch: m.Fetch) -> tuple[m.Part, tuple[bytes]]:
-        """Return the part and its frame; raises for another vocabulary or an unknown part."""
+        """Return the requested part and its frame.
+
+        Raises `PairMismatchError` for another vocabulary, `MalformedError` for an unknown part.
+        """
         if not self.digest or fetch.vocabulary != self.digest:
             raise PairMismatchError(
                 "This edge does not offer that vocabulary; maybe it serves another model now: "
@@ -46,7 +50,7 @@ class VocabularyServer:
                 f"The vocabulary has {len(self._plain)} parts, and no part {fetch.part}."
             )
         packed = self._packed.get(fetch.part)
-        if packed is None:  # a few milliseconds, once
+        if packed is None:  # compress the part once, in a few milliseconds
             packed = self._packed[fetch.part] = zlib.compress(self._plain[fetch.part], 6)
             self._plain[fetch.part] = b""
         return m.Part(vocabulary=self.digest, part=fetch.part), (packed,)

@@ -1,4 +1,4 @@
-"""Pure maths of speculative decoding on numpy arrays: no I/O, no clocks, no models.
+"""Mathematics of speculative decoding on numpy arrays: no I/O, no clocks, no models.
 
-Everything here can be enumerated, and is: see ``tests/test_speculation_*.py``.
+The tests enumerate all random outcomes of these functions on small examples.
 """

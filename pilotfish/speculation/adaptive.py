@@ -1,25 +1,28 @@
 """Adaptive verification: relax the target's law except at key tokens (decentralized-dsd §2.3).
 
-In: a chain's tokens, each with the q̂ that it was drawn from; the target's p there; a `Relaxation`.
-Out: the number of accepted tokens, the distribution of the next one, and the distance of each
-checked position's law from p.
+In:  a chain's tokens, the distribution q̂ that each was drawn from, the target's distribution p at
+     each position, and a `Relaxation`.
+Out: the number of accepted tokens, the distribution of the next token, and the sum of the
+     positions' deviations from p.
 
 A token is *key* if the drafter is much less certain than the target (λ₁), if the two disagree about
-the token itself (λ₂), or about the likely tokens (λ₃). Key tokens are accepted by min(1, p/q̂),
-others by min(1, p̃/q̂) with p̃ ∝ p^(1−τ)·q̂^τ. After any rejection norm(max(0, p − q̂)) is sampled,
-after a whole window p (the paper's line 16, p after a rejection too, is biased even at τ = 0).
+this token (λ₂), or if they disagree about the likely tokens (λ₃). A key token is accepted with
+probability min(1, p/q̂). Any other token is accepted with probability min(1, p̃/q̂), where p̃ ∝
+p^(1−τ)·q̂^τ. After a rejection the next token is sampled from norm(max(0, p − q̂)); after a fully
+accepted window, from p. (The paper's line 16 samples p after a rejection, too, which is biased even
+at τ = 0.)
 
 The *deviation* of a position is Σ (min(q̂, p̃) − p) over the tokens that are not key and have q̂ >
-p. That is the mass accepted beyond p, and the residual lacks as much: it is the total variation
-between the position's law and p, and acceptance rises by just as much (docs/adaptive.md). τ alone
-does not bound it. The expected sum over a text's positions bounds the total variation between the
-laws of whole texts, since these are products of conditional laws.
+p. This is the mass accepted beyond p; the residual has less by the same mass. So the deviation is
+the total variation between the position's law and p, and acceptance rises by the same amount
+(docs/adaptive.md). τ alone does not bound it. The law of a text is a product of conditional laws,
+so the expected sum of the deviations bounds the total variation between the laws of whole texts.
 
-q̂ has few tokens. Over these p̃ is as above, and their total mass is softened likewise, to
-p(those)^(1−τ). Normalised over them alone, as (8) reads, p̃ would leave p by all of p's mass
-elsewhere as soon as τ is not 0, by 0.045 a position on the default pair with 64 tokens. So p̃ moves
-from p at τ = 0, the rule of `speculation.candidates`, to q̂ at τ = 1, and no token is accepted less
-often as τ rises. A token that p excludes, as by top-k, stays excluded.
+q̂ gives mass to few tokens. Over these tokens p̃ is as above, and their total mass P = Σp becomes
+P^(1−τ). Equation (8) instead normalises p̃ over these tokens alone. Then p̃ would differ from p by
+p's mass on all other tokens, even for a tiny τ (by 0.045 per position on the default pair with 64
+tokens). Here p̃ moves from p at τ = 0, the rule of `speculation.candidates`, to q̂ at τ = 1, and a
+higher τ accepts no token less often. A token that p excludes, for example by top-k, stays excluded.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,19 +38,19 @@ from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import NumberedCoin, Walk
 from pilotfish.speculation.truncation import largest
 
-TOP = 10  # k of NormMatch: likeliest tokens of each end that are compared
+TOP = 10  # k of NormMatch: number of likeliest tokens of each end that are compared
 CERTAIN = 0.01  # ε, nats: lower bound of the target's entropy
-HIGHEST_RATIO = 1e6  # λ₁ at which its clause has no effect
+HIGHEST_RATIO = 1e6  # highest λ₁; at this value the entropy ratio makes no token key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxation:
-    """How much the rule is relaxed, and which tokens are key (decentralized-dsd (7), (8)).
+    """Degree of relaxation, and the thresholds of key tokens (decentralized-dsd (7), (8)).
 
-    tau: τ in [0, 1]; 0 is strict. lambda1: a token is key above this H_d/H_t, 0 to 10⁶. lambda2:
-    above this |p − q̂| of the token, 0 to 1. lambda3: below this NormMatch, 0 to 1. So 0, 0, 1 make
-    nearly all tokens key, and 10⁶, 1, 0 none. Raises ValueError for values beyond these bounds, or
-    NaN.
+    tau: τ in [0, 1]; 0 is the strict rule. lambda1, 0 to 10⁶: a token is key if H_d/H_t is higher.
+    lambda2, 0 to 1: a token is key if its |p − q̂| is higher. lambda3, 0 to 1: a token is key if
+    NormMatch is lower. With λ = 0, 0, 1 nearly all tokens are key; with λ = 10⁶, 1, 0 none is.
+    Raises ValueError for values beyond these bounds, or NaN.
     """
 
     tau: float
@@ -65,9 +68,9 @@ class Relaxation:
 
 @dataclass(frozen=True, eq=False)
 class DistributionComparison:
-    """Target and drafter at one position, compared over the tokens [K] of q̂.
+    """Comparison of target and drafter at one position, over the tokens [K] of q̂.
 
-    p: [V], sums to 1 up to rounding. row: q̂.
+    p: the target's distribution [V]; its sum is 1 up to rounding. row: the drafter's q̂.
     """
 
     p: Floats
@@ -75,25 +78,26 @@ class DistributionComparison:
 
     @cached_property
     def drafter(self) -> NDArray[np.float64]:
-        """q̂ of its tokens, f64 [K]."""
+        """q̂ of each of its tokens, f64 [K]."""
         return self.row.probabilities()
 
     @cached_property
     def target(self) -> NDArray[np.float64]:
-        """p of the same tokens, f64 [K], divided by the float64 sum over all tokens."""
+        """p of the tokens of q̂, f64 [K], normalised by the float64 sum over all V tokens."""
         shares: NDArray[np.float64] = self.p[self.row.support] / self.p.sum(dtype=np.float64)
         return shares
 
     @cached_property
     def entropy_ratio(self) -> float:
-        """H_d/H_t of the two predictive distributions, H_t being at least `CERTAIN`."""
+        """H_d/H_t, drafter's entropy over target's entropy; H_t is at least `CERTAIN`."""
         return entropy(self.drafter) / max(entropy(self.p), CERTAIN)
 
     @cached_property
     def norm_match(self) -> float:
-        """Overlap of both ends' `TOP` likeliest tokens, over the fewer of both; [0, 1].
+        """Share of likeliest tokens that both ends have, in [0, 1].
 
-        Ties with the last one count, too; an end with fewer tokens uses all of them.
+        Each end has its `TOP` likeliest tokens and any that tie with the last of them; an end with
+        fewer tokens has all of them. The share is relative to the end with fewer.
         """
         ours, theirs = likeliest(self.p), likeliest(self.drafter)
         if self.row.ids is not None:
@@ -103,19 +107,20 @@ class DistributionComparison:
 
     @cached_property
     def gap(self) -> NDArray[np.float64]:
-        """|p − q̂| of each token, f64 [K]."""
+        """|p − q̂| of each token of q̂, f64 [K]."""
         gaps: NDArray[np.float64] = np.abs(self.target - self.drafter)
         return gaps
 
     def strict_mass(self) -> NDArray[np.float64]:
-        """Accepted mass of each token against p: min(q̂, p), f64 [K]."""
+        """Return each token's accepted mass under the strict rule: min(q̂, p), f64 [K]."""
         mass: NDArray[np.float64] = np.minimum(self.drafter, self.target)
         return mass
 
     def softened_mass(self, tau: float) -> NDArray[np.float64]:
-        """Accepted mass of each token against p̃, f64 [K]: min(q̂, p̃), at least `strict`.
+        """Return each token's accepted mass under the relaxed rule: min(q̂, p̃), f64 [K].
 
-        Where q̂ > p, p̃ is no less than p (Hölder); max(p, p̃) ensures it in spite of rounding.
+        It is at least `strict_mass`: where q̂ > p, p̃ is at least p (Hölder), and max(p, p̃) keeps
+        this true in spite of rounding.
         """
         if tau == 0.0:
             return self.strict_mass()
@@ -133,7 +138,7 @@ class DistributionComparison:
         return marks
 
     def accepted_mass(self, relaxation: Relaxation) -> NDArray[np.float64]:
-        """Accepted mass of each token, f64 [K]; divided by q̂ it is the probability."""
+        """Return each token's accepted mass, f64 [K]; mass / q̂ is its acceptance probability."""
         if relaxation.tau == 0.0:
             return self.strict_mass()
         return np.where(
@@ -141,7 +146,10 @@ class DistributionComparison:
         )
 
     def deviation(self, accepted: NDArray[np.float64]) -> float:
-        """Total variation of the position's law from p for this accepted mass, in [0, 1]."""
+        """Return the total variation between the position's law and p, in [0, 1].
+
+        accepted: the accepted mass of each token, f64 [K].
+        """
         return min(1.0, float((accepted - self.strict_mass()).sum()))
 
 
@@ -154,8 +162,9 @@ def verify(
 ) -> tuple[Walk, float]:
     """Accept tokens [γ] of a chain up to the first rejection; sum the positions' deviations.
 
-    q, p: functions of the position, p also of the one after the last, [V]; called only as far as
-    needed. coin: returns whether an event of given probability happened at a position.
+    q, p: functions of the position, 0 to γ − 1; p [V] also for position γ, after the window. They
+    are called only up to the first rejection. coin: function of a position and a probability;
+    returns whether the event happened.
     """
     deviation = 0.0
     for index, token in enumerate(ids):
@@ -172,7 +181,7 @@ def verify(
 
 def entropy(p: Floats) -> float:
     """Compute −Σ p·ln p of a distribution, in nats; at least 0."""
-    # in place: a second array of vocabulary size costs more than the logarithms
+    # in place, since a second array [V] costs more time than the logarithms
     terms = np.maximum(p, np.finfo(p.dtype).tiny)
     np.log(terms, out=terms)
     terms *= p
@@ -180,5 +189,5 @@ def entropy(p: Floats) -> float:
 
 
 def likeliest(weights: Floats) -> NDArray[np.integer]:
-    """Return indices of the `TOP` largest ``weights`` above 0, with ties of the last."""
+    """Return indices of the `TOP` largest ``weights`` above 0, and of ties with the last."""
     return largest(weights, min(TOP, int(np.count_nonzero(weights))))

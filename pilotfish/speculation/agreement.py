@@ -1,13 +1,13 @@
 """Compare the tokens of a window with the target's own choices.
 
-Where both ends choose by argmax(log p + g) with the same Gumbel noise g (none at temperature 0), a
-draft token is right if it equals the target's choice. That needs no distribution, and the output is
-the target's own sequence, whatever the draft (`greedy`, `coupled`, `stream`).
+Both ends choose argmax(log p + g) with the same Gumbel noise g (no noise at temperature 0). A draft
+token is right if it equals the target's choice. The comparison needs no distribution, and the
+output is the target's own sequence for any draft (protocols `greedy`, `coupled`, `stream`).
 
-A *mismatch* is a draft token that is not the target's argmax after the draft's own prefix. One pass
-of the target finds them all, and forgiving one changes no later one. A decision head may *forgive*
-some (wisv §III-A, §V): with none forgiven that is the rule of `greedy`, with all the window is
-accepted whole.
+A *mismatch* is a draft token that is not the target's argmax after the draft tokens before it. One
+target pass finds all mismatches, and forgiving one of them does not change the later ones. A
+decision head may *forgive* mismatches (wisv §III-A, §V). If it forgives none, the rule is that of
+`greedy`; if it forgives all, the whole window is accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 def count_agreed(
     window: Sequence[int] | NDArray[np.uint32], choose: Callable[[int], int]
 ) -> tuple[int, int]:
-    """Count the tokens [γ] that equal ``choose(0)``, ``choose(1)``, …; return the next choice, too.
+    """Return the number of leading tokens that equal the target's choices, and the next choice.
 
-    ``choose`` is called only as often as needed. The last choice is the token that differs, or the
-    one after the window.
+    window [γ]. choose: returns the target's choice at a position, 0 to γ; called up to the first
+    difference. The next choice is the target's token there, or its token after the window.
     """
     for index, token in enumerate(window):
         choice = choose(index)
@@ -34,10 +34,10 @@ def count_agreed(
 def mismatches(
     window: Sequence[int] | NDArray[np.uint32], choices: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the positions in the window [γ] where the target chose another token; i64 [m].
+    """Return the positions in the window [γ] at which the target chose another token; i64 [m].
 
-    choices: the target's argmax after the root and after each token of the window, i64 [γ+1].
-    Raises ValueError for another count.
+    choices: the target's argmax after the root and after each token of the window, i64 [γ + 1].
+    Raises ValueError for any other number of choices.
     """
     # i64 [γ]
     ids = np.asarray(window, dtype=np.int64)
@@ -53,10 +53,10 @@ def accept_forgiven(
 ) -> tuple[int, int, int]:
     """Return the number of accepted tokens, the token after them, and the forgiven mismatches.
 
-    window [γ] and choices [γ+1] as for `mismatches`; rejected: of its mismatches in order, [m].
-    Acceptance ends at the first rejected mismatch, which the target's choice replaces; later
-    decisions have no effect. Without a rejection the whole window is accepted, and the target's
-    choice after it follows. Raises ValueError if the counts do not fit.
+    window [γ], choices [γ + 1]: as for `mismatches`. rejected [m]: whether each mismatch is
+    rejected, in order. Acceptance ends at the first rejected mismatch, and the target's choice
+    replaces it; later decisions have no effect. Without a rejection the whole window is accepted,
+    and the target's choice after the window follows. Raises ValueError if the counts do not fit.
     """
     positions = mismatches(window, choices)
     verdicts = np.asarray(rejected, dtype=np.bool_)

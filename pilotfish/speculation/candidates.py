@@ -1,13 +1,14 @@
 """Verify the candidates that were drawn for one position (tslt Algorithms 3 and 5).
 
-Words: the *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are verified in the order
-drawn, equal ones included: x⁽ⁱ⁾ is accepted with probability min(1, p⁽ⁱ⁾(x)/q(x)), where p⁽¹⁾ = p
-and p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) is the *residual* after the i-th rejection. When none is
-accepted, a sample of p⁽ᵏ⁺¹⁾ follows. The resulting token then follows p exactly, whatever q. (The
-ratio as printed is upside down; sorting or deduplicating candidates biases: docs/papers.md.)
+The *candidates* x⁽¹⁾…x⁽ᵏ⁾ were drawn independently from q. They are verified in the order of the
+draws, also those that equal an earlier candidate. x⁽ⁱ⁾ is accepted with probability min(1,
+p⁽ⁱ⁾(x)/q(x)), where p⁽¹⁾ = p and p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) is the *residual* after the i-th
+rejection. If none is accepted, the token is sampled from p⁽ᵏ⁺¹⁾. The resulting token then has
+exactly the law p, for every q. (The paper prints the ratio upside down. Sorting or deduplicating
+the candidates would bias the law: docs/papers.md.)
 
-``coin`` takes a probability and returns whether the event happened, so that tests can enumerate the
-production code.
+A ``coin`` takes a probability and returns whether the event happened; a test's coin enumerates both
+outcomes.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +25,10 @@ Coin = Callable[[float], bool]
 
 @dataclass(frozen=True, eq=False)
 class CandidateOutcome:
-    """The outcome for a position's candidates.
+    """Outcome of the verification of one position's candidates.
 
-    accepted: index of the accepted candidate, or None. residual: f64 [V], normalised distribution
-    to sample from if none was accepted, else None.
+    accepted: index of the accepted candidate, or None. residual: the normalised distribution to
+    sample from if no candidate was accepted, f64 [V]; else None.
     """
 
     accepted: int | None
@@ -35,8 +36,8 @@ class CandidateOutcome:
 
 
 def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> CandidateOutcome:
-    """Verify the candidates [k] in order. p [V] sums to 1 up to rounding."""
-    # f64 [V], the present residual
+    """Verify the candidates [k] in order; the sum of p [V] is 1 up to rounding."""
+    # the residual after the candidates so far, f64 [V]
     rest: NDArray[np.float64] = p / p.sum(dtype=np.float64)
     for index, token in enumerate(candidates):
         if coin(min(1.0, float(rest[token]) / q.probability(token))):
@@ -48,8 +49,8 @@ def choose(candidates: Sequence[int], q: Row, p: Floats, coin: Coin) -> Candidat
 def residual(p: NDArray[np.float64], q: Row) -> NDArray[np.float64]:
     """Compute norm(max(0, p − q)) of a normalised p [V].
 
-    If p ≤ q everywhere, the candidate was certain to be accepted and only rounding leads here; the
-    result is then p.
+    If p ≤ q everywhere, the result is p. A candidate was then certain to be accepted, so only
+    rounding can have rejected it.
     """
     rest = p.copy()
     rest[q.support] -= q.probabilities()

@@ -1,7 +1,8 @@
-"""The papers' CSI c: the features of a link for a decision head (wisv §III-A, §IV-A).
+"""Features of a link for a decision head: the papers' channel state, CSI c (wisv §III-A, §IV-A).
 
-In:  an RTT, both rates and a loss, as far as they are known. Out: the features that the head reads,
-     and one number, the quality for wireless relabelling (wisv §V-B).
+In:  the RTT, both rates and the loss, as far as they are known.
+Out: the features that the head reads; and the quality, a number for wireless relabelling (wisv
+     §V-B).
 """
 
 import math
@@ -10,21 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# log10 bit/s, log10 bit/s, a share, log10 s
+# units: log10(bit/s), log10(bit/s), share of packets, log10(s)
 FEATURES = ("log10_up_bps", "log10_down_bps", "loss", "log10_rtt_s")
 
-# quality is 0 at the poor end and below it, 1 at the good end and above it
+# a link's quality is 0 at these poor values or worse, 1 at these good values or better
 POOR_BPS, GOOD_BPS = 5e6, 500e6
 POOR_RTT_S, GOOD_RTT_S = 0.100, 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """A link as it was measured or sampled; None for unknown values.
+    """Measured or sampled values of a link; None for an unknown value.
 
-    rtt_s: seconds. up_bps, down_bps: goodput in bit/s, without retransmissions. loss: share of
-    packets that had to be sent again, wisv's PER. Raises ValueError if a time or a rate is not
-    positive and finite, or a loss not within [0, 1].
+    rtt_s: RTT, seconds. up_bps, down_bps: goodput in bit/s, without retransmissions. loss: share of
+    packets that had to be sent again, wisv's PER. Raises ValueError if the RTT or a rate is not
+    positive and finite, or if the loss is not within [0, 1].
     """
 
     rtt_s: float | None = None
@@ -41,17 +42,20 @@ class Channel:
             raise ValueError(f"A channel's loss must be within 0 and 1, not {self.loss}.")
 
     def features(self) -> NDArray[np.float64]:
-        """Return `FEATURES`, f64 [4], NaN where unknown; a head standardises and clips them."""
+        """Return the values of `FEATURES`, f64 [4], NaN where unknown.
+
+        A head standardises and clips them.
+        """
         return np.array(
             [_log10(self.up_bps), _log10(self.down_bps), _known(self.loss), _log10(self.rtt_s)]
         )
 
     def quality(self) -> float:
-        """Rate the link in [0, 1]: wisv's scalar, whose formula the paper leaves open.
+        """Return the quality of the link in [0, 1]; the wisv paper gives no formula for it.
 
-        Ours: the mean of two positions on logarithmic scales, that of the slower rate between 5 and
-        500 Mbit/s and that of the RTT between 100 and 5 ms, times 1 − loss. Unknown values do not
-        count; an entirely unknown channel has quality 1, so that labels stay.
+        The quality is the mean of two positions on logarithmic scales, times 1 − loss. The slower
+        rate has a position between 5 and 500 Mbit/s; the RTT has a position between 100 and 5 ms.
+        Unknown values do not count. An entirely unknown channel has quality 1, so that labels stay.
         """
         rates = [rate for rate in (self.up_bps, self.down_bps) if rate is not None]
         positions = [_position(min(rates), POOR_BPS, GOOD_BPS)] if rates else []

@@ -1,11 +1,11 @@
-"""A corpus of earlier texts, searched for the last two tokens of another text.
+"""Corpus of earlier texts: finds the places that follow the last two tokens of another text.
 
-In:  the ids of texts. Out: the places after a pair of tokens, found in microseconds whatever the
-     number of texts.
+In:  the ids of texts. Out: the places after a pair of tokens, found in microseconds for any number
+     of texts.
 
 All texts are in one array that grows at its end. Most places are sorted by the two tokens before
-them; the newest part is searched linearly. When the array is full, the oldest quarter is dropped. A
-token takes 4 bytes, and 12 in the index.
+them; the newest part is searched linearly. When the array is full, its oldest quarter is dropped.
+Each token takes 4 bytes in the array and 12 in the index.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.prompt_lookup import Ids, find_places
 
-BREAK = np.uint32(0xFFFF_FFFF)  # separates texts; no token has this id
-MOST_TOKENS = 1_000_000  # 16 MB, and 24 MB more while places are being sorted
+BREAK = np.uint32(0xFFFF_FFFF)  # id that ends a text; no token has it
+MOST_TOKENS = 1_000_000  # upper limit of a corpus (tokens): 16 MB, and 24 MB more during a sort
 _PAIR = 2
-_UNSORTED = 8192  # most tokens in the linearly searched part
+_UNSORTED = 8192  # upper limit of the linearly searched part (tokens)
 
 
 @dataclass(frozen=True)
 class CorpusSnapshot:
     """The earlier texts at one moment.
 
-    ids: u32 [n], all texts, each followed by `BREAK`. order: u32 [k], the places below ``sorted``,
-    sorted by the two tokens before them. keys: u64 [k], ascending, these pairs of tokens.
+    ids: all texts, each followed by `BREAK`, u32 [n]. sorted: length of the part of ``ids`` that is
+    in the index. order: the places in this part, sorted by the two tokens before them, u32 [k].
+    keys: these pairs of tokens as numbers, ascending, u64 [k].
     """
 
     ids: Ids
@@ -38,9 +39,9 @@ class CorpusSnapshot:
     sorted: int
 
     def find_places(self, text: Ids, most: int) -> NDArray[np.int64]:
-        """Return the places after the last two tokens of a text u32 [m], i64 [k], ascending.
+        """Return the places that follow the last two tokens of a text u32 [m]; i64 [k], ascending.
 
-        At most ``most`` of them, the last ones.
+        If there are more than ``most`` places, only the last ones.
         """
         if len(text) < _PAIR:
             return np.empty(0, np.int64)
@@ -58,24 +59,24 @@ EMPTY_SNAPSHOT = CorpusSnapshot(
 
 
 class Corpus:
-    """Earlier texts, at most ``most`` tokens of them. Thread-safe.
+    """Earlier texts, up to ``most`` tokens in all. Thread-safe.
 
-    begin: u32 [n], initial texts, each followed by `BREAK`.
+    begin: initial texts, each followed by `BREAK`, u32 [n].
     """
 
     def __init__(self, most: int = MOST_TOKENS, begin: Ids | None = None) -> None:
         self._most = most
         self._lock = threading.Lock()
-        # has spare room at its end
+        # may be longer than the texts: the rest is spare room
         self._ids = np.empty(0, np.uint32) if begin is None else begin[-most:].copy()
         self._snapshot = _sort(self._ids) if len(self._ids) else EMPTY_SNAPSHOT
 
     def snapshot(self) -> CorpusSnapshot:
-        """Return all texts as they are now."""
+        """Return the present texts; later additions do not change the result."""
         return self._snapshot
 
     def add(self, text: Ids) -> None:
-        """Add a text u32 [m]; only the end of a very long one."""
+        """Add a text u32 [m]; of a text longer than ``most`` / 2, only its end."""
         with self._lock:
             text = text[-(self._most // 2) :]
             end = self._reserve(len(text) + 1)
@@ -84,16 +85,16 @@ class Corpus:
             self._publish(end + len(text) + 1)
 
     def drop_oldest(self) -> None:
-        """Forget the oldest quarter."""
+        """Drop the oldest quarter of all tokens."""
         with self._lock:
             rest = self._snapshot.ids[-(-len(self._snapshot.ids) // 4) :]
             self._ids = rest.copy()
             self._snapshot = _sort(self._ids)
 
     def _reserve(self, more: int) -> int:
-        """Make room for ``more`` tokens; returns where they begin.
+        """Make room for ``more`` tokens; return the index of the first.
 
-        Published tokens are never overwritten, since other threads read them.
+        Tokens of a published snapshot are never overwritten, since other threads read them.
         """
         used = len(self._snapshot.ids)
         if used + more > self._most:
@@ -116,7 +117,7 @@ class Corpus:
 
 
 def _sort(ids: Ids) -> CorpusSnapshot:
-    """Return texts with all of their places sorted."""
+    """Return a snapshot of the texts ``ids`` u32 [n] with all places sorted."""
     if len(ids) <= _PAIR:
         return CorpusSnapshot(ids, EMPTY_SNAPSHOT.keys, EMPTY_SNAPSHOT.order, 0)
     # u64 [n - 2], the two tokens before each place

@@ -1,7 +1,7 @@
-"""Convert logits to the sampled distribution: temperature, min-p, top-k, then top-p.
+"""Convert logits to the distribution that is sampled: temperature, min-p, top-k, then top-p.
 
 Both ends use these functions, so they define "the target's distribution p" and "the drafter's q".
-Temperature 0 is the limit case: all mass on the argmax (the lowest id of a tie).
+At temperature 0 the argmax has all the mass; of equal logits, the lowest id has it.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
-_COLDEST = 1e-6  # lower temperatures change nothing in float32, except for 0/0
+_COLDEST = 1e-6  # lowest temperature above 0; lower ones only add 0/0 in float32
 
-# A nucleus nearly always lies within this many most probable tokens; otherwise all are sorted.
+# Number of most probable tokens that `nucleus` sorts first; it sorts all if these are too few.
 _NUCLEUS_GUESS = 1024
 
 
@@ -21,9 +21,10 @@ _NUCLEUS_GUESS = 1024
 class Sampling:
     """Sampling parameters of a distribution.
 
-    temperature: 0 is greedy, else 10⁻⁶ to 100. top_k: tokens kept, 0 for all; ties with the k-th
-    are kept. top_p: nucleus mass in (0, 1]; the token that crosses it is kept (tslt (14)). min_p:
-    least probability relative to the likeliest token's, in [0, 1]; others are left out.
+    temperature: 0 (greedy), or 10⁻⁶ to 100. top_k: number of likeliest tokens to keep; 0 keeps all;
+    tokens that tie with the k-th are kept. top_p: mass of the nucleus in (0, 1]; the token that
+    crosses this mass is kept (tslt (14)). min_p: lowest probability to keep, relative to the
+    likeliest token's, in [0, 1].
     """
 
     temperature: float = 0.0
@@ -52,7 +53,7 @@ class Sampling:
 def probabilities(logits: Floats, sampling: Sampling) -> Floats:
     """Compute the distributions [n, V] of ``logits`` [n, V] under ``sampling``; same dtype.
 
-    Each row sums to 1 up to rounding; verification divides by the float64 sum where it matters.
+    The sum of each row is 1 up to rounding; verification divides by the sum in float64.
     """
     if sampling.greedy:
         out = np.zeros_like(logits)
@@ -75,9 +76,9 @@ def probabilities(logits: Floats, sampling: Sampling) -> Floats:
 
 
 def mix_logits(logits: Floats, other: Floats) -> Floats:
-    """Return logits [n, V] of the even mixture of two distributions with logits [n, V] each.
+    """Return logits [n, V] of the even mixture of two distributions, given their logits [n, V].
 
-    Rows of ``other`` that are all −∞ are ignored.
+    Where a row of ``other`` is all −∞, the row of ``logits`` stays.
     """
     out: Floats = logits.copy()
     for at in np.flatnonzero(np.isfinite(other.max(axis=1))):
@@ -93,8 +94,9 @@ def _log_probabilities(logits: Floats) -> Floats:
 
 
 def _kth_largest(weights: Floats, k: int) -> float:
-    """Return the k-th largest of ``weights`` [V] ≥ 0; 0 where fewer are above 0."""
-    # without the zeros: np.partition takes milliseconds with many equal values, as across a bridge
+    """Return the k-th largest of ``weights`` [V] ≥ 0; 0 if fewer than k are above 0."""
+    # without the zeros: np.partition takes milliseconds if many values are equal, for example when
+    # the drafter's vocabulary lacks many of the target's tokens
     values = weights[weights > 0.0]
     if k > len(values):
         return 0.0
@@ -102,15 +104,16 @@ def _kth_largest(weights: Floats, k: int) -> float:
 
 
 def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
-    """Mark the smallest set of most probable tokens that holds ``mass``; weights [V] → bool [V].
+    """Mark the nucleus, bool [V]: the fewest most probable tokens that have the share ``mass``.
 
-    The token that crosses ``mass`` belongs to it; equal weights are ordered by id.
+    weights [V] need not be normalised. The token that crosses ``mass`` belongs to the nucleus; of
+    equal weights, the lower id comes first.
     """
     wanted = mass * weights.sum(dtype=np.float64)
     for size in (_NUCLEUS_GUESS, len(weights)):
-        # everything at least as heavy as the size-th token, ties included
+        # weight of the size-th token; all tokens of at least this weight are sorted
         edge = _kth_largest(weights, size) if size < len(weights) else 0.0
-        # values only: ids matter just for equal weights
+        # sort the values without ids: ids matter only for equal weights
         values = np.sort(weights[weights >= edge if edge > 0.0 else weights > 0.0])[::-1]
         running = values.astype(np.float64)
         np.cumsum(running, out=running)

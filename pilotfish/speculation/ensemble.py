@@ -1,15 +1,15 @@
-"""Average the distributions of several targets, each known by its top K (specfed).
+"""Average the distributions of several targets, of which only the top K tokens are known (specfed).
 
-In:  logits of M workers over one vocabulary. Out: `TopRows`, each worker's K most probable tokens
-     with their probabilities p_m among all tokens; and from these and the workers' weights w_m
-     p_agg = Σ w_m p̃_m, as logits like any target's.
-Law: p̃_m rebuilds p_m from its retained mass ρ_m = Σ p_m over the kept tokens. ``renormalise`` (5)
-     divides by ρ and leaves 0 elsewhere, ‖p̃ − p‖₁ = 2(1 − ρ); ``spread`` (6) keeps p and gives the
-     V − K others equal shares of 1 − ρ, which is closer. The aggregate is off by at most
-     2Σw_m(1 − ρ_m) in L1 (17), acceptance by half of that (19). With K = V nothing is rebuilt, and
-     the result is exact, bit by bit.
+In:  logits of M workers over one vocabulary, and the workers' weights w_m.
+Out: `TopRows`, each worker's K most probable tokens with their probabilities p_m; and the aggregate
+     p_agg = Σ w_m p̃_m, as logits in the form of any target's.
+Law: p̃_m is p_m rebuilt from the K tokens, which have the retained mass ρ_m. ``renormalise`` (5)
+     divides p_m by ρ_m on these tokens and is 0 elsewhere; its error is ‖p̃ − p‖₁ = 2(1 − ρ).
+     ``spread`` (6) keeps p_m and gives the other V − K tokens equal shares of 1 − ρ_m; its error is
+     smaller. The error of p_agg is at most 2Σw_m(1 − ρ_m) in L1 (17); the error of acceptance is at
+     most half of that (19). With K = V nothing is rebuilt, and p_agg is exact in every bit.
 
-Everything is float32, as the logits are: an ensemble of float32 models has no more digits, and a
+All values are float32, like the logits: an ensemble of float32 models has no more digits, and a
 window over a large vocabulary takes megabytes. Rows of another dtype are aggregated in that dtype.
 """
 
@@ -27,15 +27,15 @@ from pilotfish.speculation.truncation import largest
 Scheme = Literal["renormalise", "spread"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("renormalise", "spread")
 
-_PLAIN: Final = 1.0  # temperature of an ensemble for greedy sampling
+_PLAIN: Final = 1.0  # temperature at which an ensemble averages if sampling is greedy
 
 
 @dataclass(frozen=True, eq=False)
 class TopRows:
     """A worker's answer: the K most probable of V tokens in each of n distributions.
 
-    ids: u32 [n, K], strictly ascending within a row. values: floats [n, K], their probabilities p
-    in the whole distribution, so that a row's sum is its retained mass ρ.
+    ids: the tokens, strictly ascending within a row, u32 [n, K]. values: their probabilities in the
+    distribution over all V tokens, floats [n, K]; a row's sum is its retained mass ρ.
     """
 
     ids: NDArray[np.uint32]
@@ -52,7 +52,7 @@ class TopRows:
 
     @property
     def retained_mass(self) -> Values:
-        """ρ of each row, f64 [n] (4); above 1 by no more than rounding."""
+        """The retained mass ρ of each row, f64 [n] (4); at most 1 up to rounding."""
         mass: Values = self.values.sum(axis=1, dtype=np.float64)
         return mass
 
@@ -60,12 +60,13 @@ class TopRows:
 def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
     """Return a worker's answer: the ``k`` largest of each row of ``logits`` [n, V], all if k ≥ V.
 
-    Ties are broken by the lower id, so there are exactly k. The temperature rescales each worker's
-    logits before its softmax (§V-B). Temperature 0 means 1 here: an ensemble's greedy choice is the
-    argmax of the average distribution; averaging argmaxes would be a vote.
+    Each row has exactly k tokens; the lower id wins a tie. The temperature rescales each worker's
+    logits before its softmax (§V-B). Temperature 0 counts as 1 here: the greedy choice of an
+    ensemble is the argmax of the average distribution, whereas an average of argmaxes would be a
+    vote.
 
     Raises:
-        ValueError: if a row has a NaN, a positive infinity or nothing finite. −∞ is probability 0.
+        ValueError: if a row has a NaN, a +∞ or no finite value. A −∞ stands for probability 0.
     """
     rows, vocab = logits.shape
     if not np.isfinite(logits.max(axis=1)).all():
@@ -73,13 +74,13 @@ def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
     p = probabilities(logits, Sampling(temperature=temperature or _PLAIN))
     if k >= vocab:
         return TopRows(np.broadcast_to(np.arange(vocab, dtype=np.uint32), (rows, vocab)), p)
-    # [n, K]; chosen by logits, since at low temperatures most probabilities are 0
+    # ids [n, K] by logits, since many probabilities are 0 at a low temperature
     ids = np.array([_largest_exactly(row, k) for row in logits], np.int64).reshape(rows, k)
     return TopRows(ids.astype(np.uint32), np.take_along_axis(p, ids, axis=1))
 
 
 def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:
-    """Return ids of the ``count`` largest ``values`` [V], ascending; lower ids win ties."""
+    """Return the ids of the ``count`` largest ``values`` [V], ascending; lower ids win ties."""
     ids = largest(values, count)
     surplus = len(ids) - count
     if surplus:
@@ -89,7 +90,7 @@ def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:
 
 
 def rebuild(rows: TopRows, vocab: int, scheme: Scheme) -> Floats:
-    """Compute p̃ of one worker, [n, V]: (5) or (6)."""
+    """Compute one worker's rebuilt distributions p̃, [n, V], by equation (5) or (6)."""
     return aggregate([1.0], [rows], vocab, scheme)
 
 
@@ -98,14 +99,14 @@ def aggregate(
 ) -> Floats:
     """Compute p_agg = Σ w_m p̃_m of M workers' answers for the same n rows, [n, ``vocab``] (7).
 
-    weights: w_m > 0, normalised here, so leaving out a worker renormalises the others. No p̃_m is
-    built in full: each worker adds, at its K tokens, their excess over the share of the other
-    tokens. A row sums to 1 up to rounding.
+    weights: w_m > 0; the function normalises them, so a worker may be left out. Each row's sum is 1
+    up to rounding. No p̃_m is built in full: all V tokens first get the share of a token outside
+    the top K, and each worker then adds the difference at its K tokens.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
     dtype = np.result_type(*(rows.values for rows in answers))
     count = len(answers[0])
-    # for each worker, f64 [n]: factor of its values, and share of each of its other tokens
+    # for each worker, f64 [n]: the factor of its K values; p̃ of each token outside its top K
     scales, fills = zip(*(_rebuild_factors(rows, vocab, scheme) for rows in answers), strict=True)
     total = np.empty((count, vocab), dtype)
     total[:] = (shares @ np.stack(fills))[:, None]
@@ -120,13 +121,13 @@ def aggregate(
         more -= (share * fill)[:, None].astype(dtype)
         places = starts + rows.ids
         more += flat[places]
-        # a true top K is nowhere below its fill; rounding or a false answer must not go below 0
+        # a true top K has no value below ``fill``; rounding or a false answer must not fall below 0
         flat[places] = np.maximum(more, 0.0)
     return total
 
 
 def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
-    """Return the factor of p on the kept tokens, and p̃ of each other token; both f64 [n]."""
+    """Return the factor of the K values, and p̃ of each other token; both f64 [n]."""
     retained, others = rows.retained_mass, vocab - rows.k
     if not others:
         return np.ones(len(rows)), np.zeros(len(rows))
@@ -138,9 +139,9 @@ def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values,
 def as_logits(aggregated: Floats, temperature: float) -> NDArray[np.float32]:
     """Compute T·log p_agg, f32 [n, V]; −∞ where p_agg is 0. ``temperature`` is that of `top_rows`.
 
-    These are the logits of a target whose distribution at this temperature is p_agg:
-    `probabilities` returns the normalised rows, each p within a relative 2·10⁻⁵ (float32 rounding
-    of log p and of its multiples). A request's top-k and top-p then cut the aggregate.
+    A target with these logits has the distribution p_agg at this temperature: `probabilities`
+    returns each p within a relative error of 2·10⁻⁵ (float32 rounding of log p and its multiples).
+    A request's top-k and top-p then truncate the aggregate.
     """
     with np.errstate(divide="ignore"):
         logits = np.log(aggregated.astype(np.float32, copy=False))
@@ -152,25 +153,28 @@ def as_logits(aggregated: Floats, temperature: float) -> NDArray[np.float32]:
 
 
 def reconstruction_error(rebuilt: Floats, p: Floats) -> Values:
-    """Compute ‖p̃ − p‖₁ of distributions [..., V], f64 [...]: a worker's (8) or aggregates' (9)."""
+    """Compute ‖p̃ − p‖₁ of distributions [..., V], f64 [...]: of a worker (8) or of p_agg (9)."""
     return 2.0 * tv(rebuilt, p)
 
 
 def acceptance_variation(rebuilt: Floats, p: Floats, q: Floats) -> Values:
-    """Compute |β̃ − β| of drafter q [..., V] against rebuilt and true p, f64 [...] (10)."""
+    """Compute |β̃ − β|, f64 [...]: a drafter q's change of acceptance by the rebuilt p̃ (10).
+
+    rebuilt, p, q: [..., V].
+    """
     return np.abs(beta(rebuilt, q) - beta(p, q))
 
 
 def renormalised_error(retained: Values) -> Values:
-    """Compute Lemma 1's error of renormalising, ‖p̃ − p‖₁ = 2(1 − ρ), whatever p is (11)."""
+    """Compute Lemma 1's error of ``renormalise``, ‖p̃ − p‖₁ = 2(1 − ρ), equal for all p (11)."""
     return 2.0 * (1.0 - retained)
 
 
 def spread_error_bound(retained: Values, others: int) -> Values:
-    """Compute Lemma 1's bound for spreading, ‖p̃ − p‖₁ ≤ 2(1 − ρ)(1 − 1/``others``) (12).
+    """Compute Lemma 1's bound for ``spread``, ‖p̃ − p‖₁ ≤ 2(1 − ρ)(1 − 1/``others``) (12).
 
-    others: V − K. The paper's bound is 2(1 − ρ); the factor is reached if one token has all the
-    residual mass.
+    others: V − K. The paper's bound is 2(1 − ρ). The error reaches this lower bound if one token
+    has all the mass outside the top K.
     """
     return renormalised_error(retained) * (1.0 - 1.0 / others if others else 0.0)
 
@@ -178,7 +182,7 @@ def spread_error_bound(retained: Values, others: int) -> Values:
 def bias_bound(weights: Sequence[float] | Values, retained: Values) -> Values:
     """Compute Theorem 2's bound on the aggregate's L1 error, 2·Σ w_m(1 − ρ_m) (17).
 
-    weights: [M], normalised here. retained: ρ, [M, ...]; f64 [...].
+    weights: w [M]; the function normalises them. retained: ρ, f64 [M, ...]. Result: f64 [...].
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
     bound: Values = np.tensordot(shares, renormalised_error(retained), axes=1)

@@ -1,12 +1,12 @@
-"""Cost model of a round, used for choosing, replaying and predicting.
+"""Cost model of a round: used to choose protocols and windows, to replay traces and to predict.
 
-In:  seconds of computing, bytes that cross the link, and the link. Out: seconds.
+In:  seconds of computing, bytes that cross the link, and the link's RTT and rates. Out: seconds.
 
-A round takes T = γ·T_draft + T_comm + T_verify (tslt (5), dssd (6)), where T_comm is an RTT for
-each exchange and the bytes of both ways at their rates (dssd (3), wisv (6), (10)); it yields N
-tokens (tslt (8)), and protocols and windows are compared by T/N. Under `stream` the tokens follow
-each other without requests, so each costs the slower of its pass and its transfer, and all together
-cost one RTT.
+A round takes T = γ·T_draft + T_comm + T_verify (tslt (5), dssd (6)). T_comm is one RTT for each
+exchange plus the transfer times of both directions (dssd (3), wisv (6), (10)). A round yields N
+tokens (tslt (8)); T/N is the figure by which protocols and windows are compared. Under `stream`
+tokens need no requests: each token costs the longer of its pass and its transfer, and a whole
+answer costs one RTT.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """RTT in seconds; goodput in bit/s, net of retransmissions and lower layers."""
+    """A link: RTT (s) and goodput (bit/s), without retransmissions and lower layers' headers."""
 
     rtt_s: float
     up_bps: float
@@ -22,16 +22,16 @@ class Link:
 
 
 def transfer_s(size_bytes: float, rate_bps: float) -> float:
-    """Compute the seconds to serialise ``size_bytes`` (dssd (1), (2))."""
+    """Compute the seconds to send ``size_bytes`` at this rate, without latency (dssd (1), (2))."""
     return 8.0 * size_bytes / rate_bps
 
 
 def communication_s(
     up_bytes: float, down_bytes: float, link: Link, exchanges: float = 1.0
 ) -> float:
-    """Compute T_comm of a round: both transfers, and an RTT for each exchange.
+    """Compute T_comm of a round, in seconds: both transfers, and an RTT for each exchange.
 
-    dssd (3) and wisv (6) with one exchange and PER 0; wisv (10) with two.
+    With one exchange and no packet loss this is dssd (3) and wisv (6); with two, wisv (10).
     """
     up, down = transfer_s(up_bytes, link.up_bps), transfer_s(down_bytes, link.down_bps)
     return exchanges * link.rtt_s + up + down

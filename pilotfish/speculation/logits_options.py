@@ -1,11 +1,11 @@
 """Change logits before sampling: bias, penalties, grammar constraint.
 
-In:  logits [n, V] and, for each row, the text that it continues. Out: the same rows, changed.
+In:  logits [n, V] and, for each row, the text that the row continues. Out: the same rows, changed.
 
-Both ends process their own logits, each row by its own path: the edge's define the output's law,
-the device's make drafts agree with it. With `distributions` the whole order is: bias, penalties,
-constraint, temperature, min-p, top-k, top-p (docs/protocols.md). A `Constraint` knows what a
-grammar allows, for which it needs the tokens' texts.
+Each end processes its own logits: the edge's logits define the output's law, and the device's
+drafts agree more often if its logits are processed in the same way. Together with
+`speculation.distributions` the order is: bias, penalties, constraint, temperature, min-p, top-k,
+top-p (docs/protocols.md). A `Constraint` applies a grammar, for which it needs the tokens' texts.
 """
 
 import json
@@ -21,16 +21,17 @@ from pilotfish.speculation.penalties import Penalties
 
 Ids = NDArray[np.uint32]
 
-MOST_BIASED = 512  # tokens
-MOST_BIAS = 100.0
-MOST_PENALTY = 2.0
+MOST_BIASED = 512  # upper limit of tokens in logit_bias
+MOST_BIAS = 100.0  # bound of |logit_bias| of a token
+MOST_PENALTY = 2.0  # bound of |frequency_penalty| and |presence_penalty|
 LEAST_FACTOR, MOST_FACTOR = 1e-3, 1e3  # bounds of repetition_penalty
 
 
 class Grammar(NamedTuple):
-    """A grammar that answers must match. kind: "json" (text is a schema), "regex", "lark", "turn".
+    """Grammar that answers must match.
 
-    "turn" is an assistant's turn, with its thoughts and calls (docs/wire.md).
+    kind: "json" (``text`` is a JSON schema), "regex", "lark", or "turn" (an assistant's turn with
+    thoughts and tool calls, docs/wire.md).
     """
 
     kind: str
@@ -38,7 +39,7 @@ class Grammar(NamedTuple):
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
-        """Create a grammar of JSON that fits a JSON schema, given as an object or as text."""
+        """Create the grammar of the JSON that fits a schema (an object, or JSON text)."""
         return cls("json", schema if isinstance(schema, str) else json.dumps(schema))
 
     @classmethod
@@ -48,25 +49,30 @@ class Grammar(NamedTuple):
 
 
 class Constraint(Protocol):
-    """Forbids tokens in the rows of one generation."""
+    """Forbids tokens of one generation; the implementation knows the grammar."""
 
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> Sequence[int]:
-        """Set tokens that must not follow answer and path to −∞, in place; returns dead ends."""
+        """Set the logits of forbidden tokens to −∞, in place; return the dead ends.
+
+        Row i of ``logits`` [n, V] continues the answer u32 [m] and ``paths[i]``. A dead end is a
+        row that no token may continue.
+        """
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> Sequence[int]:
-        """Return the only tokens that may follow, in order; empty if there is a choice."""
+        """Return the tokens that must follow answer and path; empty if there is a choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsOptions:
-    """How logits are changed; the defaults change nothing. As vLLM defines them:
+    """Changes of the logits, as vLLM defines them; the defaults change nothing.
 
-    logit_bias: added to a token's logit, −100 to 100, for at most `MOST_BIASED` tokens.
-    repetition_penalty: for tokens of prompt or answer, divides logits > 0 and multiplies others;
-    10⁻³ to 10³. frequency_penalty, presence_penalty: subtracted from the logits of the answer's
-    tokens, the former once for each occurrence; −2 to 2. grammar: what the answer must match.
+    logit_bias: token → number to add to its logit, −100 to 100; at most `MOST_BIASED` tokens.
+    repetition_penalty: factor for the tokens of prompt and answer, 10⁻³ to 10³; a logit above 0 is
+    divided by it, any other multiplied. frequency_penalty, presence_penalty: numbers to subtract
+    from the logits of the answer's tokens, −2 to 2; the frequency penalty once for each occurrence.
+    grammar: the grammar that the answer must match.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -112,9 +118,9 @@ NO_LOGITS_OPTIONS = LogitsOptions()
 class LogitsProcessor:
     """Processes the logits of one generation. Not thread-safe.
 
-    prompt_length: tokens before the answer. constraint: the options' grammar, compiled; None
-    forbids nothing, for a drafter that cannot use it. Rows may come in any order, and the text may
-    change between calls.
+    prompt_length: number of tokens before the answer. constraint: the compiled grammar of the
+    options; None forbids no token, for a drafter that cannot use a grammar. The rows may have any
+    order, and the text may change between calls.
     """
 
     def __init__(
@@ -133,10 +139,10 @@ class LogitsProcessor:
         )
 
     def process(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> Sequence[int]:
-        """Change the rows of ``logits`` [n, V] in place; returns the dead ends among them.
+        """Change the rows of ``logits`` [n, V] in place; return the dead ends.
 
-        text: u32 [m], prompt and answer, which all rows continue. paths: for each row, the tokens
-        after the text. A dead end, which no token may follow, is left unconstrained.
+        text: prompt and answer, which all rows continue, u32 [m]. paths: for each row, the tokens
+        after the text. A dead end is a row that no token may continue; it stays unconstrained.
         """
         logits[:, self._biased] += self._bias
         if self._options.has_penalties:
@@ -156,9 +162,11 @@ class LogitsProcessor:
 def node_paths(
     ids: Sequence[int], parents: Sequence[int] | NDArray[np.int64] | None
 ) -> list[list[int]]:
-    """Return the path of each row of a window: the root's, then each node's with its own token.
+    """Return the path of each row of a window: the root's path, then each node's.
 
-    ids: the nodes' tokens. parents: index of each node's parent, −1 for the root; None: a chain.
+    A path is the tokens after the text. The root's path is empty; a node's path ends with the
+    node's token. ids: the nodes' tokens. parents: index of each node's parent, −1 for the root;
+    None: the nodes form a chain.
     """
     paths: list[list[int]] = [[]]
     for at, token in enumerate(ids):

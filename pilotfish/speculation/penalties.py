@@ -1,12 +1,12 @@
 """Apply vLLM's three penalties (`LogitsOptions`) to rows of logits that continue one text.
 
-In:  logits [n, V], the text u32 [m], and for each row the tokens after the text. Out: the rows,
-     changed.
+In:  logits [n, V], the text u32 [m], and for each row its path, the tokens after the text.
+Out: the same rows, changed.
 
-The text is counted once, as it grows. Its effect is the same for all rows and is applied in place,
-by a few operations over the whole row; the few tokens of each row's path are then recomputed from
-their original logits. So a window costs O(n V), whatever the length of the text, and the memory of
-one more row.
+The text's tokens are counted once, as the text grows. The text has the same effect on all rows; a
+few operations over each row apply it in place. The few tokens of a row's path are then recomputed
+from their original logits. So a window takes O(n V) time for any length of the text, and the memory
+of one more row.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,16 @@ from pilotfish.speculation.distributions import Floats
 Ids = NDArray[np.uint32]
 Places = NDArray[np.intp]
 
-_MANY = 16  # a text with more than 1/16 of all tokens changes whole rows, not single tokens
-_AT_ONCE = 4096  # tokens; from this number on, counting over the vocabulary is cheaper
+_MANY = 16  # an effect on more than 1/16 of the vocabulary is applied to whole rows
+_AT_ONCE = 4096  # number of tokens from which one count over the vocabulary is cheaper
 
 
 class _Effect(NamedTuple):
-    """The effect of one text on a row. at: i64 [k], the affected tokens; None: all, k = V.
+    """Effect of one text on a row.
 
-    kind: the row's dtype. factor: of repetition, a scalar or [k]; None: none. subtracted: arrays
-    [k] to subtract one after the other.
+    at: the affected tokens, i64 [k]; None: all tokens, k = V. kind: the row's dtype. factor: factor
+    of the repetition penalty, a scalar or [k]; None: no such penalty. subtracted: arrays [k] to
+    subtract one after the other.
     """
 
     at: Places | None
@@ -39,10 +40,11 @@ class _Effect(NamedTuple):
 
 
 class Penalties:
-    """The penalties of one generation. Not thread-safe.
+    """Penalties of one generation. Not thread-safe.
 
-    prompt_length: tokens before the answer. repetition: 1 for none. frequency, presence: 0 for
-    none. The text may grow, be cut or change between calls: it is compared with the last one.
+    prompt_length: number of tokens before the answer. repetition: a factor; 1: no penalty.
+    frequency, presence: numbers to subtract; 0: no penalty. The text may grow, shrink or change
+    between calls: each call compares it with the last text.
     """
 
     def __init__(
@@ -52,10 +54,10 @@ class Penalties:
         self._prompt_length = prompt_length
         self._room: Ids = np.empty(0, np.uint32)
         self._length = 0  # length of the counted text, at the start of ``_room``
-        # [V], occurrences of each token in the answer, and whether it occurs in the prompt
+        # for each token [V]: occurrences in the answer; whether it occurs in the prompt
         self._counts: NDArray[np.int32] = np.zeros(0, np.int32)
         self._prompt: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._text_effect: _Effect | None = None  # None: to be computed again
+        self._text_effect: _Effect | None = None  # None: must be computed
 
     def apply(self, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]) -> None:
         """Apply the penalties of the text and of each row's path to ``logits`` [n, V], in place."""
@@ -83,7 +85,8 @@ class Penalties:
         if effect.factor is not None:
             np.divide(values, effect.factor, out=scratch)
             np.multiply(values, effect.factor, out=values)
-            # the quotient above 0, else the product: the lesser of both for a factor of at least 1
+            # choose the quotient for logits above 0, else the product: if the factor is at least 1,
+            # that is the lesser of both
             chosen = np.minimum if self._repetition >= 1.0 else np.maximum
             chosen(values, scratch, out=values)
         for each in effect.subtracted:
@@ -107,7 +110,7 @@ class Penalties:
     def _effect_of_counts(
         self, at: Places | None, counts: NDArray[np.integer], kind: np.dtype[np.floating]
     ) -> _Effect:
-        """Compute the effect on tokens with these counts [k] in the answer, or in the prompt."""
+        """Compute the effect on tokens that occur ``counts`` [k] times in the answer."""
         subtracted: list[Floats] = []
         if self._frequency:
             subtracted.append(counts.astype(kind) * kind.type(self._frequency))
@@ -119,7 +122,7 @@ class Penalties:
     # Counting
 
     def _update(self, text: Ids, vocab: int) -> None:
-        """Update the counts to this text."""
+        """Make the counts those of this text."""
         held = self._room[: self._length]
         if len(self._counts) != vocab:
             self._forget(vocab)
@@ -163,14 +166,14 @@ class Penalties:
 
 
 def _common_length(text: Ids, held: Ids) -> int:
-    """Count the equal first tokens."""
+    """Return the length of the common prefix of two texts."""
     shorter = min(len(text), len(held))
     differing = (text[:shorter] != held[:shorter]).nonzero()[0]
     return int(differing[0]) if len(differing) else shorter
 
 
 def _path_tokens(paths: Sequence[Sequence[int]]) -> tuple[Places, Places, Places]:
-    """Return rows, tokens and occurrences, [k] each, of the tokens in the rows' paths."""
+    """Return the paths' distinct (row, token) pairs: rows, tokens and occurrences, [k] each."""
     lengths = [len(path) for path in paths]
     tokens = np.fromiter(chain.from_iterable(paths), np.int64, sum(lengths))
     rows = np.arange(len(paths)).repeat(lengths)

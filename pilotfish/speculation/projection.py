@@ -1,9 +1,9 @@
-"""Map a drafter's logits to the vocabulary that it drafts in.
+"""Map a drafter's logits to the vocabulary of its drafts.
 
-Each column of the logits is a token of that vocabulary, or none. Tokens without a column get −∞, so
-the softmax renormalises the drafter's distribution over the tokens with one: those that its head
-was cut to (FR-Spec, Zhao et al. 2025), those shared with a target of another vocabulary (Timor et
-al. 2025), or both.
+Each column of the logits stands for a token of this vocabulary, or for none. Tokens without a
+column get −∞, so the softmax renormalises the drafter's distribution over the tokens that have a
+column. Columns are missing if the drafter's head was cut to frequent tokens (FR-Spec, Zhao et al.
+2025), or if its target has another vocabulary (Timor et al. 2025).
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from pilotfish.speculation.distributions import Floats
 
 
 class Projection:
-    """Maps logits. Reuses a buffer, so each lane needs its own.
+    """Maps logits; reuses its output buffer, so each lane needs its own `Projection`.
 
-    places: i64 [W], the token of each column, each at most once; ``size`` for no token. size: V.
+    places: the token of each column, i64 [W]; ``size`` where a column has no token; no token occurs
+    twice. size: V, the size of the vocabulary.
     """
 
     def __init__(self, places: NDArray[np.int64], size: int) -> None:
         self._places, self._size = places, size
-        # f32 [most rows so far, V + 1]; only the columns in `places` are written
+        # f32 [rows of the largest call, V + 1]; only the columns of ``places`` are ever written
         self._buffer = self._rows(1)
 
     def __call__(self, logits: Floats) -> Floats:
-        """Map f32 [n, W] to f32 [n, V], −∞ without a column; valid until the next call."""
+        """Map logits f32 [n, W] to f32 [n, V]; the result is valid until the next call."""
         if len(logits) > len(self._buffer):
             self._buffer = self._rows(len(logits))
-        # row by row: indexing a 1-D array is twice as fast as one axis of a 2-D array
+        # row by row: indexing a 1-D array is twice as fast as indexing an axis of a 2-D array
         for row, out in zip(logits, self._buffer, strict=False):
             out[self._places] = row
         return self._buffer[: len(logits), : self._size]
 
     def reaches(self, token: int) -> bool:
-        """Whether this token has a column."""
+        """Return whether this token has a column, so that it can be drafted."""
         return bool((self._places == token).any())
 
     def _rows(self, count: int) -> NDArray[np.float32]:

@@ -1,14 +1,15 @@
 """Prompt lookup: draft what followed an earlier occurrence of the text's last tokens.
 
-In:  the ids of a text. Out: a place in it, the number of tokens before that place that equal the
-     text's last ones, and the ids from there on.
+In:  the ids of a text. Out: an earlier place in the text, the length of the match (the number of
+     tokens before the place that equal the text's last tokens), and the ids from the place on.
 
-This helps where an answer repeats its prompt or itself: quotations, edited code, names, tables,
-loops. A match of one token is right in 2 to 4 of 10 places, one of 16 nearly always;
-`AcceptanceEstimator` separates them by length, and leaving out short matches gained nothing.
+Prompt lookup helps where an answer repeats its prompt or itself: quotations, edited code, names,
+tables, loops. A match of one token predicts the next token in 2 to 4 of 10 places, a match of 16
+tokens nearly always. `AcceptanceEstimator` learns the acceptance by length, and leaving out short
+matches gained nothing.
 
-There is no index that grows with the text: a search reads all of it, in microseconds (20 for 8,000
-tokens, 130 for 131,072), and while the text continues as predicted no search is needed.
+There is no index. A search reads the whole text, in microseconds (20 for 8,000 tokens, 130 for
+131,072 tokens), and while the text continues as predicted, no search is needed.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.uint32]
 
-_DEEP = 16  # most tokens of a match that are compared
-_PLACES = 32  # most places that are compared, the latest
+_DEEP = 16  # upper limit of tokens compared before a place
+_PLACES = 32  # number of latest places that are compared
 
 
 @dataclass(frozen=True)
 class LookupMatch:
-    """A place in the text whose continuation is expected again.
+    """Place in the text; the tokens from this place on are expected again after the text's end.
 
     start: index of the id that is expected next. end: length of the text. length: number of ids
-    before ``start`` that equal those before ``end``; long matches are not counted to the end.
+    before ``start`` that equal the ids before ``end``; for a long match, a lower bound.
     """
 
     start: int
@@ -44,18 +45,18 @@ class LookupMatch:
         return LookupMatch(self.start + more, len(ids), self.length + more)
 
     def continuation(self, ids: Ids, most: int) -> Ids:
-        """Return the ``most`` ids that are expected after the text u32 [`end`].
+        """Return the next ``most`` ids that are expected after the text u32 [`end`].
 
-        If the text ends too soon, the place is part of a loop, and the loop is repeated.
+        If the text has fewer ids after the place, these ids are a loop and are repeated.
         """
         return np.resize(ids[self.start : self.start + most], most)
 
 
 def find_match(ids: Ids, least: int = 1) -> LookupMatch | None:
-    """Find the best match for the end of the text u32 [n], C-contiguous; None if there is none.
+    """Find the longest match for the end of the text u32 [n]; None if there is none.
 
-    Compares the latest 32 places after the text's last ``least`` ≥ 1 tokens, and takes the longest
-    match, counted to 16 tokens; the latest of several.
+    ids: C-contiguous. least: shortest match, at least 1 token. Of all matches only the latest 32
+    are compared, each up to 16 tokens; of equally long matches the latest is returned.
     """
     starts = find_places(ids, ids, least, _PLACES)
     if not len(starts):
@@ -66,14 +67,14 @@ def find_match(ids: Ids, least: int = 1) -> LookupMatch | None:
 
 
 def find_places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]:
-    """Return the places in ``ids`` u32 [n] after the text's last ``least`` ≥ 1 tokens.
+    """Return the places in ``ids`` u32 [n] that follow the text's last ``least`` ≥ 1 tokens.
 
-    A place is the index of the token that follows; i64 [m], ascending, each below n; only the last
-    ``most`` of them.
+    A place is the index of the following token, below n. Returns the last ``most`` places, i64 [m],
+    ascending.
     """
     if len(ids) <= least or len(text) < least:
         return np.empty(0, np.int64)
-    # bool [n - least]: whether the `least` tokens from here on equal the text's last ones
+    # bool [n - least]: whether the ``least`` tokens from an index on equal the text's last tokens
     same = ids[least - 1 : -1] == text[-1]
     for back in range(2, least + 1):
         same &= ids[least - back : -back] == text[-back]
@@ -81,7 +82,10 @@ def find_places(ids: Ids, text: Ids, least: int, most: int) -> NDArray[np.int64]
 
 
 def match_lengths(ids: Ids, starts: NDArray[np.int64], text: Ids) -> NDArray[np.int64]:
-    """Count how many ids before each of ``starts`` [m] equal the text's last ones; at most 16."""
+    """Return the match length of each place, i64 [m]: equal ids before the place and at the end.
+
+    starts: places in ``ids``, [m]. text: its last tokens are compared, at most 16.
+    """
     back = np.arange(1, min(_DEEP, len(text)) + 1)
     at = starts[:, None] - back
     differ = ids.take(at, mode="clip") != text[-back]

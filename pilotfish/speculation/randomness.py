@@ -1,13 +1,13 @@
 """Counter-based randomness: every draw depends only on its name, not on earlier draws.
 
-A draw is named by (seed, purpose, round start, position or tree node, candidate index), as in
-docs/wire.md: no draw is used for two purposes, and a retry or a resumption repeats it. The bits
-are raw Philox-4x64 words, whose stream NumPy promises to keep; their transformation is ours, since
-NumPy does not promise to keep its distributions.
+The name of a draw is (seed, purpose, round start, position or tree node, candidate index), as in
+docs/wire.md. No draw is used for two purposes, and a retry or a resumption repeats the same draws.
+The bits are raw words of Philox-4x64, a stream that NumPy promises never to change. NumPy makes no
+promise for its distributions, so the code here transforms the words itself.
 
-Counter words, low to high: block, position, round start, candidate · 2³² + purpose. Names therefore
-never share a block: a race uses as many low blocks as the vocabulary needs, and the uniforms of one
-window use one block per candidate.
+The counter's four words, low to high: block, position, round start, candidate · 2³² + purpose. So
+different names never share a block. A race uses as many blocks as the vocabulary needs; the
+uniform variates of a window use one block per candidate.
 """
 
 import math
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 Weights = NDArray[np.floating] | NDArray[np.integer]
 
-_KEY = 0x50696C6F74666973  # "Pilotfis": sets our streams apart from other users of the same seed
+_KEY = 0x50696C6F74666973  # "Pilotfis": other programs with the same seed get other streams
 _WORDS_PER_BLOCK = 4
 
 
 class Purpose(IntEnum):
-    """Purpose of a draw. The numbers are part of the wire protocol: both ends use them."""
+    """Purpose of a draw. The numbers are part of the wire protocol, since both ends use them."""
 
     TARGET = 1  # the target's sample at a position: `stream` and `coupled`
     DRAFT = 2
@@ -31,8 +31,8 @@ class Purpose(IntEnum):
     RESIDUAL = 4
     BONUS = 5
     LOCAL = 6
-    DITHER = 7  # the rounding of P̃ in `dssd`
-    CHOICE = 8  # seeds of further answers to one prompt
+    DITHER = 7  # rounding of P̃ in protocol `dssd`
+    CHOICE = 8  # seeds of the second and further answers to one prompt
 
 
 def _words(
@@ -48,7 +48,7 @@ def _words(
 def derive_seed(seed: int, choice: int) -> int:
     """Derive the seed of one of several answers to a prompt, in [0, 2⁶³).
 
-    seed: the request's, which the first answer uses itself.
+    seed: the request's seed; the first answer (choice 0) uses it unchanged.
     """
     if not choice:
         return seed
@@ -64,14 +64,14 @@ def noise(
     round_start: int = 0,
     candidate: int = 0,
 ) -> NDArray[np.uint32]:
-    """Generate raw noise for one race: a word per runner, u32 [count]."""
+    """Generate raw noise for one race: one 32-bit word per token, u32 [count]."""
     words = _words((count + 1) // 2, seed, purpose, position, round_start, candidate)
-    # "<u4" whatever the byte order of the machine, so that the two ends agree
+    # little-endian on every machine, so that the two ends agree
     return words.astype("<u8", copy=False).view("<u4")[:count]
 
 
 def exponentials(words: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """Compute exponential variates of raw noise, float64 of the same shape, all > 0."""
+    """Convert raw noise to exponential variates, f64 of the same shape, all > 0."""
     variates = words.astype(np.float64)
     variates += 0.5
     variates *= -(2.0**-32)
@@ -81,12 +81,13 @@ def exponentials(words: NDArray[np.uint32]) -> NDArray[np.float64]:
 
 
 def sample(weights: Weights, words: NDArray[np.uint32]) -> int:
-    """Return the index that wins the race, argmax(weights / exponentials(words)), both [V].
+    """Sample a token from ``weights`` [V]: return argmax(weights / exponentials(words)).
 
-    It is distributed as the weights normalised: the Gumbel-max trick without the logarithm of the
-    weights. 10⁻⁵ of noise in the logits almost never changes its outcome, unlike inverse-CDF
-    sampling. Logarithms are taken only of runners that can win: e ≥ (w + ½)/2³², so a runner that
-    is below the best so far even with that bound is out.
+    This race is the Gumbel-max trick without the weights' logarithms: a token wins with probability
+    weight / Σ weights. An error of 10⁻⁵ in the logits almost never changes the winner, whereas
+    it would change a sample by inverse CDF. words: raw noise, u32 [V]. The exponential variate e of
+    a word w is at least (w + ½)/2³²; the exact variates are computed only for tokens that could
+    still win by this bound.
     """
     bounds = _bounds(weights, words)
     leader = int(bounds.argmax())
@@ -98,15 +99,15 @@ def sample(weights: Weights, words: NDArray[np.uint32]) -> int:
 
 
 def race(weights: Weights, words: NDArray[np.uint32]) -> tuple[int, float]:
-    """Return the winner of the race, as `sample` does, and its lead over the next runner.
+    """Return the winner of the race, as `sample` does, and its lead over the second token.
 
-    The lead is in log(weight) + Gumbel noise, 0 to infinity.
+    The lead is the difference of their log(weight) + Gumbel noise, 0 to infinity.
     """
     bounds = _bounds(weights, words)
     leader = int(bounds.argmax())
     highest, bounds[leader] = bounds[leader], -1.0
     second = int(bounds.argmax())
-    if not bounds[second] > 0.0:  # no other can win
+    if not bounds[second] > 0.0:  # no second token can have a score above 0
         return leader, math.inf
     bounds[leader] = highest
     runners = _runners(bounds, _scores(weights, words, np.array([leader, second])).min())
@@ -118,7 +119,7 @@ def race(weights: Weights, words: NDArray[np.uint32]) -> tuple[int, float]:
 
 
 def _bounds(weights: Weights, words: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return upper bounds of each runner's score · 2⁻³², up to float32 rounding; [V]."""
+    """Return an upper bound of each token's score · 2⁻³², up to float32 rounding; [V]."""
     bounds: NDArray[np.float32] = weights.astype(np.float32, copy=False) / (
         words.astype(np.float32) + np.float32(0.5)
     )
@@ -126,7 +127,7 @@ def _bounds(weights: Weights, words: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 
 def _runners(bounds: NDArray[np.float32], least: float) -> NDArray[np.integer]:
-    """Return the runners that may have a score of at least ``least``, ascending."""
+    """Return the tokens that may have a score of at least ``least``, ascending."""
     return np.flatnonzero(bounds >= least * 2.0**-32 * (1.0 - 1e-6))
 
 
@@ -140,14 +141,14 @@ def _scores(
 def uniforms(
     count: int, seed: int, purpose: Purpose, first_position: int, *, round_start: int
 ) -> NDArray[np.float64]:
-    """Generate uniform variates in (0, 1), float64 [count], one per candidate of a window.
+    """Generate uniform variates in (0, 1), f64 [count], one per candidate of a window.
 
-    The block number is the candidate's, counted over the window in the order drawn (in a chain its
-    offset), so the whole window costs one call.
+    The number of a candidate's block is its number in the window, in the order of the draws (in a
+    chain, its offset). So one call generates the variates of the whole window.
     """
     words = _words(count * _WORDS_PER_BLOCK, seed, purpose, first_position, round_start, 0)
     mantissas: NDArray[np.float64] = (words[::_WORDS_PER_BLOCK] >> np.uint64(11)).astype(np.float64)
     mantissas += 0.5
     mantissas *= 2.0**-53
-    np.minimum(mantissas, 1.0 - 2.0**-53, out=mantissas)  # the highest would round to 1
+    np.minimum(mantissas, 1.0 - 2.0**-53, out=mantissas)  # the highest value would round to 1
     return mantissas

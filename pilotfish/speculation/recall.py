@@ -1,13 +1,14 @@
-"""A drafter's distribution without a model: tokens that followed earlier matches of the text's end.
+"""Draft without a model: predict the tokens that followed earlier occurrences of the text's end.
 
 In:  the committed tokens, and earlier texts. Out: after any path of drafts, the tokens that
-     followed before, their frequencies, and the acceptance of the likeliest.
+     followed earlier, their counts, and the acceptance of the likeliest.
 
-The distribution counts each place with the longest match once. While the text continues as at some
-of these places, they are followed; otherwise the text itself and all earlier texts are searched.
+A match is a place where earlier tokens equal the text's last tokens. Each place with the longest
+match counts once. While the text continues like the tokens at a place, the place advances with the
+text; when no place is left, the text itself and all earlier texts are searched again.
 
 Acceptance is learned from the committed tokens alone, in their order. It does not depend on the
-drafts, so a window that ends by it cannot bias the output's law.
+drafts, so a window may end by it without bias in the output's law.
 
 References: Saxena 2023 (prompt lookup), Oliaro et al. 2024 (SuffixDecoding), Luo et al. 2024 (Token
 Recycling).
@@ -25,21 +26,21 @@ from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.corpus import BREAK, EMPTY_SNAPSHOT, CorpusSnapshot
 from pilotfish.speculation.prompt_lookup import Ids, find_places, match_lengths
 
-_MANY = 64  # most places that are compared, the latest
-_SCANNED = 4096  # most places after the last token that are searched for the last two
-_ALONE = 8  # most of these places that are used if none has the last two
-_LEARNT = 65  # most tokens at once to learn from, a window and one more; more are a prompt
-_LENGTHS = 64  # longer matches count as this long
+_MANY = 64  # number of latest places that are compared
+_SCANNED = 4096  # number of latest places after the last token that are checked for the last two
+_ALONE = 8  # number of latest places that are used if only the last token matches
+_LEARNT = 65  # upper limit of new tokens to learn from: a window and one more; more are a prompt
+_LENGTHS = 64  # upper limit of match length (tokens) for the acceptance estimate
 _NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Echo:
-    """The tokens that may follow, by earlier places that match the end of the text.
+    """Prediction of the next token: the tokens at earlier places that match the end of the text.
 
-    earlier, here: matching places in the earlier texts and in this one, i64 [m], ascending. length:
-    of the match, in tokens. tokens: u32 [k], the distinct following tokens. weights: f64 [k], their
-    counts; the latest place adds half a count, so that it wins ties.
+    earlier, here: matching places in the earlier texts, and in this text, i64 [m], ascending.
+    length: length of the match, in tokens. tokens: the distinct tokens at these places, u32 [k].
+    weights: their counts, f64 [k]; the latest place adds half a count, so that its token wins ties.
     """
 
     earlier: NDArray[np.int64]
@@ -50,35 +51,35 @@ class Echo:
 
     @property
     def likeliest(self) -> int:
-        """The most frequent following token."""
+        """The token with the highest count."""
         return int(self.tokens[self.weights.argmax()])
 
 
 class Recall:
-    """Predicts the continuation of one text at a time. Not thread-safe."""
+    """Predictor of the next tokens of one text at a time. Not thread-safe."""
 
     def __init__(self) -> None:
         self._earlier = EMPTY_SNAPSHOT
-        self._text = np.empty(1024, np.uint32)  # committed tokens, then the last path
+        self._text = np.empty(1024, np.uint32)  # committed tokens, then the path's tokens
         self._end = 0  # number of committed tokens
         self._path: list[int] = []
-        # after the committed tokens, and after each token of the path
+        # predictions after the committed tokens, and after each token of the path
         self._echoes: list[Echo | None] = [None]
         self._odds = AcceptanceEstimator(REPEAT_PRIOR)
-        self._odds_by_length: dict[int, float] = {}  # acceptance by match length
+        self._odds_by_length: dict[int, float] = {}  # match length → acceptance
 
     def set_corpus(self, earlier: CorpusSnapshot) -> None:
-        """Search these earlier texts from now on."""
+        """Use these earlier texts from now on."""
         self._earlier = earlier
         self._forget(self._end)
 
     def set_estimator(self, odds: AcceptanceEstimator) -> None:
-        """Use, and update, this acceptance estimator from now on."""
+        """Use this acceptance estimator from now on, and update it."""
         self._odds = odds
         self._odds_by_length.clear()
 
     def update(self, committed: Ids) -> None:
-        """Update to the committed tokens u32 [n], most of which are known."""
+        """Follow the committed tokens u32 [n]; usually the text has only grown at its end."""
         known = _common_length(self._text[: self._end], committed)
         if known < self._end:
             self._forget(known)
@@ -94,18 +95,18 @@ class Recall:
             self._commit(token)
 
     def _forget(self, end: int) -> None:
-        """Set the number of committed tokens, and search for matches."""
+        """Set the number of committed tokens, drop all predictions, and search for matches."""
         self._end = end
         self._path.clear()
         self._echoes = [self._search(end)]
 
     def _commit(self, token: int) -> None:
-        """Learn from the next committed token, and follow the places that it continues."""
+        """Learn from the next committed token, and advance the places where it follows."""
         echo = self._echoes[0]
         if echo is not None:
             self._odds.update(min(echo.length, _LENGTHS), echo.likeliest == token)
             self._odds_by_length.clear()
-        if self._path and self._path[0] == token:  # as drafted: the echoes after it stay valid
+        if self._path and self._path[0] == token:  # the draft was right: later echoes stay valid
             del self._path[0], self._echoes[0]
             self._end += 1
             return
@@ -115,7 +116,7 @@ class Recall:
         self._echoes = [self._extend(echo, token, self._end)]
 
     def predict(self, path: Sequence[int]) -> Echo | None:
-        """Return what may follow the committed tokens and a path; None if nothing matches."""
+        """Return the prediction after the committed tokens and a path; None without a match."""
         known = 0
         while known < min(len(path), len(self._path)) and path[known] == self._path[known]:
             known += 1
@@ -130,7 +131,7 @@ class Recall:
         return self._echoes[len(path)]
 
     def acceptance(self, echo: Echo) -> float:
-        """Return the probability in (0, 1) that the likeliest token follows."""
+        """Return the probability in (0, 1) that the echo's likeliest token follows."""
         length = min(echo.length, _LENGTHS)
         if length not in self._odds_by_length:
             self._odds_by_length[length] = self._odds.estimate(length)
@@ -144,8 +145,11 @@ class Recall:
             self._text = np.concatenate([self._text, np.empty(length, np.uint32)])
 
     def _extend(self, echo: Echo | None, token: int, end: int) -> Echo | None:
-        """Extend a match by ``token``, the last of the first ``end`` tokens; or search anew."""
-        # a match of one token was found with a lower limit on places, so it is searched again
+        """Extend the places of a match by ``token``, or search again if ``token`` follows none.
+
+        ``token`` is the last of the first ``end`` tokens of the text.
+        """
+        # search again after a match of one token: that search kept fewer places
         if echo is not None and echo.length > 1:
             earlier = _advance(self._earlier.ids, echo.earlier, token)
             here = _advance(self._text, echo.here, token)
@@ -154,7 +158,7 @@ class Recall:
         return self._search(end)
 
     def _search(self, end: int) -> Echo | None:
-        """Find the places with the longest match for the end of the first ``end`` tokens."""
+        """Find the places with the longest match for the text's first ``end`` tokens."""
         text, earlier = self._text[:end], self._earlier
         before = earlier.find_places(text, _MANY)
         before = before[earlier.ids.take(before) != BREAK]
@@ -171,7 +175,7 @@ class Recall:
     def _echo(
         self, earlier: NDArray[np.int64], here: NDArray[np.int64], length: int, end: int
     ) -> Echo | None:
-        """Create the echo of these places; None if no token follows any of them."""
+        """Create the echo of these places; None if there is no token at any of them."""
         if len(earlier):
             following = self._earlier.ids.take(earlier)
             if (following == BREAK).any():
@@ -190,14 +194,14 @@ class Recall:
 
 
 def _common_length(first: Ids, second: Ids) -> int:
-    """Count the equal first tokens."""
+    """Return the length of the common prefix of two texts."""
     length = min(len(first), len(second))
     differ = first[:length] != second[:length]
     return int(differ.argmax()) if differ.any() else length
 
 
 def _advance(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int64]:
-    """Return the next places after those that ``token`` follows."""
+    """Return the next place after each of ``starts`` [m] that has ``token``; i64 [k]."""
     if not len(starts):
         return _NOWHERE
     places: NDArray[np.int64] = starts[ids.take(starts) == token] + 1
@@ -205,7 +209,7 @@ def _advance(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int6
 
 
 def _count_tokens(following: Ids) -> tuple[Ids, NDArray[np.float64]]:
-    """Count equal tokens; the last one adds half a count."""
+    """Return the distinct tokens and their counts; the last token adds half a count."""
     last = following[-1:]
     if len(following) == 1 or (following == last).all():
         return last, np.ones(1)

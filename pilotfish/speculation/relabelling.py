@@ -1,14 +1,15 @@
-"""Wireless relabelling: relax labels for a channel that is not good (wisv §V-B).
+"""Wireless relabelling: relax a decision head's training labels for a poor channel (wisv §V-B).
 
-In:  an episode's mismatches with labels y (1: critical, letting it pass changes the task's outcome)
-     and positions in tokens, and the quality of a sampled channel (`Channel.quality`).
-Out: labels for that channel: 1 to repair, 0 to let pass.
+In:  an episode's mismatches with labels y (1: critical, since forgiving the mismatch changes the
+     task's outcome) and positions in tokens; the quality of a sampled channel (`Channel.quality`).
+Out: labels for this channel: 1 to repair the mismatch, 0 to forgive it.
 
-The printed paper lost the formulas (28)–(31); this is our reconstruction (docs/papers.md), and κ,
-the floor and T are ours. Importance s_i = Σ_j y_j e^{−|i−j|/κ}. A channel has the budget B = b·Σy,
-where b rises with its quality, from a floor to 1. A mismatch is repaired with probability
-π_i = y_i·σ((s_i − λ)/T), with the smallest λ such that Σπ ≤ B. So only critical labels are relaxed,
-the more important ones less, and under a good channel (b = 1) all stay.
+The printed paper lacks the formulas (28)–(31). The formulas here are a reconstruction
+(docs/papers.md); the paper gives no values for κ, the floor and T. The importance of mismatch i is
+s_i = Σ_j y_j e^{−|i−j|/κ}. A channel has the budget B = b·Σy, where b rises with its quality from
+the floor to 1. A mismatch keeps the label 1 with probability π_i = y_i·σ((s_i − λ)/T), with the
+smallest λ such that Σπ ≤ B. So only labels of 1 change, important ones less often, and a good
+channel (b = 1) changes none.
 """
 
 import math
@@ -16,19 +17,19 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-KAPPA = 8.0  # tokens
-FLOOR = 0.8  # at 0.5 a head forgave most under a poor link (docs/wisv.md, Results)
-TEMPERATURE = 0.5
-LEAST_TEMPERATURE = 1e-6  # below it (s − λ)/T leaves the floats
+KAPPA = 8.0  # κ (tokens): distance at which a mismatch's importance falls to 1/e
+FLOOR = 0.8  # b at quality 0; at 0.5 a head forgave most mismatches (docs/wisv.md, Results)
+TEMPERATURE = 0.5  # T, in units of importance
+LEAST_TEMPERATURE = 1e-6  # lower limit of T: (s − λ)/T could overflow below it
 
 
 def importance(
     labels: NDArray[np.bool_], positions: NDArray[np.int64], kappa: float = KAPPA
 ) -> NDArray[np.float64]:
-    """Compute s, f64 [n]: the number of critical mismatches nearby, by distance (wisv (28)).
+    """Compute the importance s, f64 [n]: critical mismatches, weighted by nearness (wisv (28)).
 
     labels [n]; positions [n], in tokens. kappa: the distance in tokens at which a mismatch counts
-    e⁻¹. Raises ValueError for a kappa that is not positive, or for unequal lengths.
+    1/e. Raises ValueError for a kappa that is not positive and finite, or for unequal lengths.
     """
     if labels.shape != positions.shape or labels.ndim != 1:
         raise ValueError(f"Labels {labels.shape} and positions {positions.shape} differ in shape.")
@@ -42,9 +43,10 @@ def importance(
 
 
 def budget(labels: NDArray[np.bool_], quality: float, floor: float = FLOOR) -> float:
-    """Compute B, the most repairs to expect: b·Σy, b = floor + (1 − floor)·quality (wisv (29)).
+    """Compute the budget B, the expected number of labels that stay 1 (wisv (29)).
 
-    Raises ValueError for a quality or a floor outside [0, 1].
+    B = b·Σy with b = floor + (1 − floor)·quality. Raises ValueError for a quality or a floor
+    outside [0, 1].
     """
     for name, value in (("quality", quality), ("floor", floor)):
         if not 0.0 <= value <= 1.0:
@@ -61,12 +63,12 @@ def repair_probabilities(
     floor: float = FLOOR,
     temperature: float = TEMPERATURE,
 ) -> NDArray[np.float64]:
-    """Compute π, f64 [n]: the probability that each mismatch keeps the label 1 (wisv (31)).
+    """Compute π, f64 [n]: the probability that each mismatch's label is 1 (wisv (31)).
 
-    Σπ is B to float precision; labels of 0 stay 0, and if B ≥ Σy, π is y. temperature: T, how
-    gradually repair follows importance; a low one repairs only the most important, a high one all
-    alike. Raises ValueError for a temperature that is too small or not finite, and as `importance`
-    and `budget` do.
+    π is 0 where the label y is 0. Σπ equals the `budget` B up to rounding; if B ≥ Σy, π = y.
+    temperature: T; at a low T only the most important mismatches keep the label 1, at a high T all
+    critical ones have nearly equal π. Raises ValueError for a T below `LEAST_TEMPERATURE` or not
+    finite, and for the errors of `importance` and `budget`.
     """
     if not LEAST_TEMPERATURE <= temperature < math.inf:
         raise ValueError(f"T must be at least {LEAST_TEMPERATURE} and finite, not {temperature}.")
@@ -89,10 +91,10 @@ def relabel(
     floor: float = FLOOR,
     temperature: float = TEMPERATURE,
 ) -> NDArray[np.bool_]:
-    """Draw labels for a channel of this quality, bool [n]: each with probability π.
+    """Draw labels for a channel of this quality, bool [n]: label i is 1 with probability π_i.
 
-    uniforms: f64 [n] in [0, 1); the same ones relax no label that a worse channel keeps. For the
-    other arguments, and errors, see `repair_probabilities`.
+    uniforms: f64 [n] in [0, 1). With the same uniforms, a better channel keeps every label that a
+    worse one keeps. For the other arguments, and errors, see `repair_probabilities`.
     """
     if uniforms.shape != labels.shape:
         raise ValueError(f"{labels.shape} labels need as many uniforms, not {uniforms.shape}.")
@@ -103,15 +105,15 @@ def relabel(
 
 
 def _share(scores: NDArray[np.float64], allowed: float) -> NDArray[np.float64]:
-    """Compute σ(s − λ), f64 [k], for s [k] in units of T and the least λ with sum ≤ allowed.
+    """Compute σ(s − λ), f64 [k], with the least λ for which the sum is at most ``allowed`` < k.
 
-    allowed < k. λ is sought as an offset from the greatest s, so that equal scores share equally
-    however small T is.
+    scores: s in units of T, [k]. The search is for the offset of λ from the greatest s, so that
+    equal scores get equal shares at any T.
     """
     if allowed <= 0.0:
         return np.zeros(len(scores))
     below = scores - scores.max()
-    # bounds: the offsets if all scores were the greatest, or the least
+    # bounds: the offset if all scores equalled the greatest, and if all equalled the least
     log_odds = math.log(allowed) - math.log(len(scores) - allowed)
     low, high = log_odds, log_odds - float(below.min())
     while low < (middle := (low + high) / 2.0) < high:
@@ -123,6 +125,6 @@ def _share(scores: NDArray[np.float64], allowed: float) -> NDArray[np.float64]:
 
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute σ(x) without overflow, and without losing values close to 0."""
+    """Compute the logistic function σ(x), without overflow and exact for values close to 0."""
     values: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -x))
     return values

@@ -1,7 +1,7 @@
-"""`Row`, one distribution exactly as it was sampled from and as it crosses the link.
+"""`Row`, the distribution from which a token was sampled, in the form in which it crosses the link.
 
-A row gives a weight to each token, or to a few tokens and 0 to all others. Its probabilities are
-the weights divided by their float64 sum, so weights may have any scale and any real dtype.
+A row has a weight for each token, or for a few tokens; all others have the weight 0. Probabilities
+are weights divided by their float64 sum, so weights may have any scale and any real dtype.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Weights [K] of the tokens ``ids`` [K], ascending; of all tokens [V] where ids is None."""
+    """Distribution with weights [K] of the tokens ``ids`` [K], ascending; ids None: K = V."""
 
     weights: NDArray[np.floating] | NDArray[np.integer]
     ids: NDArray[np.uint32] | None = None
 
     @cached_property
     def total(self) -> float:
-        """The float64 sum of the weights."""
+        """Sum of the weights, in float64."""
         return float(self.weights.sum(dtype=np.float64))
 
     @property
     def support(self) -> "NDArray[np.uint32] | slice":
-        """Index of the row's tokens in an array over the vocabulary."""
+        """Index that selects the row's tokens in an array [V]."""
         return slice(None) if self.ids is None else self.ids
 
     def probability(self, token: int) -> float:

@@ -1,10 +1,10 @@
-"""Seconds per token with a drafter: in rounds of the best window, and under `ahead`.
+"""Seconds per token with a drafter: in rounds with the best window, and under protocol `ahead`.
 
-In:  acceptance of drafts, pass times of both ends, and the link's RTT. Out: seconds a token, and
+In:  acceptance of drafts, pass times of both ends, and the link's RTT. Out: seconds per token, and
      the best of several drafters.
 
-pass_s are seconds of a target pass with 0, 1, … drafts; draft_s are seconds of a drafter pass.
-Transfer times are left out, since only ids cross the link.
+pass_s: seconds of a target pass with 0, 1, … drafts. draft_s: seconds of a drafter pass. Transfer
+times are ignored, since only ids cross the link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.ahead import draft_cost, draft_length, survival, token_costs
 
-GAIN = 1.05  # a drafter with a lower speed-up is not worth having
-ALIKE = 0.97  # drafters above this share of the fastest speed count as equally fast
-_TAIL = 512  # further depths of a run, with the acceptance of the last given one
+GAIN = 1.05  # lowest speed-up at which a drafter is worth using
+ALIKE = 0.97  # share of the fastest speed from which a drafter counts as equally fast
+_TAIL = 512  # depths added to a run, with the acceptance of the last measured depth
 
 
 def best_window(
@@ -24,7 +24,7 @@ def best_window(
 ) -> tuple[int, float]:
     """Return the window with the least seconds per token, and these seconds (tslt (5), (8)).
 
-    tokens: expected tokens of a round with windows of 1, 2, …; pass_s covers them all.
+    tokens: expected tokens of a round with a window of 1, 2, …; pass_s needs an entry for each.
     """
     seconds = {
         window: (window * draft_s + rtt_s + pass_s[window]) / committed
@@ -42,8 +42,8 @@ def hinted_token_s(
 ) -> float:
     """Compute the seconds per token of a lone session under `ahead`.
 
-    acceptance_by_depth: α at each depth of a run, f64 [n]; deeper ones equal the last. pass_s: has
-    an entry for each number of drafts that a pass may take.
+    acceptance_by_depth: acceptance at each depth of a run, f64 [n]; deeper drafts have the last
+    value. pass_s: one entry for each number of drafts that a pass may take, from 0.
     """
     run = survival(np.append(acceptance_by_depth, np.full(_TAIL, acceptance_by_depth[-1])))
     costs = token_costs(
@@ -58,6 +58,6 @@ def hinted_token_s(
 
 
 def pick_drafter(tokens_per_s: Mapping[str, float]) -> str:
-    """Return the first of the drafters that count as fastest; list the smallest first."""
+    """Return the first drafter that counts as fastest; the caller lists the smallest first."""
     most = max(tokens_per_s.values())
     return next(name for name, rate in tokens_per_s.items() if rate >= ALIKE * most)

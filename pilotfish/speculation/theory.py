@@ -1,13 +1,13 @@
-"""Predictions of the papers: acceptance, tokens of a round.
+"""Predictions of the papers: acceptance, and tokens of a round.
 
-In:  distributions p of the target and q of the drafter, normalised, f64 [V] ([..., V] where noted).
-Out: figures to compare measurements with. Names and numbers are those of `tslt`; docs/papers.md
-     corrects its misprints.
+In:  the target's distribution p and the drafter's q, normalised, f64 [V] ([..., V] where noted).
+Out: figures to compare measurements with. Symbols and equation numbers are those of the paper
+     `tslt`; docs/papers.md corrects its misprints.
 
-One candidate is accepted with probability β = 1 − TV(p, q). Truncating q to q̂ changes that by at
-most σ, the mass cut off. With k candidates the j-th is verified against p⁽ʲ⁾, the residual of p
-after the rejections before it (`speculation.candidates`), and is accepted with probability β⁽ʲ⁾ =
-1 − TV(p⁽ʲ⁾, q).
+One candidate is accepted with probability β = 1 − TV(p, q). If q is truncated to q̂, β changes by at
+most σ, the mass that truncation removes. Of k candidates, the j-th is verified against p⁽ʲ⁾, the
+residual of p after j − 1 rejections (`speculation.candidates`). It is accepted with probability
+β⁽ʲ⁾ = 1 − TV(p⁽ʲ⁾, q).
 """
 
 import math
@@ -35,14 +35,14 @@ def beta(p: Floats, q: Floats) -> Values:
 
 
 def sigma(q: Floats, ids: NDArray[np.integer] | slice) -> float:
-    """Compute σ, the mass of q [V] outside the ``kept`` ids [K]; TV(q̂, q) = σ (tslt (21))."""
+    """Compute σ, the mass of q [V] outside ``ids`` [K]; TV(q̂, q) = σ (tslt (21))."""
     outside = np.ones(len(q), dtype=np.bool_)
     outside[ids] = False
     return float(q[outside].sum(dtype=np.float64))
 
 
 def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
-    """Compute p⁽¹⁾…p⁽ᵏ⁾ [V]: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
+    """Compute p⁽¹⁾…p⁽ᵏ⁾, f64 [V] each: p⁽¹⁾ = p, p⁽ⁱ⁺¹⁾ = norm(max(0, p⁽ⁱ⁾ − q)) (tslt (25))."""
     chain: list[Values] = [p / p.sum(dtype=np.float64)]
     row = Row(q)
     while len(chain) < k:
@@ -51,26 +51,26 @@ def residuals(p: Floats, q: Floats, k: int) -> list[Values]:
 
 
 def betas(p: Floats, q: Floats, k: int) -> Values:
-    """Compute β⁽¹⁾…β⁽ᵏ⁾, f64 [k]: acceptance of the j-th candidate (tslt (29)–(31)).
+    """Compute β⁽¹⁾…β⁽ᵏ⁾, f64 [k], the acceptance of each candidate (tslt (29)–(31)).
 
-    If one is 1, the later ones are never reached and have no meaning.
+    A value after a β of 1 has no meaning: its candidate is never verified.
     """
     return np.array([float(beta(rest, q)) for rest in residuals(p, q, k)])
 
 
 def theta(betas: Floats) -> Values:
-    """Compute θ, the probability that one of k candidates is accepted; [..., k] (tslt (39)).
+    """Compute θ, f64 [...]: the probability that one of k candidates is accepted (tslt (39)).
 
-    β⁽¹⁾ + Σ β⁽ⁱ⁾ Π_{j<i} (1 − β⁽ʲ⁾), which is 1 − Π (1 − β⁽ⁱ⁾).
+    betas: β⁽¹⁾…β⁽ᵏ⁾, [..., k]. θ = β⁽¹⁾ + Σ β⁽ⁱ⁾ Π_{j<i} (1 − β⁽ʲ⁾) = 1 − Π (1 − β⁽ⁱ⁾).
     """
     rejected: Values = np.prod(1.0 - np.asarray(betas, dtype=np.float64), axis=-1)
     return 1.0 - rejected
 
 
 def alpha(betas: Floats) -> float:
-    """Compute α = E[θ] over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7) and (40)).
+    """Compute α, the mean of θ over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7), (40)).
 
-    (40) approximates it by the means α⁽ⁱ⁾ = E[β⁽ⁱ⁾], that is by ``theta(betas.mean(0))``.
+    Equation (40) approximates α from the means E[β⁽ⁱ⁾], as ``theta(betas.mean(0))``.
     """
     return float(theta(betas).mean())
 
@@ -78,7 +78,7 @@ def alpha(betas: Floats) -> float:
 def tokens_per_round(alpha: float, length: int) -> float:
     """Compute the expected tokens of a round with L levels, (1 − α^{L+1}) / (1 − α) (tslt (8)).
 
-    That is 1 + α + … + α^L, including the correction or bonus token, so L + 1 at α = 1. Each token
-    is taken as accepted with the same α, whatever came before it.
+    This is 1 + α + … + α^L, so L + 1 at α = 1; it includes the correction or bonus token. The
+    formula assumes that each token is accepted with the same α, independently of earlier tokens.
     """
     return math.fsum(alpha**i for i in range(length + 1))

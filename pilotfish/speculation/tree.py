@@ -1,9 +1,9 @@
-"""Token trees: drafting by an expansion ⟨k₁…k_L⟩, verification, path search (tslt §4).
+"""Token trees: drafting with an expansion ⟨k₁…k_L⟩, verification, path search (tslt §4).
 
-A tree's node 0 is its root, the last token before the window; nodes 1, 2, … are numbered breadth
-first, in the order in which they were first drawn. Each node above the last level has k candidates,
-drawn independently from its q; equal candidates share a node, but all are verified, in the order
-drawn (docs/papers.md). A chain is the tree ⟨1, 1, …⟩.
+Node 0 of a tree is its root, the last token before the window. Nodes 1, 2, … are numbered breadth
+first, in the order of their first draw. Each node of level l − 1 has k_l candidates, drawn
+independently from the node's q. Equal candidates share a node, but each of them is verified, in
+the order of the draws (docs/papers.md). A chain is the tree ⟨1, 1, …⟩.
 """
 
 import math
@@ -19,41 +19,41 @@ from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.rows import Row
 
 Expansion = tuple[int, ...]
-# takes a candidate's number, counted over the whole tree in the order drawn, and a probability
+# function of a candidate's number (over the whole tree, in the order of draws) and a probability
 NumberedCoin = Callable[[int, float], bool]
 
 
 class Tree:
-    """A growing token tree. ``len`` is the number of its nodes without the root."""
+    """Growing token tree; ``len`` is the number of nodes without the root."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._parents: list[int] = []  # node numbers
-        # nodes of each inner node's candidates, in the order drawn
+        self._parents: list[int] = []  # each node's parent, as a node number
+        # nodes of each inner node's candidates, in the order of draws
         self.candidates: list[tuple[int, ...]] = []
-        self._level = range(1)  # the nodes of the last level
+        self._level = range(1)  # nodes of the deepest level
 
     def __len__(self) -> int:
         return len(self._ids)
 
     @property
     def ids(self) -> NDArray[np.uint32]:
-        """The tokens of nodes 1…n, u32 [n]."""
+        """Tokens of nodes 1…n, u32 [n]."""
         return np.array(self._ids, dtype=np.uint32)
 
     @property
     def parents(self) -> NDArray[np.int64]:
-        """Index of the parent of each of nodes 1…n among them, −1 for the root; i64 [n]."""
+        """Parents of nodes 1…n, i64 [n]: index in `ids`, or −1 for the root."""
         return np.array(self._parents, dtype=np.int64) - 1
 
     @property
     def level(self) -> range:
-        """The nodes of the deepest level; at first the root."""
+        """Nodes of the deepest level; in a new tree, the root."""
         return self._level
 
     @property
     def expansion(self) -> Expansion:
-        """The tree's expansion ⟨k₁…k_L⟩."""
+        """Expansion ⟨k₁…k_L⟩ of the tree."""
         counts = []
         node = 0
         while node < len(self.candidates):
@@ -66,7 +66,10 @@ class Tree:
         return [self._ids[node - 1] for node in nodes]
 
     def grow(self, drawn: Sequence[Sequence[int]]) -> None:
-        """Add a level: the tokens drawn for each node of the deepest level, in order."""
+        """Add a level of nodes.
+
+        drawn: for each node of the deepest level, the tokens drawn there, in order.
+        """
         first = len(self._ids) + 1
         for parent, tokens in zip(self._level, drawn, strict=True):
             children: dict[int, int] = {}
@@ -89,10 +92,10 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """The result of a verification: the accepted path, and the distribution to sample next.
+    """Result of a verification: the accepted path, and the distribution of the next token.
 
-    node: the last accepted node. weights: [V], the residual there after a rejection, or p after a
-    leaf.
+    node: the last accepted node, or 0. weights [V]: after a rejection, the residual at this node;
+    otherwise p after this leaf.
     """
 
     node: int
@@ -109,8 +112,8 @@ def verify(
 ) -> Walk:
     """Walk down from the root while candidates are accepted (tslt Algorithm 8).
 
-    candidates: for each inner node, its candidates' nodes. ids: tokens of nodes 1…n. q, p:
-    distributions by node, called only for nodes on the path.
+    candidates: for each inner node, the nodes of its candidates. ids: tokens of nodes 1…n. q, p:
+    functions from a node to a distribution; called only for nodes on the accepted path.
     """
     node = 0
     while node < len(candidates):
@@ -129,16 +132,16 @@ def verify(
 
 
 def _numbered_from(coin: NumberedCoin, first: int) -> Coin:
-    """Return a coin for one node's candidates, which are numbered from ``first``."""
+    """Return a coin for one node's candidates; their numbers begin at ``first``."""
     numbers = count(first)
     return lambda probability: coin(next(numbers), probability)
 
 
 def nodes_at_most(expansion: Expansion) -> int:
-    """Count the most nodes of a tree ⟨k₁…k_L⟩, without the root: Σ_l Π_{i≤l} kᵢ."""
+    """Return the maximum number of nodes of a tree ⟨k₁…k_L⟩ without the root: Σ_l Π_{i≤l} kᵢ."""
     return sum(math.prod(expansion[:level]) for level in range(1, len(expansion) + 1))
 
 
 def chain(length: int) -> list[tuple[int, ...]]:
-    """Return the candidates of a chain."""
+    """Return the candidates' nodes of a chain of this length, in the form of `Tree.candidates`."""
     return [(node,) for node in range(1, length + 1)]

@@ -1,12 +1,13 @@
 """Sparsify, then sample: the truncated, quantised and renormalised q̂ (tslt §3, corrected).
 
-In:  the drafter's logits and sampling parameters (temperature, top-K, top-ρ).
-Out: `SparseRows`, which the drafter samples from and sends unchanged. So any truncation and any
-     quantisation is lossless: the edge accepts against exactly the distribution sampled from
-     (docs/papers.md). They only cost acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
+In:  the drafter's logits and sampling parameters (temperature, min-p, top-k, top-p).
+Out: `SparseRows`, the distributions that the drafter samples from and sends. The edge verifies
+     with exactly these distributions, so no truncation or quantisation changes the output's law
+     (docs/papers.md). They only change acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
 
-Weights are quantised in half octaves: a token of level c weighs w(c) = ⌊2³¹ · 2^(−c/2) + ½⌋, where
-level 0 is the row's heaviest. The worst rounding is a quarter octave, a factor of 2^(1/4) = 1.19.
+Weights are quantised in half octaves: a token of level c has the weight
+w(c) = ⌊2³¹ · 2^(−c/2) + ½⌋, and the row's heaviest token has level 0. The largest rounding error is
+a quarter octave, a factor of 2^(1/4) = 1.19.
 """
 
 import math
@@ -20,25 +21,27 @@ from pilotfish.speculation.distributions import Floats, Sampling, nucleus
 from pilotfish.speculation.rows import Row
 
 STEPS_PER_OCTAVE = 2
-MAX_LEVEL = 62  # half-octave levels, w(62) = 1; smaller weights are dropped
+MAX_LEVEL = 62  # highest level (half octaves): w(62) = 1; tokens of smaller weights are dropped
 _STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
 
-# f64 [MAX_LEVEL + 1], whole numbers; by integer square roots, independent of a platform's exp2
+# weight by level, f64 [MAX_LEVEL + 1], whole numbers. Integer square roots give the same numbers on
+# every platform; exp2 might not.
 LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
     [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )
 
-# Top-K first takes the maxima of `_PARTS` interleaved parts, since likely tokens have ids close to
-# each other. The K-th largest maximum is a lower bound of the K-th value.
+# For k < `_MOST_BY_PARTS`, top-k of a large vocabulary first takes the maxima of `_PARTS` parts.
+# The k-th largest maximum is a lower bound of the k-th largest value. A part has the ids with the
+# same remainder, since likely tokens often have ids close to each other.
 _PARTS, _MOST_BY_PARTS = 4096, 1024
 
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Distributions over few tokens each, concatenated.
+    """Concatenated rows: n distributions over few tokens each, N tokens in all.
 
-    ids: u32 [N], strictly ascending within a row. levels: u8 [N], half octaves below the row's
-    heaviest token; each row has a level 0. ends: i64 [n], where each row ends.
+    ids: tokens, strictly ascending within a row, u32 [N]. levels: half octaves below the row's
+    heaviest token, u8 [N]; each row has a token of level 0. ends: end index of each row, i64 [n].
     """
 
     ids: NDArray[np.uint32]
@@ -49,16 +52,16 @@ class SparseRows:
         return len(self.ends)
 
     def row(self, index: int) -> Row:
-        """Return one of the distributions."""
+        """Return the distribution of row ``index``."""
         begin = int(self.ends[index - 1]) if index else 0
         place = slice(begin, int(self.ends[index]))
         return Row(LEVEL_WEIGHTS[self.levels[place]], self.ids[place])
 
     def contains(self, rows: NDArray[np.int64], tokens: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Mark which of the tokens u32 [n] are in their rows, i64 [n]."""
+        """Return whether each token u32 [n] occurs in its row (row index i64 [n]), bool [n]."""
         wanted = (rows << 32) + tokens
         inner = np.arange(len(self.ends)).repeat(np.diff(self.ends, prepend=0))
-        # i64 [N], ascending, for a row's ids are
+        # i64 [N], ascending, since the ids within a row ascend
         held = (inner << 32) + self.ids
         at = held.searchsorted(wanted)
         present: NDArray[np.bool_] = held.take(at, mode="clip") == wanted
@@ -66,7 +69,7 @@ class SparseRows:
 
     @staticmethod
     def join(parts: Sequence["SparseRows"]) -> "SparseRows":
-        """Concatenate the rows of ``parts``, in this order."""
+        """Concatenate the rows of all ``parts``, in order."""
         if not parts:
             return SparseRows(np.empty(0, np.uint32), np.empty(0, np.uint8), np.empty(0, np.int64))
         sizes = np.concatenate([np.diff(part.ends, prepend=0) for part in parts])
@@ -80,7 +83,7 @@ class SparseRows:
 def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> SparseRows:
     """Compute q̂ of one row of ``logits`` [V]: truncated like `probabilities`, then quantised.
 
-    most: tokens that it may have; the likeliest are kept, and lower ids win ties.
+    most: upper limit of its tokens; the likeliest tokens are kept, and lower ids win ties.
     """
     ids = _truncated_ids(logits, sampling)
     if most is not None and len(ids) > most:
@@ -88,7 +91,7 @@ def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> Spa
     if sampling.greedy:
         levels = np.zeros(1, np.uint8)
     else:
-        # [K], steps below the heaviest token
+        # half octaves below the heaviest token, [K]
         depth = (logits.max() - logits[ids]).astype(np.float64)
         depth *= _STEPS_PER_NAT / sampling.temperature
         np.rint(depth, out=depth)
@@ -119,15 +122,15 @@ def largest(values: Floats, count: int) -> NDArray[np.integer]:
     if count >= size:
         return np.arange(size)
     ids = _candidates(values, count)
-    if len(ids) < count:  # then the last is −∞
+    if len(ids) < count:  # the count-th largest value is −∞, so all tokens tie with it or exceed it
         return np.arange(size)
     return _above_last(values, ids, count)
 
 
 def likeliest(values: Floats, count: int) -> NDArray[np.integer]:
-    """Return ids of the ``count`` largest ``values`` [V], the largest first, without −∞.
+    """Return ids of the ``count`` largest ``values`` [V], the largest first.
 
-    Lower ids come first in ties; there may be fewer than ``count``.
+    Values of −∞ do not count, so there may be fewer ids. Lower ids come first in ties.
     """
     if not count:
         return np.arange(0)
@@ -138,12 +141,15 @@ def likeliest(values: Floats, count: int) -> NDArray[np.integer]:
 
 
 def _candidates(values: Floats, count: int) -> NDArray[np.integer]:
-    """Return ids of values above −∞, ascending: the ``count`` largest, their ties, and others."""
+    """Return candidates for the ``count`` largest ``values`` [V], ascending ids.
+
+    They include the ``count`` largest values and any that tie with the last, without values of −∞.
+    """
     size = len(values)
     if count >= _MOST_BY_PARTS or size < 8 * _PARTS:
         return np.flatnonzero(values > -math.inf)
     whole = size - size % _PARTS
-    # [4096], over all ids with the same remainder
+    # maximum over all ids with the same remainder, [_PARTS]
     maxima = values[:whole].reshape(-1, _PARTS).max(axis=0)
     bound = np.partition(maxima, _PARTS - count)[_PARTS - count]
     places = np.flatnonzero((maxima >= bound) & (maxima > -math.inf))
@@ -157,7 +163,7 @@ def _candidates(values: Floats, count: int) -> NDArray[np.integer]:
 
 
 def _above_last(values: Floats, ids: NDArray[np.integer], count: int) -> NDArray[np.integer]:
-    """Return those of ``ids``, at least ``count``, whose values are no less than the count-th."""
+    """Return the ``ids`` with values of at least the count-th largest; ids: at least ``count``."""
     candidates = values[ids]
     last = np.partition(candidates, len(ids) - count)[len(ids) - count]
     chosen: NDArray[np.integer] = ids[candidates >= last]

@@ -1,1 +1,1 @@
-"""A node of an edge's target: `pilotfish edge worker`."""
+"""Node of an edge's target: the program `pilotfish edge worker`."""

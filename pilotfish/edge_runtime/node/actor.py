@@ -1,8 +1,8 @@
 """Run a whole model or a stage as an actor of a cluster (`edge_runtime.targets.cluster`).
 
-`NodeActor` is a plain class. The cluster's runtime makes it an actor, restarts it after a loss, and
-passes arguments from the edge or the actor before it. A restarted actor has empty slots, and
-refuses steps until `hold` is called again.
+`NodeActor` is a plain class. The cluster's runtime turns it into an actor and restarts the actor
+after a loss. It passes the arguments of a call from the edge, or from the actor of the stage
+before. A restarted actor has empty slots, and refuses steps until `hold` is called again.
 """
 
 import os
@@ -22,7 +22,7 @@ from pilotfish.wire.nodes import Item
 
 
 class ActorInfo(NamedTuple):
-    """An actor's artifact digest, positions of each slot (context) and process id."""
+    """Description of an actor: digest of its artifact, positions of a slot, and process id."""
 
     digest: str
     context: int
@@ -30,11 +30,11 @@ class ActorInfo(NamedTuple):
 
 
 class StageResult(NamedTuple):
-    """The result of a step after one or more actors.
+    """Result of a step after one or more actors.
 
-    states: f32 [Σ size, width] for the next stage; from the last stage or a whole model, hidden
-    states [Σ rows, d]. logits: f32 [Σ rows, V], from a whole model only. compute_ns: one computing
-    time for each actor so far.
+    states: states for the next stage, f32 [Σ size, width]; from the last stage or a whole model,
+    hidden states f32 [Σ rows, d]. compute_ns: computing time of each actor so far. logits: f32
+    [Σ rows, V], only from a whole model.
     """
 
     states: NDArray[np.float32]
@@ -43,7 +43,7 @@ class StageResult(NamedTuple):
 
 
 class NodeActor:
-    """One actor. Raises like `open_model` and `Stage` if its artifact cannot be loaded."""
+    """Actor that runs a whole model or a stage; raises the errors of `open_model` and `Stage`."""
 
     def __init__(
         self, path: str, *, slots: int, context: int, threads: int | None, provider: str
@@ -59,7 +59,7 @@ class NodeActor:
         )
 
     def hold(self, incarnation: bytes) -> ActorInfo:
-        """Empty all slots and take a new incarnation."""
+        """Empty all slots, and accept steps of this incarnation from now on."""
         self._slots.forget()
         self._incarnation = incarnation
         return ActorInfo(self._digest, self._context, os.getpid())
@@ -71,9 +71,9 @@ class NodeActor:
         inputs: "NDArray[np.int64] | StageResult",
         parents: bytes,
     ) -> StageResult:
-        """Run a step on tokens i64 [Σ size], or on the result of the stage before.
+        """Run a step; inputs: tokens i64 [Σ size], or the result of the stage before.
 
-        Raises `TargetLostError` if the actor was restarted since `hold`.
+        Raises `TargetLostError` if the actor was restarted after the last call of `hold`.
         """
         if incarnation != self._incarnation:
             raise TargetLostError("An actor of the target has lost its slots.")

@@ -1,4 +1,4 @@
-"""The node daemon: load the artifact, listen, run steps until told to stop."""
+"""Node daemon: loads the artifact, listens, and runs steps until a signal stops it."""
 
 import gc
 import logging
@@ -29,10 +29,10 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LOADING_S = 600.0
-_CONNECTIONS = 32  # connections of edges and stages, including stale ones
-_OWN_DESCRIPTORS = 128  # open files of the process besides connections
-_PATIENCE_S = 60.0  # least watchdog interval: a pass must fit
+_LOADING_S = 600.0  # start-up time (s) that the daemon requests from its supervisor
+_CONNECTIONS = 32  # upper limit of connections from edges and stages, including stale connections
+_OWN_DESCRIPTORS = 128  # descriptors of the process that are not connections
+_PATIENCE_S = 60.0  # lower limit of the watchdog's interval (s), since a pass must fit into it
 
 
 def serve_node(
@@ -41,9 +41,10 @@ def serve_node(
     announce: Callable[[str], None] = lambda endpoint: None,
     lifeline: int | None = None,
 ) -> int:
-    """Serve until SIGINT or SIGTERM, or until ``lifeline`` (a descriptor) closes at its other end.
+    """Serve until SIGINT or SIGTERM, or until the other end of ``lifeline`` closes.
 
-    ``announce`` is called with the endpoint once edges are served. Returns the exit code.
+    announce: function that is called with the endpoint once edges can connect. lifeline: a
+    descriptor. Returns the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -88,7 +89,7 @@ def serve_node(
 def _load(
     artifact: Artifact, config: NodeConfig, keys: EdgeKeys | None, feed_watchdog: Callable[[], None]
 ) -> NodeWork:
-    """Load the artifact as a worker (whole model) or a stage."""
+    """Load the artifact: a whole model as a worker, a part of a model as a stage."""
     options: Any = {
         "slots": config.sessions,
         "context": config.context,
@@ -101,10 +102,10 @@ def _load(
 
 
 class NodeLoop(ServingLoop):
-    """Runs steps until a signal ends it.
+    """Loop that runs steps until a signal ends it.
 
-    No message is answered during a step. That costs little, since a node serves one edge and ZeroMQ
-    sends the heartbeats.
+    During a step no message is answered. This costs little, since a node serves only one edge, and
+    ZeroMQ sends the heartbeats in another thread.
     """
 
     def __init__(
@@ -139,14 +140,14 @@ class NodeLoop(ServingLoop):
             self._set_problems(())
 
     def step(self) -> None:
-        """Run the steps that have arrived, and update the attachment."""
+        """Wait for messages, run the steps that have arrived, and update the attachment."""
         self._set_sources(self._work.sources)
         self._poll(self._idle_s)
         self._service.update_attachment()
 
     @property
     def status(self) -> str:
-        """The status line for systemd."""
+        """Line that `systemctl status` shows."""
         doing = "attached" if self._service.attached else "waiting for an edge"
         problem = f"; not in force: {self._problem}" if self._problem else ""
         model, steps = self._work.ready.model, self._service.steps
@@ -167,7 +168,7 @@ class NodeLoop(ServingLoop):
             return self._problem
         try:
             listed = AllowList.load(self._config.keys)
-        except KeysError as error:  # unknown whether keys were removed: keep them
+        except KeysError as error:  # the list is unreadable: keep the allowed keys
             self._set_problems([str(error)])
         else:
             self._listener.gate.allowed = listed.names

@@ -1,9 +1,9 @@
-"""Serve a node's messages. Called by the node's loop; never waits.
+"""Serve a node's messages. The node's loop calls these functions; they never wait.
 
-A node works for one edge at a time. A connection with the same key takes over, since it is the same
-edge restarted; an edge with another key may attach when the first is gone. Steps come from the edge
-or from the stage before this one, and must name the present incarnation. Other messages get a typed
-refusal.
+A node works for one edge at a time. A new connection with the same key replaces the attachment,
+since it comes from the same edge after a restart. An edge with another key may attach only when the
+first edge is no longer connected. Steps come from the edge or from the stage before this one, and
+must name the present incarnation. Any other message gets a typed refusal.
 """
 
 import logging
@@ -24,7 +24,10 @@ _log = logging.getLogger("pilotfish.edge")
 
 
 class NodeService:
-    """Serves messages and manages the attachment. Used by the node's loop. steps: steps run."""
+    """Serves messages and manages the attachment. Used by the node's loop.
+
+    steps: number of steps so far.
+    """
 
     def __init__(self, listener: Listener, work: NodeWork, message_bytes: int) -> None:
         self._listener = listener
@@ -32,7 +35,7 @@ class NodeService:
         self._message_bytes = message_bytes
         self._edge, self._owner = b"", b""  # connection and key of the attached edge
         self._incarnation: bytes | None = None
-        self._joining = False  # the attachment is not confirmed to the edge yet
+        self._joining = False  # whether the attachment still has to be confirmed to the edge
         self.steps = 0
 
     @property
@@ -41,7 +44,7 @@ class NodeService:
         return self._incarnation is not None and self._listener.connections.is_connected(self._edge)
 
     def handle(self, envelope: Envelope) -> None:
-        """Serve one message."""
+        """Serve one message of an edge or of the stage before this one."""
         incarnation = None
         try:
             gate = self._listener.gate
@@ -72,7 +75,7 @@ class NodeService:
             self._refuse(envelope.client, refusal, incarnation)
 
     def update_attachment(self) -> None:
-        """Confirm a complete attachment to the edge, or end a failed one."""
+        """Confirm the attachment to the edge once it is complete; end it if it failed."""
         if self._incarnation is None:
             return
         try:
@@ -107,15 +110,15 @@ class NodeService:
             self._reply(self._edge, scored, answer)
 
     def _refuse(self, client: bytes, error: PilotfishError, incarnation: bytes | None) -> None:
-        """Send a refusal; one of the attachment goes to the edge and ends the attachment."""
+        """Send a refusal; if it concerns the present attachment, send it to the edge and detach."""
         if incarnation is not None and incarnation == self._incarnation:
             self._incarnation, client = None, self._edge
-            self._work.close()  # nobody would read the connection to the next stage
+            self._work.close()  # close the connection to the next stage, since it is no longer read
         refused = Refused(incarnation=incarnation, code=error.code, message=str(error)[:1024])
         self._reply(client, refused)
 
     def _reply(self, client: bytes, report: msgspec.Struct, frames: Sequence[Buffer] = ()) -> None:
         try:
             self._listener.send(client, report, frames)
-        except zmq.ZMQError as error:  # the peer is gone; it may ask again
+        except zmq.ZMQError as error:  # the peer is gone; it may retry later
             _log.debug("a report was not taken: %s", error)

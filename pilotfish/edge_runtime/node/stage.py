@@ -1,7 +1,7 @@
-"""Run a stage of a pipeline: some layers of a model (decentralized §2.2).
+"""Run a stage of a pipeline: consecutive layers of a model (decentralized §2.2).
 
-A stage receives states and sends states to the next stage; the last one sends hidden states to the
-edge.
+A stage receives states and sends states to the next stage; the last stage sends hidden states to
+the edge.
 """
 
 import time
@@ -21,14 +21,14 @@ from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import VERSION, Attach, Ready, Refused, Step, decode_report
 from pilotfish.wire.transport import is_loopback
 
-_JOIN_S = 10.0  # time limit for connecting to the next stage
-_REPLY_BYTES = 1 << 16  # the next stage only sends refusals
+_JOIN_S = 10.0  # time limit (s) for connecting to the next stage
+_REPLY_BYTES = 1 << 16  # upper limit of the next stage's messages (bytes), which are only refusals
 
 
 class StageWork(NodeWork):
-    """A stage and its connection to the next one.
+    """Stage with its connection to the next stage.
 
-    keys: the node's, for that connection. feed_watchdog: called within a long step.
+    keys: the node's keys, for this connection. feed_watchdog: function to call during a long step.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StageWork(NodeWork):
         self._form = HIDDEN_FORMATS[0]
         self._next: EdgeChannel | None = None
         self._join_by_s = 0.0
-        # the channel's connections when the next stage was reached; 0: not yet
+        # number of the channel's connection over which the next stage was reached; 0: not reached
         self._reached = 0
         self.ready = Ready(
             version=VERSION,
@@ -81,7 +81,7 @@ class StageWork(NodeWork):
             self._join_by_s, self._reached = time.monotonic() + _JOIN_S, 0
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
-        """Run the layers; sends states to the next stage, or returns the last stage's frame."""
+        """Run the layers; send the states to the next stage, or return the last stage's frame."""
         begun_ns = time.monotonic_ns()
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
@@ -102,7 +102,7 @@ class StageWork(NodeWork):
 
     @property
     def joined(self) -> bool:
-        """Whether the next stage is connected; `TargetLostError` if it is lost or overdue."""
+        """Whether the next stage is connected; raises `TargetLostError` if that has failed."""
         if self._next is None:
             return True
         self._read_next(self._next)
@@ -123,7 +123,7 @@ class StageWork(NodeWork):
         return True
 
     def _read_next(self, following: EdgeChannel) -> None:
-        """Read the next stage's messages; raises on a refusal, the only kind it sends."""
+        """Read the next stage's messages; raise `TargetLostError` for a refusal."""
         following.read_events()
         while (message := following.receive_raw(0.0)) is not None:
             report = decode_report(message[0])
@@ -132,7 +132,7 @@ class StageWork(NodeWork):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """The connection to the next stage."""
+        """Sockets and descriptors of the connection to the next stage."""
         return () if self._next is None else self._next.sources
 
     def close(self) -> None:
@@ -142,7 +142,10 @@ class StageWork(NodeWork):
             self._next = None
 
     def _expect_safe(self, attach: Attach) -> None:
-        """Raise unless the next stage is on this machine, or the connection is encrypted."""
+        """Raise `UnsupportedError` if the connection to the next stage would be unsafe.
+
+        The connection must be encrypted, or loopback on a node without keys.
+        """
         if attach.next and not attach.next.startswith("tcp://"):
             raise UnsupportedError(
                 f"{attach.next!r} is no address of a node; write tcp://HOST:PORT."

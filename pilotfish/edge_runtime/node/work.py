@@ -1,4 +1,4 @@
-"""`NodeWork`, the interface of what a node runs: one subclass for each kind of artifact."""
+"""`NodeWork`, the interface of a node's work; each kind of artifact has a subclass."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,30 +15,30 @@ class NodeWork(ABC):
     """Runs the steps of a node. Used by the node's loop.
 
     Attributes:
-        ready: the node's artifact and room, for the reply to an edge's greeting.
+        ready: reply to an edge's greeting: the node's artifact, slots and context.
     """
 
     ready: Ready
 
     @abstractmethod
     def attach(self, attach: Attach) -> None:
-        """Empty all slots for an edge; raises a typed error if its request cannot be met."""
+        """Empty all slots for an edge; raise a typed error if the node cannot do the request."""
 
     @abstractmethod
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
-        """Run a step; returns the answer's frames, or None if the next node continues it.
+        """Run a step; return the answer's frames, or None if the next node continues the step.
 
         Raises a typed error for a malformed step, or if the next node is lost.
         """
 
     @property
     def joined(self) -> bool:
-        """Whether the attachment is complete; raises a typed error if it failed or was lost."""
+        """Whether the attachment is complete; raises a typed error if it has failed."""
         return True
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """Sockets to poll for events; after one, check ``joined``."""
+        """Sockets and descriptors to poll; after an event, read `joined`."""
         return ()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Run a worker of a federation: it sends the top K of each requested row (specfed §II-§III)."""
+"""Run a worker of a federation, which sends the top K of each requested row (specfed §II-§III)."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,9 +16,9 @@ from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
 class Worker(NodeWork):
-    """A whole model that receives tokens and sends the top K of the requested rows.
+    """Whole model that receives tokens and sends the top K of the requested rows.
 
-    feed_watchdog: called within a long step.
+    feed_watchdog: function to call during a long step.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Worker(NodeWork):
         )
 
     def attach(self, attach: Attach) -> None:
-        """Empty the slots, and set K and the format of values."""
+        """Empty the slots, and set K and the format of the probabilities."""
         if attach.values not in TOPK_FORMATS or not attach.top_k:
             raise UnsupportedError(
                 "This node is a worker of a federation: it sends the top K of its distributions as "
@@ -51,7 +51,7 @@ class Worker(NodeWork):
         self._k, self._values = attach.top_k, attach.values
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
-        """Run a step; returns the top K of each row, in the order of the items."""
+        """Run a step; return one frame, the top K of each row in the order of the items."""
         if len(frames) != 2:
             raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
         tokens = read_numbers(frames[0], "<u4")

@@ -1,4 +1,4 @@
-"""The kinds of target. A new one is one file and one line here."""
+"""Kinds of target; a new kind needs one file, and one line here."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -16,9 +16,9 @@ KINDS = {
 
 
 def open_target(options: TargetOptions) -> Target:
-    """Open the target of the configured kind; may take long.
+    """Open the target of the configured kind; this may take long.
 
-    Raises like the kind's own ``open_target``.
+    Raises the errors of the kind's ``open_target``.
     """
     kind: Callable[[TargetOptions], Target] = import_module(KINDS[options.config.kind]).open_target
     return kind(options)

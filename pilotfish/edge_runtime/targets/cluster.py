@@ -1,15 +1,16 @@
-"""The target as replicas on a Ray cluster, each a whole model or a chain of stages.
+"""Target on a Ray cluster: replicas, each of which is a whole model or a chain of stages.
 
-In:  passes. A slot belongs to one replica, so its session stays there.
-Out: their scores. States go from actor to actor; the edge talks to the first and the last.
+In:  passes. Each slot belongs to one replica, so its session stays at this replica.
+Out: the passes' scores. States go from actor to actor; the edge calls all actors, and receives only
+     the last actor's result.
 
-Ray places the actors, and restarts lost actors, worker processes and nodes. It does not restore
-their slots, and does not notice a frozen process. So the edge attaches a replica again after it
-lost an actor, and sends its passes again, with as much of their sequences as needed. It kills the
-actors of an overdue replica, so that Ray restarts them.
+Ray places the actors, and restarts lost actors and worker processes. It does not restore the
+actors' slots, and does not notice a frozen process. So when a replica has lost an actor, the edge
+attaches the replica again and repeats its passes, with as many tokens of the sequences as needed.
+The edge kills the actors of an overdue replica, so that Ray restarts them.
 
-Ray transports pickled Python objects, and whoever reaches its ports can run code: a cluster is for
-machines that trust each other, behind a firewall (`docs/scale.md`).
+Ray transports pickled Python objects, so everyone who reaches its ports can run code. A cluster is
+only for machines that trust each other, protected by a firewall (`docs/scale.md`).
 """
 
 import logging
@@ -45,14 +46,17 @@ from pilotfish.engines.stage import Head
 
 _log = logging.getLogger("pilotfish.edge")
 
-_LOADING_S = 600.0  # time limit of a replica's first start
-_LOADED = 10.0  # time limit of later starts, in durations of the first
-_RETRY_S = 0.5  # pause before a replica is attached again
+_LOADING_S = 600.0  # time limit (s) of a replica's first start
+_LOADED = 10.0  # time limit of later starts, as a multiple of the first start's duration
+_RETRY_S = 0.5  # pause (s) before a replica is attached again
 
 
 @dataclass(eq=False)
 class _ReplicaPass(RemotePass):
-    """A pass under way, with spans over its replica's slots. size: tokens sent."""
+    """Pass under way, with spans over the slots of its replica.
+
+    lane: index of the replica. size: number of tokens sent.
+    """
 
     lane: int = 0
     size: int = 0
@@ -60,22 +64,22 @@ class _ReplicaPass(RemotePass):
 
 @dataclass(eq=False)
 class _Replica:
-    """One lane: its actors, in the order of their stages, and their attachment."""
+    """Replica of the target: its actors, in the order of their stages, and their attachment."""
 
     actors: list[Any]
     holding: Holding
     incarnation: bytes = b""  # present or requested incarnation of its actors
-    joining: int = 0  # actors that have not confirmed it
+    joining: int = 0  # number of actors that have not confirmed the incarnation
     ready: bool = False
-    retry_s: float | None = 0.0  # when to attach; None: attached or attaching
-    joined_s: float = 0.0  # when attaching began
-    loading_s: float | None = None  # time limit of attaching; None: not known yet
-    answered_s: float = 0.0  # when the last result arrived
+    retry_s: float | None = 0.0  # time of the next attachment; None: attached or under way
+    joined_s: float = 0.0  # time at which the attachment began
+    loading_s: float | None = None  # time limit of an attachment; None: `_LOADING_S`
+    answered_s: float = 0.0  # time of the last result
     actor_infos: dict[int, ActorInfo] = field(default_factory=dict)
 
 
 class _CallResult(NamedTuple):
-    """The result of ``hold`` (with the actor's index) or of a step (with its number)."""
+    """Result of a call: of ``hold`` (with the actor's index) or of a step (with its number)."""
 
     lane: int
     incarnation: bytes
@@ -86,7 +90,7 @@ class _CallResult(NamedTuple):
 
 
 class ClusterTarget(RemoteTarget[_ReplicaPass]):
-    """Passes run by replicas on a cluster."""
+    """Target that runs passes at replicas on a cluster."""
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         self._results: queue.SimpleQueue[_CallResult] = queue.SimpleQueue()
         self._fatal_error = ""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._ringing = threading.Lock()  # guards writing to the bell, and closing it
+        self._ringing = threading.Lock()  # guards the bell against a write after its close
         self._closed = False
         self.lanes = len(chains)
         self.depth = len(chains[0])
@@ -116,13 +120,13 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     @property
     def attached(self) -> int:
-        """Replicas that can compute."""
+        """Number of replicas that can compute."""
         return sum(replica.ready for replica in self._replicas)
 
     # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Send the pass to its replica, as soon as the replica is ready."""
+        """Send the pass to its replica, now or when the replica is ready."""
         lane = spans[0].slot % self.lanes
         local_spans = [span._replace(slot=span.slot // self.lanes) for span in spans]
         pending = self._passes[number] = _ReplicaPass(
@@ -132,11 +136,11 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the path; the replica gets it with the slot's next step."""
+        """Record the path; the replica gets the path with the slot's next step."""
         self._replicas[slot % self.lanes].holding.keep_path(slot // self.lanes, path)
 
     def _work(self, now_s: float) -> None:
-        """Process results, attach replicas, and handle overdue passes."""
+        """Process results, attach replicas, and restart the actors of overdue passes."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         while not self._results.empty():
@@ -151,11 +155,11 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """Descriptor that is readable after an actor's call has ended."""
+        """Descriptor that is readable after the end of an actor's call."""
         return (self._bell,)
 
     def _deadlines(self) -> list[float]:
-        """Return when a replica is to be attached, or a pass becomes overdue."""
+        """Return the times at which a replica is to be attached, or a pass becomes overdue."""
         ends_s = [replica.retry_s for replica in self._replicas if replica.retry_s is not None]
         ends_s += [
             self._overdue_at(pending)
@@ -167,22 +171,22 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     @property
     def problem(self) -> str:
-        """The replicas that cannot compute."""
+        """Replicas that cannot compute, in words; "" if there is none."""
         away = [str(n) for n, replica in enumerate(self._replicas, 1) if not replica.ready]
         return f"replica {', '.join(away)} being started" if away else ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The replicas by name, and whether each can compute."""
+        """Replica name → whether the replica can compute."""
         return {_replica_name(lane): replica.ready for lane, replica in enumerate(self._replicas)}
 
     @property
     def fatal_error(self) -> str:
-        """The error after which Ray will not restart an actor; "" for none."""
+        """Error after which Ray will not restart an actor; "" if there was none."""
         return self._fatal_error
 
     def close(self) -> None:
-        """Leave the cluster; a private one ends."""
+        """Leave the cluster; a private cluster ends."""
         self._replicas = []
         leave()
         with self._ringing:
@@ -215,7 +219,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         actor: int | None = None,
         number: int | None = None,
     ) -> None:
-        """Post the call's result when it ends, which Ray signals in another thread."""
+        """Put the call's result into the queue when the call ends (in a thread of Ray)."""
         post = partial(self._post, lane, replica.incarnation, actor, number)
         call.future().add_done_callback(post)
 
@@ -244,7 +248,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                     self._fail(pending, cause)
                     return
                 if call.number is not None:
-                    return  # its pass has timed out
+                    return  # the pass has already timed out
             if is_permanent(call.error):
                 self._fatal_error = (
                     f"An actor of {_replica_name(call.lane)} is gone for good: {call.error}"
@@ -252,7 +256,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self._lose_actor(call.lane, call.error)
 
     def _lose_actor(self, lane: int, error: BaseException) -> None:
-        """Record the loss of a replica's actor."""
+        """Record the loss of a replica's actor, and detach the replica."""
         replica = self._replicas[lane]
         if replica.ready:
             self._record_event(lane, "gone")
@@ -279,7 +283,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             self._replicas[pending.lane].holding.forget(span.slot)
 
     def _overdue_at(self, pending: _ReplicaPass) -> float:
-        """Return when a pass is overdue: after ``late_s`` for each chunk of its tokens."""
+        """Return the time at which a pass is overdue: ``late_s`` for each chunk of its tokens."""
         assert pending.sent_s is not None
         since_s = max(pending.sent_s, self._replicas[pending.lane].answered_s)
         return since_s + self._plan.late_s * max(1, -(-pending.size // CHUNK))
@@ -296,7 +300,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         )
 
     def _reattach_if_overdue(self, pending: _ReplicaPass, now_s: float) -> None:
-        """Restart the actors of an overdue pass, unless it times out now."""
+        """Restart the actors of a pass that is overdue, unless the pass times out now."""
         if pending.sent_s is None or now_s >= self._timeout_at(pending):
             return
         if now_s > self._overdue_at(pending):
@@ -307,7 +311,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     # Replicas
 
     def _reset(self, replica: _Replica) -> None:
-        """Detach a replica; its actors will be attached again with empty slots."""
+        """Detach a replica; it will be attached again, with empty slots."""
         replica.ready, replica.incarnation, replica.joining = False, b"", 0
         replica.retry_s = self._clock.now_s + _RETRY_S
         for pending in self._passes.values():
@@ -315,13 +319,13 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                 pending.sent_s = None
 
     def _restart(self, replica: _Replica) -> None:
-        """Kill the processes of all its actors."""
+        """Kill the processes of all actors of a replica, and detach the replica."""
         for actor in replica.actors:
             restart(actor)
         self._reset(replica)
 
     def _attach_if_ready(self, lane: int, replica: _Replica) -> None:
-        """Attach a replica if it is due, and send its waiting passes."""
+        """Begin or complete a replica's attachment if it is due, and send its waiting passes."""
         now_s = self._clock.now_s
         if replica.retry_s is not None and now_s >= replica.retry_s:
             replica.retry_s, replica.joined_s = None, now_s
@@ -333,7 +337,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             except Exception as error:  # Ray could not take the call
                 self._lose_actor(lane, error)
         elif replica.joining and now_s > replica.joined_s + (replica.loading_s or _LOADING_S):
-            if replica.loading_s is not None:  # a disk may be slower than it was
+            if replica.loading_s is not None:  # the disk may now be slower than at the first start
                 replica.loading_s = min(2.0 * replica.loading_s, max(replica.loading_s, _LOADING_S))
             self._restart(replica)
         elif not replica.ready and replica.incarnation and not replica.joining:
@@ -362,7 +366,7 @@ def _first_line(error: object) -> str:
 
 
 def open_target(options: TargetOptions) -> ClusterTarget:
-    """Start the replicas on the configured cluster; returns when all are ready."""
+    """Start the replicas on the configured cluster; return the target when all are ready."""
     config, plan = options.config, options.config.cluster
     artifacts = [options.artifact]
     head = None

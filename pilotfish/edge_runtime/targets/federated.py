@@ -1,18 +1,18 @@
-"""The target as a weighted ensemble of workers (specfed §II-§III; docs/papers.md).
+"""Target as a weighted ensemble of workers (specfed §II-§III; docs/papers.md).
 
 In:  passes, which every worker computes with its own model on its own machine.
-Out: scores: logits of Σ w_m p̃_m at every position of each window and at the bonus position,
-     rebuilt from each worker's top K.
+Out: scores: logits of p_agg = Σ w_m p̃_m at every requested row, where p̃_m is rebuilt from the top
+     K of worker m (`speculation.ensemble`).
 
 A worker is *late* if it has not answered within ``late_s``, and *gone* if it is not attached. The
-federation's policy decides on such a pass: ``wait`` for the worker, up to ``give_up_s``; ``drop``
-it from the pass and renormalise the other weights; or ``fail`` the pass. A worker with a malformed
-answer is gone until it is attached again. All these events are counted. Tokens that a worker has
-missed are sent with its next step; under ``drop``, many missed tokens are sent in a step of their
-own, while the other workers continue.
+federation's policy decides about a pass with such a worker: ``wait`` for the worker, up to
+``give_up_s``; ``drop`` the worker from the pass and renormalise the other weights; or ``fail`` the
+pass. A worker with a malformed answer is gone until it is attached again. The metrics count all
+these events. Tokens that a worker has missed are sent with its next step. Under ``drop``, many
+missed tokens are sent in a separate step, while the other workers continue.
 
-The ensemble has no hidden states. Its logits are valid for the request's temperature
-(`speculation.ensemble`); top-k and top-p act on the average.
+The ensemble has no hidden states. Its logits are valid only for the request's temperature; top-k
+and top-p truncate the average.
 """
 
 import hashlib
@@ -42,15 +42,18 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 @dataclass(eq=False)
 class _EnsemblePass(RemotePass):
-    """A pass under way. missing: workers that have not answered. rows: answers by worker."""
+    """Pass under way.
+
+    missing: indices of workers that have not answered. rows: worker index → its answer.
+    """
 
     missing: set[int] = field(default_factory=set)
     rows: dict[int, TopRows] = field(default_factory=dict)
-    late: bool = False  # its late workers were counted
+    late: bool = False  # whether its late workers have been counted
 
 
 class FederatedTarget(RemoteTarget[_EnsemblePass]):
-    """Passes run by all workers, averaged by weight, with one policy for late workers."""
+    """Target that runs each pass at all workers and averages their answers by weight."""
 
     has_hidden_states = False
     model_logits = False
@@ -73,7 +76,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             stack.pop_all()
 
     def fix_context(self) -> None:
-        """Fix context and digest by the attached workers; later changes make a worker unfit."""
+        """Set context and digest from the attached workers; workers must fit them from now on."""
         for worker in self._workers:
             if worker.ready is not None and worker.ready.context < self.context:
                 _log.warning(
@@ -92,13 +95,13 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     @property
     def attached(self) -> int:
-        """Number of workers that can take part."""
+        """Number of attached workers."""
         return sum(worker.attached for worker in self._workers)
 
     # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Send the pass to every worker that can take part."""
+        """Send the pass to every worker that can take a step now."""
         now_s = self._clock.now_s
         everyone = set(range(len(self._workers)))
         self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
@@ -107,7 +110,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                 worker.skip(spans)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; each worker of the slot's last pass gets it with its next step."""
+        """Record the path; each worker of the slot's last pass gets the path with its next step."""
         for worker in self._workers:
             worker.keep_path(slot, path)
 
@@ -131,11 +134,11 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """The workers' connections."""
+        """Sockets and descriptors of the workers' connections."""
         return [source for worker in self._workers for source in worker.sources]
 
     def _deadlines(self) -> list[float]:
-        """Return when a worker becomes late, or is to be contacted again."""
+        """Return the times at which a worker becomes late, or is to be contacted again."""
         now_s = self._clock.now_s
         ends_s = [now_s + due for worker in self._workers if (due := worker.due_s) is not None]
         late_s = self._federation.late_s
@@ -145,23 +148,23 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     @property
     def problem(self) -> str:
-        """The workers that cannot take part or are late, and why."""
+        """Workers that take no part or are late, with the reasons; "" if there is none."""
         return ", ".join(filter(None, (worker.problem for worker in self._workers)))
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The workers by name, and whether each takes part."""
+        """Worker name → whether the worker takes part."""
         return {worker.name: worker.takes_part for worker in self._workers}
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to all workers."""
         for worker in self._workers:
             worker.close()
 
     # Passes
 
     def _apply_policy(self, pending: _EnsemblePass, now_s: float) -> None:
-        """Count late workers; under ``drop`` continue without them."""
+        """Count the pass's late workers; under ``drop``, continue the pass without them."""
         federation = self._federation
         if now_s >= pending.started_s + federation.late_s and not pending.late:
             pending.late = True
@@ -190,11 +193,11 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         self._log_changes(pending)
         try:
             self._finish(pending, self._average(pending))
-        except Exception as error:  # such as MemoryError: only this pass fails
+        except Exception as error:  # for example a MemoryError; only this pass fails
             self._fail(pending, error)
 
     def _average(self, pending: _EnsemblePass) -> list[Output]:
-        """Average the workers' rows; returns each span's logits."""
+        """Average the workers' rows; return the logits of each span."""
         present = sorted(pending.rows)
         outputs = []
         if any(span.rows for span in pending.spans):
@@ -213,7 +216,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return outputs
 
     def _log_changes(self, pending: _EnsemblePass) -> None:
-        """Log workers that this pass leaves out for the first time, or uses again."""
+        """Log each worker that takes no part since this pass, or takes part again."""
         for index, worker in enumerate(self._workers):
             left_out = index not in pending.rows
             if left_out and not worker.left_out:
@@ -225,9 +228,10 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
 
 def open_target(options: TargetOptions) -> FederatedTarget:
-    """Open the listed federation; returns when all its workers are attached.
+    """Open the listed federation; return the target when all workers are attached.
 
-    Under ``drop`` it starts with the workers that are there after ``give_up_s``, at least one.
+    Under ``drop`` the target starts after ``give_up_s`` even if workers are missing; at least one
+    must be attached.
     """
     path = options.config.nodes
     if path is None:

@@ -1,8 +1,8 @@
-"""Track which tokens a node's slots hold, and make items that bring them up to date.
+"""Track the tokens in a node's slots, and create the items of its steps.
 
 In:  the spans of passes, with or without this node, and the accepted paths of trees.
-Out: items of a step. For a node that has fallen behind, or lost its slots, an item has more tokens
-     than the span: the sequence from the first token that the node lacks.
+Out: items of a step. If the node has missed passes or lost its slots, an item has more tokens than
+     its span: the sequence from the first token that the node lacks.
 
 Law: a node runs its steps in order, so its state after a step is known when the step is sent.
 """
@@ -17,7 +17,7 @@ from pilotfish.wire.nodes import Item
 
 
 class Holding:
-    """Mirror of the slots of one node, or of several nodes with equal content."""
+    """Record of the tokens in the slots of one node, or of several nodes with equal slots."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -25,22 +25,22 @@ class Holding:
 
     def lose(self) -> None:
         """Record that the node has lost all slots."""
-        self._agreed = [0] * self._slots  # tokens of each slot's sequence at the node
+        self._agreed = [0] * self._slots  # number of tokens that each slot has at the node
         self._in_tree = [
             False
         ] * self._slots  # whether the node's last step contained the slot's last tree
         self._paths: list[list[int] | None] = [None] * self._slots
 
     def forget(self, slot: int) -> None:
-        """Treat a slot as empty, because its content at the node is unknown."""
+        """Record a slot as empty, because its content at the node is unknown."""
         self._agreed[slot], self._in_tree[slot], self._paths[slot] = 0, False, None
 
     def first_missing(self, span: Span) -> int:
-        """Return the position from which the node needs the span's tokens."""
+        """Return the position of the first token that the node needs to compute the span."""
         return min(self._agreed[span.slot], span.base)
 
     def item(self, span: Span) -> tuple[Item, NDArray[np.uint32]]:
-        """Make the item of a pass with this node, and its tokens u32 [size]."""
+        """Create the item of a span for this node, and its tokens u32 [size]; record the pass."""
         slot, start = span.slot, self.first_missing(span)
         path, self._paths[slot] = self._paths[slot], None
         self._agreed[slot] = len(span.tokens) - span.nodes
@@ -63,7 +63,7 @@ class Holding:
         self._in_tree[span.slot] = False
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Append a path of the slot's last tree to the sequence."""
+        """Record the accepted path (node indices) of the slot's last tree."""
         if self._in_tree[slot]:
             self._in_tree[slot] = False
             self._paths[slot] = list(path) or None

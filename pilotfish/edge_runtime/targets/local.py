@@ -1,4 +1,4 @@
-"""The target in this process: a decoder that computes each pass in `start`."""
+"""Target in this process: a decoder that computes each pass in `start`."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from pilotfish.engines.passes import Pass
 
 
 class LocalTarget(Target):
-    """A decoder, run by the serving thread."""
+    """Target that is a decoder; the serving thread runs it."""
 
     def __init__(self, decoder: LanguageModel) -> None:
         self._decoder = decoder
         self._finished: list[Scores] = []
-        self._chains = [0] * decoder.slots  # tokens of each slot's last pass before its tree
+        self._chains = [0] * decoder.slots  # number of tokens before the tree in a slot's last pass
         self.context = decoder.context
         self.digest = decoder.artifact.manifest.digest
         self.execution = decoder.execution
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Compute the pass."""
+        """Compute the pass; `collect_scores` returns the scores or the error."""
         try:
             for span in spans:
                 self._decoder.rollback(span.slot, span.base)
@@ -33,18 +33,18 @@ class LocalTarget(Target):
             self._finished.append(Scores(number, outputs))
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Move the path's K/V directly after the chain, without computing again."""
+        """Move the path's cached K/V directly after the chain; no token is computed again."""
         chain = self._chains[slot]
         self._decoder.keep_path(slot, [*range(chain), *(chain + node for node in path)])
 
     def collect_scores(self) -> Sequence[Scores]:
-        """Return the scores computed since the last call."""
+        """Return the scores of the passes since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
 
 def open_target(options: TargetOptions) -> LocalTarget:
-    """Load the artifact's weights."""
+    """Load the artifact's weights, and return the target."""
     config = options.config
     return LocalTarget(
         open_model(
@@ -58,7 +58,7 @@ def open_target(options: TargetOptions) -> LocalTarget:
 
 
 def as_pass(span: Span) -> Pass:
-    """Convert a span to a decoder's pass; a chain before a tree becomes part of the tree."""
+    """Convert a span to a decoder's pass; the tokens before a tree become nodes of the tree."""
     tokens = span.tokens[span.base :].astype(np.int64)
     if span.parents is None:
         return Pass(span.slot, tokens, span.rows)

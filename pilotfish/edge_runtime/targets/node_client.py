@@ -1,8 +1,9 @@
-"""The edge's connection to one node: lost, connected, or attached.
+"""Connection of the edge to one node, which is lost, connected or attached.
 
-After a loss of any length ZeroMQ connects again, and the node is greeted and attached with empty
-slots. An unusable node (wrong model, malformed answer, or lost during its first step) is ignored
-for a pause and then greeted again; the pause doubles until the node gives a good answer.
+After a loss ZeroMQ connects again, even after a long time. The node is then greeted, and attached
+with empty slots. A node that is unusable (wrong model, malformed answer, or lost during its first
+step) is ignored for a pause and then greeted again. The pause doubles each time until the node
+gives a good answer.
 """
 
 import logging
@@ -33,9 +34,9 @@ from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.edge")
 
-_RETRY_S = (0.5, 30.0)  # first and longest pause before an unusable node is greeted again
-_MESSAGES = 64  # received in one turn
-# likely reason for a failed handshake, by whether a key is configured
+_RETRY_S = (0.5, 30.0)  # first and longest pause (s) before an unusable node is greeted again
+_MESSAGES = 64  # upper limit of messages that are received in one turn
+# whether a key is configured → likely reason for a failed handshake
 _MUTE = {
     True: "it answers, but not to this handshake: is the key in the list its present edge.pub?",
     False: "it answers, but not to this handshake: it may demand keys (key = ..., and --keys)",
@@ -43,7 +44,7 @@ _MUTE = {
 
 
 class NodeAddress(NamedTuple):
-    """A node's name, address and public key (Z85; empty without keys)."""
+    """Name, address and public key (Z85; empty without keys) of a node."""
 
     name: str
     address: str
@@ -51,10 +52,11 @@ class NodeAddress(NamedTuple):
 
 
 class NodeClient:
-    """A connection to one node. Never waits.
+    """Connection to one node; its methods never wait.
 
-    check: returns why the node's artifact or room does not fit; "" if it does. on_event: called
-    with the name of each event. Raises `UnsupportedError` for a malformed address.
+    check: function that returns the reason why the node's artifact, slots or context do not fit; ""
+    if they fit. on_event: function that is called with the name of each event. Raises
+    `UnsupportedError` for a malformed address.
     """
 
     def __init__(
@@ -73,42 +75,42 @@ class NodeClient:
             device_keys = DeviceKeys(keys.secret, zmq.curve_public(keys.secret), node.key)
         self._channel = EdgeChannel(node.address, device_keys, message_bytes)
         self._connections = 0  # number of the channel's last known connection
-        self._failed = 0  # the channel's failed handshakes so far
+        self._failed = 0  # number of the channel's failed handshakes so far
         self._retry_s = _RETRY_S[0]
         self._paused_until_s = 0.0
         self._greeted = False
-        self._doubtful = False  # got a step since it was attached, but gave no good answer yet
+        self._doubtful = False  # whether the node got a step but has given no good answer yet
         self._reason = "not there yet"
-        self.received_bytes = 0  # including headers
-        self.ready: Ready | None = None  # the node's artifact and room, if they fit
+        self.received_bytes = 0  # bytes received, including headers
+        self.ready: Ready | None = None  # the node's reply to the greeting, if the node fits
         self._requested: bytes | None = None  # incarnation of the last attach request
         self.incarnation: bytes | None = None  # incarnation of the attachment; None: not attached
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """Sockets to poll for events."""
+        """Sockets and descriptors to poll for events."""
         return self._channel.sources
 
     @property
     def unattached(self) -> Ready | None:
-        """The node's artifact and room, if it is ready to be attached."""
+        """The node's reply to the greeting, if the node fits and no attachment is requested."""
         return None if self._requested else self.ready
 
     @property
     def problem(self) -> str:
-        """Why the node cannot be used now; "" if it can."""
+        """Reason why the node cannot be used now; "" if it can be used."""
         return "" if self.incarnation else f"{self.node.name}: {self._reason}"
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until the node is to be contacted again; None: nothing is due."""
+        """Seconds until the node is to be contacted again; None: no contact is planned."""
         if self._greeted or not (self._channel.connected or self._channel.attempts.stopped):
             return None
         paused_s = self._paused_until_s - time.monotonic()
         return max(paused_s, self._channel.attempts.wait_s)
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
-        """Read the node's messages; returns the answers of the present attachment."""
+        """Read the node's messages; return the answers of the present attachment."""
         self._check_connection()
         answers = []
         for _ in range(_MESSAGES):
@@ -135,7 +137,7 @@ class NodeClient:
                 case Refused():
                     if report.incarnation in (None, self._requested):
                         if self.incarnation and report.code == TargetLostError.code:
-                            self._retry_s = _RETRY_S[0]  # the fault is the next stage's
+                            self._retry_s = _RETRY_S[0]  # the next stage failed, not this node
                         self.detach(report.message)
                 case Scored():
                     if report.incarnation == self.incarnation:
@@ -143,24 +145,24 @@ class NodeClient:
         return answers
 
     def attach(self, attach: Attach) -> None:
-        """Request the attachment; ``incarnation`` is set when the node confirms it."""
+        """Request the attachment; ``incarnation`` is set when the node confirms the request."""
         self._requested, self.incarnation = attach.incarnation, None
         self._reason, self._doubtful = "being attached", False
         self._send(attach)
 
     def send(self, step: Step, frames: Sequence[Buffer]) -> int:
-        """Send a step to an attached node; returns its bytes, or 0 if the node is lost."""
+        """Send a step to an attached node; return the sent bytes, or 0 if the node is lost."""
         self._doubtful = True
         return self._send(step, frames)
 
     def detach(self, reason: str) -> None:
-        """Detach an unusable node and ignore it for a pause."""
+        """Detach the node because it is unusable, and ignore it for a pause."""
         self._record_refusal(reason)
         self._forget()
         self._pause()
 
     def record_success(self) -> None:
-        """Record a good answer; the next pause is short again."""
+        """Record a good answer, so that the next pause is short again."""
         self._retry_s, self._doubtful = _RETRY_S[0], False
 
     def close(self) -> None:
@@ -168,7 +170,7 @@ class NodeClient:
         self._channel.close(0.0)
 
     def _check_connection(self) -> None:
-        """Detect a lost connection, and greet the node over a new one or after a pause."""
+        """Detect a lost connection; greet the node over a new connection, or after a pause."""
         channel, attempts = self._channel, self._channel.attempts
         channel.read_events()
         if self._connections != channel.connections or not channel.connected:
@@ -178,7 +180,7 @@ class NodeClient:
         elif attempts.handshakes_failed > self._failed:
             self._failed = attempts.handshakes_failed
             if attempts.failure is ConnectFailure.KEY:
-                # no pause here: the channel's own pauses grow
+                # no pause is needed, since the channel's pauses between attempts grow
                 self._record_refusal("it refuses this edge's key: put edge.pub on its allow-list")
             elif attempts.failure is ConnectFailure.TIMEOUT:
                 self._reason = "it accepts the connection, but does not answer"
@@ -190,7 +192,7 @@ class NodeClient:
 
     @property
     def _paused(self) -> bool:
-        """Whether the node is being ignored for a pause."""
+        """Whether the node is ignored now, for a pause."""
         return time.monotonic() < self._paused_until_s
 
     def _record_refusal(self, reason: str) -> None:
@@ -209,7 +211,7 @@ class NodeClient:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget the node's state."""
+        """Forget the node's greeting and attachment."""
         self.ready = self._requested = self.incarnation = None
         self._greeted = self._doubtful = False
 
@@ -231,12 +233,16 @@ class NodeClient:
     def _send(self, message: "Greet | Attach | Step", frames: Sequence[Buffer] = ()) -> int:
         try:
             return self._channel.send(message, frames)
-        except zmq.Again:  # just lost; the event will follow
+        except zmq.Again:  # the connection was just lost; its event will follow
             return 0
 
 
 def expect_encrypted(path: Path, nodes: Sequence[NodeAddress], keys: EdgeKeys | None) -> None:
-    """Raise if a node beyond loopback, or any node of an edge with keys, has no key listed."""
+    """Raise `KeysError` if a connection to a node would not be encrypted.
+
+    Each node must have a key in the list, except loopback nodes of an edge without keys. A listed
+    key needs an edge with keys.
+    """
     for node in nodes:
         if node.key and keys is None:
             raise KeysError(f"{path} names a key for {node.name}, but this edge has none: --keys.")

@@ -1,7 +1,7 @@
 """Read the files that list the nodes of a federation or a pipeline (`docs/scale.md`).
 
-In:  a TOML file. Out: typed settings; `ConfigError` for a bad file. Paths of keys are relative to
-     the file.
+In:  a TOML file; paths of keys in it are relative to the file. Out: typed settings. An invalid file
+     raises `ConfigError`.
 """
 
 import stat
@@ -21,11 +21,11 @@ Positive = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 
 
 class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One node.
+    """Entry of one node.
 
-    address: tcp://HOST:PORT. key: file with its public key. name: for logs and metrics; default:
-    the address. digest: required digest of its artifact; default: that of the artifact it has when
-    the edge starts.
+    address: tcp://HOST:PORT. key: file with the node's public key. name: name in logs and metrics;
+    default: the address. digest: required digest of the node's artifact; default: the digest that
+    the artifact has when the edge starts.
     """
 
     address: str
@@ -35,13 +35,13 @@ class NodeEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorkerEntry(NodeEntry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worker of a federation. weight: relative to the others'."""
+    """Entry of a worker in a federation; ``weight`` is relative to the others' weights."""
 
     weight: Positive = 1.0
 
 
 class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long a pass waits for a node.
+    """Time limits of a pass that waits for a node.
 
     late_s: seconds after which a node counts as late. give_up_s: seconds after which a pass fails.
     """
@@ -55,11 +55,12 @@ class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An ensemble of workers (specfed §II-III).
+    """Settings of an ensemble of workers (specfed §II-III).
 
-    late: policy for a late or lost worker: ``wait`` for it; ``drop`` it from the pass and
-    renormalise the other weights; or ``fail``. kept: K. values: format of probabilities.
-    reconstruction: how the probabilities outside the top K are rebuilt.
+    late: policy for a late or lost worker: ``wait`` for the worker; ``drop`` the worker from the
+    pass and renormalise the other weights; or ``fail`` the pass. kept: K, the number of tokens that
+    a worker sends per row. values: format of their probabilities. reconstruction: scheme that
+    rebuilds the probabilities of the other tokens.
     """
 
     worker: Annotated[list[WorkerEntry], msgspec.Meta(min_length=1, max_length=64)]
@@ -70,9 +71,10 @@ class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The stages after the first, which the edge runs itself (decentralized §2.2).
+    """Settings of a pipeline (decentralized §2.2).
 
-    states: format of hidden states between stages; ``fp32`` is exact.
+    stage: nodes of the stages after stage 1; the edge itself runs stage 1. states: format of hidden
+    states between stages; ``fp32`` is exact.
     """
 
     stage: Annotated[list[NodeEntry], msgspec.Meta(max_length=255)] = []
@@ -80,7 +82,7 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def lacks_room(ready: Ready, slots: int, context: int) -> str:
-    """Describe what a node lacks in slots or context, and the remedy; "" if it has enough."""
+    """Describe a node's lack of slots or context, and the remedy; return "" if it has enough."""
     if ready.slots < slots:
         return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
     if ready.context < context:
@@ -97,7 +99,7 @@ L = TypeVar("L", Federation, Pipeline)
 
 
 def read_node_list(path: Path, kind: type[L]) -> L:
-    """Read the settings in a file; `ConfigError` if it is unreadable or invalid."""
+    """Read the settings in a file; raise `ConfigError` if the file is unreadable or invalid."""
     with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         if path.stat().st_mode & stat.S_IWOTH:
             raise ConfigError(
@@ -111,7 +113,10 @@ def read_node_list(path: Path, kind: type[L]) -> L:
 
 
 def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
-    """Return the addresses of the nodes in the file ``path``; `KeysError` for a bad key."""
+    """Return the addresses of the nodes in the file ``path``.
+
+    Raises `KeysError` for an invalid key file, `ConfigError` for a duplicate name or address.
+    """
     addresses = [
         NodeAddress(
             node.name or node.address,

@@ -1,13 +1,15 @@
-"""The target as stages over several nodes (decentralized §2.2).
+"""Target as a pipeline of stages on several nodes (decentralized §2.2).
 
 In:  passes. The edge itself runs stage 1 and the head; the other stages are nodes.
-Out: their scores, once each pass has crossed all nodes: edge → stage 2 → … → stage N → edge, N hops
-     a round for any window. Only hidden states cross them.
+Out: the passes' scores. A pass crosses all nodes, edge → stage 2 → … → stage N → edge, so a round
+     takes N hops for any window. Only hidden states cross the network.
 
-A pass is one step, preceded by further steps if its slots are far behind. Steps follow each other
-through the stages, so several sessions, or the chunks of a long prompt, keep all stages busy. Law:
-answers arrive in the order of the steps. When the stages are attached again, every pass under way
-is sent again, with as much of its sequence as needed.
+A pass is one step. If its slots lack many tokens, further steps precede it. Steps follow each other
+through the stages, so the passes of several sessions, or the chunks of a long prompt, keep all
+stages busy.
+
+Law: answers arrive in the order of the steps. When the stages are attached again, every pass under
+way is sent again, with as many tokens of its sequence as needed.
 """
 
 import logging
@@ -37,21 +39,22 @@ from pilotfish.wire.nodes import Scored
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIES = 8  # most attempts at a pass, since the pass itself may crash the stages
+_TRIES = 8  # upper limit of repetitions of a pass, since the pass itself may crash the stages
 
 
 @dataclass(eq=False)
 class _PipelinePass(RemotePass):
-    """A pass under way. tries: how often it was sent again."""
+    """Pass under way; ``tries``: number of times that it was sent again."""
 
     tries: int = 0
 
 
 class _SentStep(NamedTuple):
-    """A step under way.
+    """Step under way.
 
-    pass_number: the pass that it completes; None: it only brings a slot up to date. alone: whether
-    no other step was under way when it was sent.
+    pass_number: number of the pass that the step completes; None: the step only reads tokens that a
+    slot lacks. rows: number of rows of its answer. alone: whether no other step was under way when
+    it was sent.
     """
 
     number: int
@@ -62,22 +65,23 @@ class _SentStep(NamedTuple):
 
 
 class PipelineDepth:
-    """How many passes the stages should work on at once, as ``passes``.
+    """Estimator of ``passes``, the number of passes that should be under way at once.
 
-    As many as the slowest stage computes while one pass crosses all stages: fewer leave stages
-    idle, more only wait before the slowest one. At least the number of stages, at most that of
-    slots.
+    The best number is the number of passes that the slowest stage computes while one pass crosses
+    all stages. With fewer passes stages are idle; with more, passes only wait for the slowest
+    stage. The number is at least that of the stages and at most that of the slots.
     """
 
     def __init__(self, stages: int, slots: int) -> None:
         self._least, self._most = min(stages, slots), slots
-        self._hops_s = 0.0  # duration of a step without the computing
+        self._hops_s = 0.0  # duration of a step without its computing times
         self.passes = self._least
 
     def update(self, step_s: float, compute_ns: Sequence[int], *, alone: bool) -> None:
-        """Learn from a step's duration, stage 1 to its answer, and from its computing times.
+        """Learn from a step's duration (from stage 1's end to the answer) and computing times.
 
-        A step that was not alone may have waited for others: its duration is an upper bound.
+        A step that was not alone may have waited for other steps, so its duration is only an upper
+        bound.
         """
         computed_s = sum(compute_ns) * 1e-9
         hops_s = max(0.0, step_s - sum(compute_ns[1:]) * 1e-9)
@@ -89,7 +93,7 @@ class PipelineDepth:
 
 
 class PipelineTarget(RemoteTarget[_PipelinePass]):
-    """Runs stage 1 and the head here, and the other stages at the nodes, in order."""
+    """Target that runs stage 1 and the head in this process, and the other stages at nodes."""
 
     def __init__(
         self,
@@ -102,13 +106,13 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         super().__init__()
         self._first, self._head = StageSlots(stage), head
         self._stages = Stages(stage, pipeline, addresses, options)
-        self._incarnation = self._stages.incarnation  # attachment of the state below
+        self._incarnation = self._stages.incarnation  # attachment that the state below belongs to
         self._holding = Holding(stage.slots)
         self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
         self._metrics = options.metrics
         self._numbers = count()  # step numbers
-        self._answered_s = 0.0  # when the last answer arrived
+        self._answered_s = 0.0  # time of the last answer
         self._patience_s = pipeline.late_s
         self.context = stage.context
         self.digest = stage.cut.whole
@@ -124,13 +128,13 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Target interface
 
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Run stage 1 and send its states, as soon as the stages are attached."""
+        """Run stage 1 and send its states, now or when the stages are attached."""
         pending = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
         if self._incarnation is not None:
             self._send(pending)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; the stages get it with the slot's next step."""
+        """Record the path; the stages get the path with the slot's next step."""
         self._holding.keep_path(slot, path)
 
     def _work(self, now_s: float) -> None:
@@ -147,11 +151,11 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """The stages' connections."""
+        """Sockets and descriptors of the stages' connections."""
         return self._stages.sources
 
     def _deadlines(self) -> list[float]:
-        """Return when a step can be sent or is overdue, or a stage is to be contacted again."""
+        """Return the times at which a step can be sent or is overdue, or a stage is contacted."""
         now_s, due_s = self._clock.now_s, self._stages.due_s
         ends_s = [] if due_s is None else [now_s + due_s]
         if self._sent:
@@ -162,25 +166,25 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     @property
     def problem(self) -> str:
-        """The stages that are not attached, and why."""
+        """Stages that are not attached, with the reasons; "" if there is none."""
         return self._stages.problem
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """The stages after the first by name, and whether each is attached."""
+        """Node name → whether its stage is attached."""
         return self._stages.nodes
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the stages."""
         self._stages.close()
 
     # Steps out
 
     def _next_to_send(self) -> _PipelinePass | None:
-        """Return a pass with a step to send now, if any.
+        """Return a pass that has a step to send now, or None.
 
-        Only as many steps are under way as keep the stages busy, so that a new pass does not wait
-        for a whole prompt.
+        The number of steps under way is just enough to keep the stages busy, so that a new pass
+        does not wait for all steps of a prompt.
         """
         if self._incarnation is None or len(self._sent) > self.concurrent_passes:
             return None
@@ -215,7 +219,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._stages.send(step.number, items, (frame, parents), spent_ns)
 
     def _next_step(self, pending: _PipelinePass) -> Sequence[Span]:
-        """Return the pass's spans, or one chunk for a slot that is far behind."""
+        """Return the pass's spans; if a slot lacks many tokens, one chunk of them instead."""
         for at, span in enumerate(pending.spans):
             start = self._holding.first_missing(span)
             end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
@@ -227,9 +231,9 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Answers in
 
     def _take_answer(self, scored: Scored, frames: Sequence[Buffer]) -> None:
-        """Process an answer of the last stage; a malformed one detaches all stages."""
+        """Process an answer of the last stage; a malformed answer detaches all stages."""
         if self._stages.incarnation is None:
-            return  # an answer before it was malformed
+            return  # an earlier answer was malformed and detached the stages
         try:
             if not self._sent or scored.number != self._sent[0].number:
                 raise MalformedError(f"It answers step {scored.number} out of turn.")
@@ -245,7 +249,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._count_compute(scored.compute_ns)
         step = self._sent.popleft()
         now_s = self._clock.now_s
-        # stages slower than the limit must not be attached again at every step
+        # adapt the limit, so that slow stages are not attached again at every step
         waited_s = now_s - max(step.sent_s, self._answered_s)
         self._patience_s = max(self._pipeline.late_s, min(self._patience_s, 2.0 * waited_s))
         self._answered_s = now_s
@@ -256,7 +260,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 self._complete(pending, hidden)
 
     def _set_depth(self) -> None:
-        """Set the depth that keeps the stages busy; while detached, all passes may wait."""
+        """Set the depth that keeps the stages busy; while they are detached, one pass per slot."""
         self.concurrent_passes = self._depth.passes
         self.depth = self.concurrent_passes if self.attached else self._first.stage.slots
 
@@ -265,7 +269,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._metrics.node_compute_s[name] += ns * 1e-9
 
     def _complete(self, pending: _PipelinePass, hidden: NDArray[np.float32]) -> None:
-        """Finish a pass with its hidden states f32 [Σ rows, d]."""
+        """Compute the logits of a pass from its hidden states f32 [Σ rows, d], and finish it."""
         begun_ns = time.monotonic_ns()
         try:
             logits = self._head.logits(hidden)
@@ -278,7 +282,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
     # Losses
 
     def _restart_passes(self) -> None:
-        """Send all passes again after the stages were lost or attached anew."""
+        """Mark all passes as unsent, after the stages were lost or attached again."""
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._sent.clear()
@@ -296,11 +300,11 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                 )
 
     def _overdue_at(self, step: _SentStep) -> float:
-        """Return when the next answer is overdue."""
+        """Return the time at which the answer to a step is overdue."""
         return max(step.sent_s, self._answered_s) + self._patience_s
 
     def _reattach_if_overdue(self) -> None:
-        """Attach all stages again if an answer is overdue, and double the limit."""
+        """If an answer is overdue, attach all stages again and double the time limit."""
         if self._sent and self._clock.now_s > self._overdue_at(self._sent[0]):
             _log.warning(
                 "a step over the stages has taken %.1f s: attaching them again", self._patience_s
@@ -323,7 +327,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
 
 def open_target(options: TargetOptions) -> PipelineTarget:
-    """Open the listed pipeline; returns when all its stages are attached."""
+    """Open the listed pipeline; return the target when all stages are attached."""
     config = options.config
     if config.nodes is None:
         raise ConfigError("A pipeline needs a list of its stages (--pipeline FILE).")

@@ -1,9 +1,9 @@
 """Use Ray: join or start a cluster, place actors on it, and restart them.
 
-Only this module uses Ray, and Ray is imported only when a cluster is configured. A private cluster
-ends with the thread that started it, and serves this process only: it listens on loopback, with a
-random token. Most settings are environment variables that Ray reads at import (measured with 2.60:
-docs/scale.md).
+Only this module uses Ray, and Ray is imported only if a cluster is configured. A private cluster
+ends with the thread that started it, and serves only this process: it listens on loopback and
+demands a random token. Most settings are environment variables that Ray reads at import
+(measurements with Ray 2.60: docs/scale.md).
 """
 
 import logging
@@ -20,32 +20,33 @@ from pilotfish.edge_runtime.node.actor import NodeActor
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
 
-_STORE_BYTES = 80 * 2**20  # least object store of a private cluster, near Ray's minimum
-_ROWS = 2 * 16  # rows of logits per session in the store; longer windows go to disk
-_STORE_SHARE = 4  # the store uses at most this fraction (1/n) of memory
-_PROBE_S = 3.0  # connection test; Ray itself would wait minutes for a missing cluster
+_STORE_BYTES = 80 * 2**20  # smallest object store of a private cluster (bytes), near Ray's minimum
+_ROWS = 2 * 16  # rows of logits per session in the object store; more rows go to disk
+_STORE_SHARE = 4  # divisor: the object store uses at most 1/4 of the machine's memory
+_PROBE_S = 3.0  # time limit (s) of the connection test; Ray waits minutes for a missing cluster
 
 _ENVIRONMENT = {
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # the daemon handles SIGTERM
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # futures report the errors of calls
-    # a lost actor shows after 0.2 s instead of 1.5
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # the calls' futures report errors
+    # with these two, a lost actor is noticed after 0.2 s instead of 1.5 s
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
 _PRIVATE_CLUSTER = {
     "RAY_AUTH_MODE": "token",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds to loopback, for a single node
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes a cluster of one node listen on loopback
     "RAY_worker_niceness": "0",
     "RAY_worker_oom_score_adjustment": "0",
-    "RAY_kill_worker_timeout_milliseconds": "500",  # for a frozen worker; default 5 s
+    "RAY_kill_worker_timeout_milliseconds": "500",  # time until a frozen worker is killed; was 5 s
 }
 
 
 def start_actors(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[list[Any]]:
-    """Start each replica's actors, one for each of its artifacts; returns handles of `NodeActor`.
+    """Start the actors of all replicas; return the handles of each replica's actors.
 
-    They run on the configured cluster, or on a private one. Raises `ConfigError` without Ray, or
-    for more actors than the cluster has room for; `TargetLostError` if there is no cluster.
+    A replica has one `NodeActor` for each artifact. The actors run on the configured cluster, or on
+    a private cluster. Raises `ConfigError` without Ray, or if the cluster has too little room for
+    the actors; `TargetLostError` if there is no cluster at the configured address.
     """
     config, plan = options.config, options.config.cluster
     total = plan.replicas * plan.stages
@@ -65,7 +66,7 @@ def start_actors(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[
         num_cpus=threads,
         num_gpus=gpus,
         max_restarts=-1,
-        max_task_retries=0,  # report a lost call at once; Ray's retry would meet empty slots
+        max_task_retries=0,  # report a lost call at once; a retry would run on empty slots
         scheduling_strategy="SPREAD",
     )
     slots = -(-config.limits.sessions // plan.replicas)
@@ -85,30 +86,30 @@ def start_actors(options: TargetOptions, artifacts: Sequence[Artifact]) -> list[
 
 
 def restart(actor: Any) -> None:
-    """Kill an actor's process, even a frozen one; Ray starts another."""
+    """Kill an actor's process, even if it is frozen; Ray starts a new process."""
     import ray
 
     ray.kill(actor, no_restart=False)
 
 
 def leave() -> None:
-    """Leave the cluster; a private one ends, with all its processes."""
+    """Leave the cluster; a private cluster ends, with all its processes."""
     import ray
 
     ray.shutdown()
 
 
 def cause_of(error: BaseException) -> Exception | None:
-    """Return the error that a method raised; None if the call failed or the actor was lost."""
+    """Return the error that an actor's method raised; None if Ray lost the call or the actor."""
     from ray.exceptions import RayActorError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else None
-    # a stage whose argument is missing fails with the error of the stage before it
+    # if an earlier stage's actor was lost, the call of a later stage fails with its error as cause
     return None if isinstance(cause, RayActorError) else cause
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a call's error means that Ray will not restart its actor."""
+    """Return whether a call's error means that Ray will never restart the actor."""
     from ray.exceptions import ActorDiedError
 
     return isinstance(error, ActorDiedError)
@@ -122,14 +123,14 @@ def _start(cpus: int, store_bytes: int) -> None:
 
 
 def _join(address: str) -> None:
-    """Join the cluster at HOST:PORT; "auto": this machine's."""
+    """Join the cluster at HOST:PORT, or with "auto" the cluster of this machine."""
     if address != "auto":
         host, _, port = address.rpartition(":")
         if "://" in address or not host or not port.isdecimal() or int(port) >= 2**16:
             raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-        except (OSError, UnicodeError) as error:  # the latter for impossible host names
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host name is impossible
             raise TargetLostError(f"There is no Ray cluster at {address}: {error}.") from error
     try:
         _init({}, address=address)
@@ -143,7 +144,7 @@ def _join(address: str) -> None:
 def _init(environment: Mapping[str, str], address: str = "local", **options: Any) -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.update(environment)  # overrides settings for other clusters
+    os.environ.update(environment)  # overrides the user's settings for other clusters
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -160,7 +161,7 @@ def _init(environment: Mapping[str, str], address: str = "local", **options: Any
 
 
 def _expect_room(wanted: Mapping[str, int]) -> None:
-    """Raise `ConfigError` if the cluster could never run all actors at once."""
+    """Raise `ConfigError` if the whole cluster has too few resources for all actors."""
     import ray
 
     resources = ray.cluster_resources()

@@ -1,7 +1,6 @@
-"""Base class of targets with nodes: the table of passes under way, and their time-outs.
+"""Base class of targets with nodes: it tracks the passes under way and their time-outs.
 
-In:  passes, and the nodes' results. Out: scores, or `TargetLostError` for a pass that took too
-     long.
+In:  passes, and the nodes' results. Out: scores, or `TargetLostError` for a pass that timed out.
 """
 
 import time
@@ -14,15 +13,15 @@ from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.onnx_decoder import Output
 
-_LOOK_S = 0.3  # longest normal time between two updates of the clock
+_LOOK_S = 0.3  # longest time (s) between two updates of the clock while the process runs
 
 
 @dataclass(eq=False)
 class RemotePass:
-    """A pass under way.
+    """Pass under way; all times are those of the target's clock.
 
-    spans: spans still to be sent. started_s: when it started. sent_s: when its last step was sent;
-    None before that. Times are by the target's clock.
+    spans: spans that are not sent yet. started_s: time of the start. sent_s: time at which its last
+    step was sent; None: not sent yet.
     """
 
     number: int
@@ -32,10 +31,10 @@ class RemotePass:
 
 
 class WakingClock:
-    """A clock in seconds that stops while this process is stopped.
+    """Clock in seconds that stops while this process cannot run.
 
-    While the edge is suspended, paused with its machine or starved, it reads no answers; that must
-    not make nodes late. Time in which the process works counts.
+    An edge that is suspended, paused with its machine, or without processor time reads no answers;
+    its nodes must not count as late because of that. Time in which the process computes counts.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class WakingClock:
         self._stopped_s = 0.0
 
     def update(self) -> float:
-        """Return the time; must be called at least every `_LOOK_S` seconds."""
+        """Update the clock and return the time; call it at least every `_LOOK_S` seconds."""
         now_s, ran_s = time.monotonic(), time.process_time()
         worked_s = max(0.0, ran_s - self._ran_s)
         self._stopped_s += max(0.0, now_s - self._updated_s - _LOOK_S - worked_s)
@@ -52,7 +51,7 @@ class WakingClock:
 
     @property
     def now_s(self) -> float:
-        """The time, counted as running since the last update."""
+        """Present time; the time since the last update counts in full."""
         return time.monotonic() - self._stopped_s
 
 
@@ -60,15 +59,15 @@ P = TypeVar("P", bound=RemotePass)
 
 
 class RemoteTarget(Target, Generic[P]):
-    """A target with nodes; the subclass knows their kind."""
+    """Base class of a target with nodes; a subclass for each kind of node."""
 
     def __init__(self) -> None:
         self._clock = WakingClock()
-        self._passes: dict[int, P] = {}  # by number, oldest first
+        self._passes: dict[int, P] = {}  # number → pass under way, oldest first
         self._scores: list[Scores] = []  # scores of finished passes
 
     def collect_scores(self) -> Sequence[Scores]:
-        """Call `_work`, fail passes that timed out, and return finished scores."""
+        """Process the nodes' results, fail passes that timed out, and return finished scores."""
         now_s = self._clock.update()
         self._work(now_s)
         for pending in list(self._passes.values()):
@@ -79,7 +78,7 @@ class RemoteTarget(Target, Generic[P]):
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until `collect_scores` must be called again, for a time-out or a node."""
+        """Seconds until `collect_scores` must be called even without events; None: no need."""
         ends_s = [*self._deadlines(), *map(self._timeout_at, self._passes.values())]
         return max(0.0, min(ends_s) - self._clock.now_s) if ends_s else None
 
@@ -89,18 +88,18 @@ class RemoteTarget(Target, Generic[P]):
 
     @abstractmethod
     def _deadlines(self) -> Iterable[float]:
-        """Return when `_work` is due even without messages, by the target's clock."""
+        """Return the times (target's clock) at which `_work` is due even without messages."""
 
     @abstractmethod
     def _timeout_at(self, pending: P) -> float:
-        """Return when a pass times out, by the target's clock."""
+        """Return the time (target's clock) at which a pass times out."""
 
     @abstractmethod
     def _timeout_message(self, pending: P, now_s: float) -> str:
         """Return the error message for a pass that timed out."""
 
     def _forget(self, pending: P) -> None:
-        """Treat the slots of a failed pass as empty, because their content is unknown."""
+        """Record the slots of a failed pass as empty, because their content is unknown."""
         return
 
     def _finish(self, pending: P, outputs: Sequence[Output]) -> None:

@@ -1,10 +1,10 @@
-"""The stages after the first, attached together or not at all.
+"""Nodes of the stages after stage 1, which are attached all together or not at all.
 
 In:  steps, with stage 1's states.
 Out: the last stage's answers, in the order of the steps.
 
-Law: the stages' slots belong together. When a stage is lost, or loses the next one, all are
-attached again with empty slots, under a new incarnation.
+Law: the slots of all stages have the same tokens. When a stage is lost, or loses its connection to
+the next stage, all stages are attached again with empty slots, under a new incarnation.
 """
 
 import secrets
@@ -24,9 +24,9 @@ from pilotfish.wire.nodes import Attach, Item, Ready, Scored, Step
 
 
 class Stages:
-    """The nodes of the stages, in order; there may be none. Never waits.
+    """Nodes of the stages, in order (possibly none); the methods never wait.
 
-    stage: stage 1, which the others must fit.
+    stage: stage 1; the other stages must be of the same split.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Stages:
         for source in self._client_of:
             self._poller.register(source, zmq.POLLIN)
         self._requested: bytes | None = None  # incarnation of the last attach requests
-        # incarnation of the attachment; None unless all are attached
+        # incarnation of the attachment; None unless all nodes are attached
         self.incarnation: bytes | None = None if addresses else b""
 
     def __len__(self) -> int:
@@ -63,38 +63,38 @@ class Stages:
 
     @property
     def names(self) -> list[str]:
-        """The nodes' names."""
+        """Names of the nodes, in order."""
         return [client.node.name for client in self._clients]
 
     @property
     def nodes(self) -> dict[str, bool]:
-        """The nodes by name, and whether each is attached. For any thread."""
+        """Node name → whether the node is attached. Thread-safe."""
         return {client.node.name: client.incarnation is not None for client in self._clients}
 
     @property
     def received_bytes(self) -> dict[str, int]:
-        """Bytes received from each node, by name."""
+        """Node name → bytes received from the node."""
         return {client.node.name: client.received_bytes for client in self._clients}
 
     @property
     def sources(self) -> "list[zmq.Socket[bytes] | int]":
-        """The nodes' connections."""
+        """Sockets and descriptors of the nodes' connections."""
         return [source for client in self._clients for source in client.sources]
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until a node is to be contacted again."""
+        """Seconds until a node is to be contacted again; None: no contact is planned."""
         return min(
             (due for client in self._clients if (due := client.due_s) is not None), default=None
         )
 
     @property
     def problem(self) -> str:
-        """The nodes that are not attached, and why."""
+        """Nodes that are not attached, with the reasons; "" if there is none."""
         return ", ".join(filter(None, (client.problem for client in self._clients)))
 
     def receive(self) -> list[tuple[Scored, list[Buffer]]]:
-        """Read the nodes' messages, attach the nodes, and return the answers."""
+        """Read the nodes' messages, attach the nodes, and return the last stage's answers."""
         answers: list[tuple[Scored, list[Buffer]]] = []
         news = {self._client_of[source] for source, _ in self._poller.poll(0)}
         for client in self._clients:
@@ -103,14 +103,14 @@ class Stages:
                 if client is self._clients[-1]:
                     answers = received
         if self.incarnation is None:
-            answers = []  # they belong to an earlier attachment
+            answers = []  # the answers belong to an earlier attachment
         self._attach_if_ready()
         return answers
 
     def send(
         self, number: int, items: Sequence[Item], frames: Sequence[Buffer], spent_ns: int
     ) -> None:
-        """Send stage 1's states of a step, and its trees' parents, to the next stage."""
+        """Send a step to stage 2; frames: stage 1's states, and the parents of all trees."""
         assert self.incarnation is not None
         step = Step(
             incarnation=self.incarnation, number=number, items=list(items), compute_ns=[spent_ns]
@@ -119,7 +119,7 @@ class Stages:
         self._metrics.node_bytes[first.node.name, "to"] += first.send(step, frames)
 
     def record_success(self) -> None:
-        """Record a good answer."""
+        """Record a good answer, which all stages have computed."""
         for client in self._clients:
             client.record_success()
 
@@ -141,7 +141,7 @@ class Stages:
             client.close()
 
     def _attach_if_ready(self) -> None:
-        """Attach all stages together, once all are ready."""
+        """Request the attachment when all nodes are ready, or record its loss or completion."""
         if not self._clients:
             return
         incarnations = {client.incarnation for client in self._clients}
@@ -155,7 +155,7 @@ class Stages:
             self.incarnation = self._requested
 
     def _attach(self) -> None:
-        """Attach from the last stage to the first, so that each finds the next one attached."""
+        """Request attachments from the last stage to stage 2: each needs the next one attached."""
         end = self._stage.cut.end
         for client in self._clients:
             assert client.ready is not None
@@ -179,7 +179,7 @@ class Stages:
             )
 
     def _check_fit(self, index: int, ready: Ready) -> str:
-        """Describe why a node does not fit as stage ``index`` + 2; "" if it does."""
+        """Return the reason why a node does not fit as stage ``index`` + 2; "" if it fits."""
         cut, wanted = self._stage.cut, index + 2
         if (ready.stage, ready.stages, ready.whole) != (wanted, cut.count, cut.whole):
             holds = f"stage {ready.stage} of {ready.stages}" if ready.stages else "a whole model"

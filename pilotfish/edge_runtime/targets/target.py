@@ -1,11 +1,13 @@
-"""The interface of targets, which compute passes in this process or on nodes.
+"""Interface of targets, which compute passes in this process or on nodes.
 
-In:  numbered passes over some slots, each with the whole sequence of its slot.
-Out: their scores: the logits and hidden states of the requested rows, or an error.
+In:  numbered passes. A pass has a span for each of its slots, with the slot's whole sequence.
+Out: the passes' scores: logits and hidden states of the requested rows, or an error.
 
-The serving loop starts a pass and continues. A local target has finished it by then; others finish
-when their nodes have answered. Law: a slot is in one pass at a time. Its content follows from its
-last finished pass and the path kept since; a node that lost its K/V cache gets the sequence again.
+The serving loop starts a pass and continues. A local target computes the pass in `start`; other
+targets finish the pass when their nodes have answered.
+
+Law: a slot is in at most one pass at a time. Its content is the sequence of its last finished pass,
+with the path that was kept of a tree. A node that lost its K/V cache gets the sequence again.
 """
 
 import logging
@@ -29,18 +31,18 @@ from pilotfish.wire.keys import EdgeKeys
 _log = logging.getLogger("pilotfish.edge")
 
 _TRIAL_NUMBERS = count(2**62)  # numbers of trial passes
-_FIRST_PASS_S = 600.0  # time limit of a pass at the start
-_PAUSE_S = 0.2
-_LOG_EVERY_S = 5.0  # interval of log lines about missing nodes
+_FIRST_PASS_S = 600.0  # time limit (s) of a trial pass at the start
+_PAUSE_S = 0.2  # longest wait (s) for events in `Target.pause`
+_LOG_EVERY_S = 5.0  # interval (s) between log entries about missing nodes
 
 
 class Span(NamedTuple):
-    """One slot's part of a pass.
+    """Part of a pass for one slot.
 
-    tokens: u32 [n], the whole sequence up to the last token of this pass; the slot has cached the
-    first ``base`` of them. rows: number of last tokens to output. parents: i64 [nodes], if the last
-    tokens are a tree: each node's parent, −1 for the token before the tree. temperature: the one
-    that an ensemble's logits must be valid for; 0 is greedy.
+    tokens: the whole sequence up to the last token of this pass, u32 [n]. base: number of first
+    tokens that the slot has cached. rows: number of last tokens that need an output. parents: if
+    the last tokens are a tree, the parent of each node, i64 [nodes]; −1 for the token before the
+    tree. temperature: sampling temperature, at which an ensemble's logits must be valid.
     """
 
     slot: int
@@ -52,7 +54,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of tokens to compute."""
+        """Number of the span's tokens that the pass computes."""
         return len(self.tokens) - self.base
 
     @property
@@ -62,9 +64,9 @@ class Span(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The result of a pass: an output for each span, or an error for all.
+    """Result of a pass: an output for each span, or one error for the whole pass.
 
-    The outputs are views that the target may overwrite when it is called again.
+    The outputs are views, which the target's next call may overwrite.
     """
 
     number: int
@@ -73,10 +75,10 @@ class Scores(NamedTuple):
 
 
 class TargetOptions(NamedTuple):
-    """Arguments for opening a target.
+    """Arguments of `open_target`.
 
-    artifact: the edge's, with vocabulary and end tokens. on_idle: called a few times a second with
-    the present problem while waiting for nodes.
+    artifact: the edge's artifact, with vocabulary and end tokens. on_idle: function that is called
+    a few times per second during a wait for nodes, with the present problem.
     """
 
     config: EdgeConfig
@@ -90,15 +92,15 @@ class Target(ABC):
     """Computes passes. Used by the serving thread.
 
     Attributes:
-        context: positions of each slot.
-        digest: identifies the target, in hex; targets with different outputs have different ones.
+        context: number of positions of each slot.
+        digest: identity of the target (hex); targets with different outputs have different digests.
         has_hidden_states: whether outputs have hidden states.
-        model_logits: whether logits are one model's own, so that bias and penalties apply to them.
-        lanes: parts that compute in parallel; slot s is in lane s mod lanes.
-        depth: passes that may be under way in one lane.
-        concurrent_passes: passes of a lane that different nodes compute at the same time; waiting
-            jobs are spread over them.
-        chunks_per_pass: chunks of a prompt in one pass; more than 1 if stages pipeline them.
+        model_logits: whether the logits are those of one model, so that bias and penalties apply.
+        lanes: number of parts that compute in parallel; slot s is in lane s mod lanes.
+        depth: upper limit of passes under way in one lane.
+        concurrent_passes: number of passes of a lane that different nodes compute at the same time;
+            waiting jobs are spread over them.
+        chunks_per_pass: number of a prompt's chunks in one pass; above 1 if stages pipeline them.
         execution: provider, precision and threads in this process; None: nodes compute.
     """
 
@@ -114,43 +116,43 @@ class Target(ABC):
 
     @abstractmethod
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Start a pass; its scores carry any error, also of nodes."""
+        """Start a pass; errors (also those of nodes) are returned with its scores."""
 
     @abstractmethod
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path (nodes, numbered from 0) of the tree that ended the slot's last pass."""
+        """Keep a path of the tree in the slot's last pass; path: node indices from 0."""
 
     @abstractmethod
     def collect_scores(self) -> Sequence[Scores]:
-        """Return the scores of passes finished since the last call; never waits."""
+        """Return the scores of passes that finished after the last call; do not wait."""
 
     @property
     def sources(self) -> "Sequence[zmq.Socket[bytes] | int]":
-        """Sockets to poll; after an event, call `collect_scores`."""
+        """Sockets and descriptors to poll; after an event, call `collect_scores`."""
         return ()
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until `collect_scores` should be called without events; None: no need."""
+        """Seconds until `collect_scores` must be called even without events; None: no need."""
         return None
 
     @property
     def problem(self) -> str:
-        """The present problems of its nodes, in a few words; "" for none."""
+        """Present problems of the target's nodes, in a few words; "" if there is none."""
         return ""
 
     @property
     def nodes(self) -> Mapping[str, bool]:
-        """Its nodes by name, and whether each takes part now. Thread-safe."""
+        """Node name → whether the node takes part now. Thread-safe."""
         return {}
 
     @property
     def fatal_error(self) -> str:
-        """Why this process can never use the target again; "" if it can."""
+        """Reason why this process can never use the target again; "" if it can."""
         return ""
 
     def close(self) -> None:
-        """Close the connections to nodes."""
+        """Close the connections to the target's nodes."""
         return
 
     def run(
@@ -159,7 +161,7 @@ class Target(ABC):
         spans: Sequence[Span],
         timeout_s: float = _FIRST_PASS_S,
     ) -> Sequence[Output]:
-        """Make a pass and wait for its outputs; raises its error."""
+        """Run a pass, wait for its outputs and return them; raise the pass's error."""
         self.start(number, spans)
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
@@ -172,7 +174,7 @@ class Target(ABC):
         raise TargetLostError(f"The target did not answer within {timeout_s:g} s. {self.problem}")
 
     def pause(self) -> None:
-        """Wait briefly for events."""
+        """Wait for events of the target, up to `_PAUSE_S`."""
         poller = zmq.Poller()
         for source in self.sources:
             poller.register(source, zmq.POLLIN)
@@ -181,7 +183,7 @@ class Target(ABC):
 
 
 def time_pass(target: Target, width: int) -> float:
-    """Time a pass over ``width`` tokens of the empty slot 0, with all their rows, in seconds."""
+    """Return the seconds of a pass over ``width`` tokens in the empty slot 0, with all rows."""
     tokens = np.zeros(width, np.uint32)
     begun_s = time.perf_counter()
     target.run(next(_TRIAL_NUMBERS), [Span(0, tokens, 0, width)])
@@ -191,7 +193,7 @@ def time_pass(target: Target, width: int) -> float:
 def split_outputs(
     spans: Sequence[Span], logits: NDArray[np.float32], hidden: NDArray[np.float32]
 ) -> list[Output]:
-    """Split the rows [Σ rows, …] of a pass into each span's output."""
+    """Split the logits and hidden states [Σ rows, …] of a pass into one output per span."""
     outputs, end = [], 0
     for span in spans:
         begin, end = end, end + span.rows
@@ -205,9 +207,11 @@ def wait_for_nodes(
     on_idle: Callable[[str], None],
     patience_s: float | None,
 ) -> None:
-    """Wait until the target's nodes are ``complete``, up to ``patience_s``; None: without limit.
+    """Wait until ``complete()`` is true, which means that all of the target's nodes are ready.
 
-    Raises `TargetLostError` if they never can be.
+    patience_s: time limit, after which the function returns; None: no limit. on_idle: function that
+    is called during the wait with the present problem. Raises `TargetLostError` if the target is
+    lost for good.
     """
     begun_s = logged_s = time.monotonic()
     target.collect_scores()

@@ -1,6 +1,6 @@
-"""One worker of a federation, as the edge sees it: its slots, open steps and answers.
+"""Edge's side of one worker of a federation: the worker's slots, open steps and answers.
 
-In:  passes. Out: whether the worker takes part in them, and its top K of each row.
+In:  passes. Out: whether the worker takes part in a pass, and its top K of each row.
 """
 
 import math
@@ -25,26 +25,27 @@ from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
-DEPTH = 2  # passes: one at the workers, one on its way to them
-_MOST_OPEN_STEPS = 2 * DEPTH  # most unanswered steps of a worker
-_CATCHING_UP = 2**61  # first number of catch-up steps, which belong to no pass
-_LEAST_MASS = 1.0 - 1e-3  # tolerance of a row's least mass, for rounding
-_TRIAL_ROWS = 32  # rows of the largest trial pass at the start
-_TOKEN_BYTES = 16  # most bytes in an answer per top-K token, and per row in addition
+DEPTH = 2  # number of passes under way: one at the workers, one on its way to them
+_MOST_OPEN_STEPS = 2 * DEPTH  # upper limit of unanswered steps of a worker
+_CATCHING_UP = 2**61  # number of the first catch-up step; these steps belong to no pass
+_LEAST_MASS = 1.0 - 1e-3  # factor of a row's least possible mass, to allow for rounding
+_TRIAL_ROWS = 32  # number of rows in the largest trial pass at the start
+_TOKEN_BYTES = 16  # upper limit of an answer's bytes per top-K token, and per row in addition
 
 
 class _OpenStep(NamedTuple):
-    """An unanswered step: when it was sent, and its number of rows."""
+    """Unanswered step: the time at which it was sent, and its number of rows."""
 
     since_s: float
     rows: int
 
 
 class WorkerClient:
-    """One worker and its weight in the federation.
+    """Worker with its weight in the federation.
 
-    digest: required digest of its artifact, once known. context: required positions of its slots,
-    once fixed. left_out: whether the last finished pass left it out. clock: the target's.
+    digest: required digest of the worker's artifact; "": any digest, until the first attachment.
+    context: required number of positions of its slots; 0 before the federation sets it. left_out:
+    whether the last finished pass was averaged without this worker. clock: the target's clock.
     """
 
     def __init__(
@@ -83,17 +84,17 @@ class WorkerClient:
 
     @property
     def takes_part(self) -> bool:
-        """Whether passes are sent to it now."""
+        """Whether the worker gets passes now: it is attached, and not catching up."""
         return self.attached and not self._catching_up
 
     @property
     def ready(self) -> Ready | None:
-        """Its artifact and room, if they fit."""
+        """The worker's reply to the greeting, if its artifact, slots and context fit."""
         return self._client.ready
 
     @property
     def problem(self) -> str:
-        """Why it takes no part or is late; "" if neither."""
+        """Reason why the worker takes no part, or that it is late; "" if it does its part."""
         if self._client.problem:
             return self._client.problem
         if self._catching_up:
@@ -102,24 +103,25 @@ class WorkerClient:
 
     @property
     def due_s(self) -> float | None:
-        """Seconds until it is to be contacted again."""
+        """Seconds until the worker is to be contacted again; None: no contact is planned."""
         return self._client.due_s
 
     def awaits(self, number: int) -> bool:
-        """Whether it still owes the answer to this step."""
+        """Return whether the worker has not yet answered step ``number``."""
         return number in self._open_steps
 
     def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
-        """Send the worker a pass; False if it cannot take one now.
+        """Send a pass to the worker; return False if the worker cannot take a pass now.
 
         Under ``drop`` a worker that has missed many tokens gets them in a catch-up step, and takes
-        part again after that, so that the others do not wait.
+        part again after this step. So the other workers do not wait for it.
         """
         if not self._can_take_step:
             return False
         if self._federation.late == "drop":
             missed = [span for span in spans if self._holding.first_missing(span) < span.base]
-            # compared per slot: the sum over many sessions would keep the worker out forever
+            # compare the missed tokens of each slot: their sum over many sessions could exceed any
+            # limit, and the worker would never take part again
             if any(span.base - self._holding.first_missing(span) > CHUNK for span in missed):
                 self._catch_up = next(self._extra)
                 missing = [
@@ -131,19 +133,19 @@ class WorkerClient:
         return True
 
     def skip(self, spans: Sequence[Span]) -> None:
-        """Record a pass without this worker."""
+        """Record a pass in which this worker takes no part."""
         for span in spans:
             self._holding.skip(span)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; a worker of the slot's last pass gets it with its next step."""
+        """Record the path; if the worker ran the tree, it gets the path with its next step."""
         self._holding.keep_path(slot, path)
 
     def receive(self) -> Iterator[tuple[int, TopRows]]:
-        """Yield the worker's answers with their step numbers; a malformed one detaches it."""
+        """Yield step number and rows of each answer; detach the worker if one is malformed."""
         for scored, frames in self._client.receive():
             if scored.incarnation != self._client.incarnation:
-                continue  # an answer before it was malformed
+                continue  # an earlier answer was malformed and detached the worker
             try:
                 rows = self._rows(scored, frames)
             except MalformedError as error:
@@ -157,7 +159,7 @@ class WorkerClient:
         self._metrics.node_bytes[self.name, "from"] = self._client.received_bytes
 
     def attach_if_ready(self) -> None:
-        """Attach the worker if it is ready; its slots are empty then."""
+        """Request the worker's attachment if it is ready; a new attachment has empty slots."""
         if self._incarnation != self._client.incarnation:
             self._incarnation = self._client.incarnation
             self._holding.lose()
@@ -174,17 +176,17 @@ class WorkerClient:
             )
 
     def record_event(self, what: str) -> None:
-        """Count an event."""
+        """Count an event of this worker, for example "late", in the metrics."""
         self._metrics.node_events[self.name, what] += 1
 
     @property
     def _catching_up(self) -> bool:
-        """Whether it still owes the answer to its catch-up step."""
+        """Whether the worker has not yet answered its catch-up step."""
         return self.awaits(self._catch_up)
 
     @property
     def _can_take_step(self) -> bool:
-        """Whether it can take a step now."""
+        """Whether the worker can take a step now."""
         if (
             self._incarnation is None
             or len(self._open_steps) >= _MOST_OPEN_STEPS
@@ -195,7 +197,7 @@ class WorkerClient:
 
     @property
     def _waited_s(self) -> float:
-        """Seconds since its oldest unanswered step was sent."""
+        """Seconds since the oldest unanswered step was sent; −∞ if all are answered."""
         oldest_s = min((owed.since_s for owed in self._open_steps.values()), default=math.inf)
         return self._clock.now_s - oldest_s
 
@@ -208,20 +210,20 @@ class WorkerClient:
         self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
-        """Decode an answer; `MalformedError` if no model can have computed it."""
+        """Decode an answer; raise `MalformedError` if no model can have computed it."""
         if scored.number != next(iter(self._open_steps), None):
             raise MalformedError(f"It answers step {scored.number} out of turn.")
         if len(frames) != 1:
             raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
         due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
         rows = decode_topk(frames[0], due, self._federation.kept, vocab)
-        # the K most probable of V tokens have at least K/V together
+        # the K most probable of V tokens have a total probability of at least K/V
         if due and rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab:
             raise MalformedError("A row has less mass than its most probable tokens can have.")
         return rows
 
     def _check_fit(self, ready: Ready) -> str:
-        """Describe why its artifact or room does not fit; "" if they do."""
+        """Return the reason why the worker's artifact, slots or context do not fit, or ""."""
         if ready.stages:
             return "it holds one stage of a model: a federation wants whole models"
         known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
@@ -239,6 +241,6 @@ class WorkerClient:
 
 
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
-    """Return the most bytes of an answer: windows of all sessions, or the largest trial pass."""
+    """Return the upper limit of an answer's bytes: all sessions' windows, or a trial pass."""
     rows = max(limits.sessions * (limits.window + 1), _TRIAL_ROWS)
     return MEBIBYTE + rows * (min(federation.kept, manifest.vocab_size) + 1) * _TOKEN_BYTES
