@@ -46,7 +46,8 @@ class GrammarConstraint:
     """A filter of the tokens that a grammar forbids, for one generation. Not thread-safe.
 
     parser: a function that makes an independent parser at the grammar's start, and returns the
-    parser and the CPU seconds spent. ends: end tokens. cpu_s: CPU seconds spent on making parsers.
+    parser and the CPU seconds spent. ends: end tokens. cpu_s: CPU seconds spent on the first parser
+    and the spare.
     """
 
     def __init__(
