@@ -178,8 +178,10 @@ def _altered_error(path: Path) -> ArtifactError:
 
 
 def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:
-    """Compute a file's SHA-256 as lower-case hex; call `on_chunk` with each chunk's size
-    (bytes)."""
+    """Compute a file's SHA-256 as lower-case hex.
+
+    Call `on_chunk` with each chunk's size (bytes).
+    """
     with path.open("rb", buffering=0) as file:
         return sha256_of(file, on_chunk)
 
@@ -187,8 +189,7 @@ def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> st
 def sha256_of(
     file: RawIOBase, on_chunk: Callable[[int], None] | None = None, chunk_bytes: int = 1 << 22
 ) -> str:
-    """Compute the SHA-256 of the rest of an unbuffered file, mostly without the interpreter's
-    lock."""
+    """Compute the SHA-256 of the rest of an unbuffered file, mostly without holding the GIL."""
     digest, chunk = hashlib.sha256(), memoryview(bytearray(chunk_bytes))
     while size := file.readinto(chunk):
         digest.update(chunk[:size])

@@ -98,8 +98,10 @@ def _plain_source(grammar: Grammar) -> str:
 
 
 def _divisor(value: object) -> int:
-    """Return the factor by which this ``multipleOf`` multiplies the automaton's states; at least
-    1."""
+    """Return the factor by which this ``multipleOf`` multiplies the automaton's states.
+
+    The factor is at least 1.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return 1  # here multipleOf is a property's name
     if not 0 < value <= _MOST_DIVISORS:

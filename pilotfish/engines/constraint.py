@@ -95,8 +95,9 @@ class GrammarConstraint:
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Set the logits of forbidden tokens to −∞, in place; return the rows where no token is
-        allowed.
+        """Set the logits of forbidden tokens to −∞, in place.
+
+        Return the rows where no token is allowed.
 
         logits: [n, V]. answer: u32 [m], shared by all rows. paths: for each row, the draft tokens
         between the answer and the row. A row stays unchanged if the grammar forbids its path:
@@ -147,8 +148,10 @@ class GrammarConstraint:
         return self._forced
 
     def _read_answer(self, answer: NDArray[np.uint32]) -> bool:
-        """Move the parser to the end of the answer, u32 [m]; return False if it has an end
-        token."""
+        """Move the parser to the end of the answer, u32 [m].
+
+        Return False if it has an end token.
+        """
         if len(answer) and int(answer[-1]) in self._ends:
             return False
         if not np.array_equal(answer, self._answer):

@@ -89,8 +89,7 @@ class DeviceCache(KVCache):
         return True
 
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Copy the last run's cells from `present` to the cache, if `present` is a separate
-        buffer."""
+        """Copy the last run's cells from `present` to the cache, if these are separate buffers."""
         if self._apart:
             for buffer in self._buffers:
                 self._copy(slot, buffer, buffer.present, start, start, count)

@@ -134,8 +134,7 @@ class Dialogue:
         return self._select_controls(self._tokenizer.encode(blunted, special=True, most=limit))
 
     def _lookalikes(self, inputs: _TemplateInput) -> set[str]:
-        """Find the characters in messages that the tokenizer normalizes to characters of control
-        tokens.
+        """Find the characters that the tokenizer normalizes to characters of control tokens.
 
         For example, NFKC turns "＜" into "<", and some tokenizers normalize text before they look
         for control tokens.
@@ -177,8 +176,9 @@ class Dialogue:
         return ids
 
     def _pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Split a text at its control tokens; yield each piece and the control token that follows
-        it.
+        """Split a text at its control tokens.
+
+        Yield each piece and the control token that follows it.
 
         The last piece is followed by None. White space around a control token is dropped if the
         tokenizer's rules for that token say so.
@@ -196,8 +196,7 @@ class Dialogue:
 
 
 def _signs(written: str) -> set[str]:
-    """Return the signs of a control token: its punctuation, or all its characters if it has
-    none."""
+    """Return the signs of a control token: its punctuation, or else all its characters."""
     visible = {character for character in written if not character.isspace()}
     return {character for character in visible if not character.isalnum()} or visible
 

@@ -130,8 +130,9 @@ class LanguageModel(ABC):
         rows: int = 1,
         chunk: int = 128,
     ) -> Output:
-        """Append a long text in chunks of `chunk` tokens; return the output of its last `rows`
-        tokens.
+        """Append a long text in chunks of `chunk` tokens.
+
+        Return the output of its last `rows` tokens.
 
         Raises:
             CapacityError: if the slot would exceed its context; nothing is appended.

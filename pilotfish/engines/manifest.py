@@ -180,8 +180,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def cached(self) -> list[CachedLayer]:
-        """The layers of the graph that store keys and values, numbered from the graph's first
-        layer."""
+        """The layers of the graph that store keys and values, numbered within the graph."""
         if self.caches is not None:
             first = 0 if self.stage is None else self.stage.first_layer
             stage_layers = range(first, first + self.layers)

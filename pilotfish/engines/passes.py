@@ -66,8 +66,7 @@ class Pass:
         return _depths(self.parents)[self.tree_length :]
 
     def pieces(self, width: int) -> Iterator[Pass]:
-        """Split the pass into passes of at most `width` tokens, to be appended one after the
-        other."""
+        """Split the pass into passes of at most `width` tokens, to be appended in turn."""
         size = len(self.tokens)
         for start in range(0, size, width):
             end = min(start + width, size)

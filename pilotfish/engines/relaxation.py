@@ -37,8 +37,10 @@ _MOST_LISTED = 16  # removed places that a result stores
 
 
 class Relaxed(NamedTuple):
-    """A schema that compiles. left_out: the first removed places; total: number of removed
-    places."""
+    """A schema that compiles.
+
+    left_out: the first removed places. total: number of removed places.
+    """
 
     text: str
     left_out: tuple[KeywordPlace, ...] = ()

@@ -128,8 +128,7 @@ def _remove_idle(node: Node) -> None:
 
 
 def _names_as_properties(node: Node) -> None:
-    """Replace ``propertyNames`` by equivalent properties or pattern properties, if there are
-    any."""
+    """Replace ``propertyNames`` by equivalent properties or pattern properties, if possible."""
     names = node.get("propertyNames")
     if not isinstance(names, dict) or not {*names} <= {"type", "enum", "pattern"}:
         return

@@ -125,8 +125,7 @@ class Slots(ABC):
     def _fill_attention(
         self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
     ) -> None:
-        """Fill the inputs of attention, for a run over slots first, first + 1, … of these
-        `lengths`."""
+        """Fill the inputs of attention for slots first, first + 1, …, of these `lengths`."""
         cache = self._cache
         if self._backend.batches:
             fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
@@ -266,8 +265,7 @@ class Slots(ABC):
             cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 
     def _probe(self, backend: Backend) -> None:
-        """Check that the backend works: run a token, then a second one that must read the first's
-        cells.
+        """Run a token, then check that a second token reads the first token's cells.
 
         Raises:
             ProviderError: if outputs are not finite, or if the second token does not see the

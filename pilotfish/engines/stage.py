@@ -49,8 +49,7 @@ class StatePass(Pass):
     states: States | None = None
 
     def pieces(self, width: int) -> Iterator[StatePass]:
-        """Split the pass into passes of at most `width` tokens, to be appended one after the
-        other."""
+        """Split the pass into passes of at most `width` tokens, to be appended in turn."""
         start = 0
         for piece in super().pieces(width):
             end = start + len(piece.tokens)
@@ -102,8 +101,7 @@ class Stage(Slots):
 
     @property
     def last(self) -> bool:
-        """Whether this is the last stage, which returns the final norm's output for wanted rows
-        only."""
+        """Whether this is the last stage, which returns the final norm's output for wanted rows."""
         return self.cut.last
 
     @property
@@ -199,8 +197,7 @@ class Head:
         self.width = int(self._session.get_inputs()[0].shape[1])
 
     def logits(self, hidden: States) -> NDArray[np.float32]:
-        """Compute logits, f32 [n, vocab_size] without padding, from hidden states, f32 [n,
-        width]."""
+        """Compute logits, f32 [n, vocab_size], from hidden states, f32 [n, width]."""
         if len(hidden) == 0:
             return np.empty((0, self.vocab_size), np.float32)
         (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
@@ -208,8 +205,10 @@ class Head:
         return answer
 
     def _load(self, artifact: Artifact, threads: int | None, provider: str) -> tuple[Any, str]:
-        """Open a session on the first provider that runs the head; return session and provider
-        name."""
+        """Open a session on the first provider that runs the head.
+
+        Return session and provider name.
+        """
         reasons = []
         wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
         for name in wanted:

@@ -86,8 +86,7 @@ class StateCache:
         return self._slots[slot].resume(length)
 
     def step(self, slot: int, count: int) -> StateStep:
-        """Prepare the arrays for a run of `count` tokens, from the length that `resume`
-        returned."""
+        """Prepare the arrays for a run of `count` tokens from the length returned by `resume`."""
         return self._slots[slot].step(count)
 
     def take_in(self, slot: int, step: StateStep) -> None:
@@ -152,8 +151,7 @@ class _SlotStates:
 
     @property
     def _start(self) -> int:
-        """The position from which a run starts: the last snapshot's, or the end for
-        convolutions."""
+        """The position where a run starts: the last snapshot's, or the end for convolutions."""
         return self._high if self._shape is None else self._last.position
 
     def _inputs(self, start: int, end: int) -> Floats:

@@ -45,8 +45,7 @@ def _sentencepiece(piece: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Build GPT-2's alphabet: printable Latin-1 bytes map to themselves, others to U+0100 and
-    up."""
+    """Build GPT-2's alphabet: printable Latin-1 maps to itself, other bytes to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

@@ -119,8 +119,10 @@ class Tokenizer:
         return self._ids(self._tokenizer if special else self._plain_tokenizer, text, most)
 
     def encode_later(self, text: str, *, most: int | None = None) -> list[int]:
-        """Encode text that follows a special token; names of special tokens in it are plain
-        text."""
+        """Encode text that follows a special token.
+
+        Names of special tokens in it are plain text.
+        """
         return self._ids(self._later_tokenizer, text, most)
 
     def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, most: int | None) -> list[int]:
@@ -182,8 +184,10 @@ class Tokenizer:
 
     @cached_property
     def beginning(self) -> list[int]:
-        """The ids of the tokens that belong before a raw text, such as BOS; [] if there are
-        none."""
+        """The ids of the tokens that belong before a raw text, such as BOS.
+
+        The list is empty if there are none.
+        """
         plain = self._ids(self._tokenizer, "a", None)
         whole: list[int] = _encode(self._tokenizer, "a", whole=True).ids
         # Drop tokens that the tokenizer puts after a text, such as EOS: the model continues the

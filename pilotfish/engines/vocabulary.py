@@ -133,8 +133,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The compiled chat template; None if there is none. Raises `TemplateError` if it is
-        broken."""
+        """The chat template; None if there is none. Raises `TemplateError` if it is broken."""
         if self.chat_template is None:
             return None
         from pilotfish.engines.chat import (

@@ -121,7 +121,9 @@ def join(parts: Sequence[Quantized]) -> Quantized:
 
 
 def largest_block(group: int) -> int | None:
-    """Return the largest supported block size that divides `group` columns; None if there is
-    none."""
+    """Return the largest supported block size that divides `group` columns.
+
+    None if there is none.
+    """
     block = min(group & -group, LARGEST)
     return block if block >= SMALLEST else None

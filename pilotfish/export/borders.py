@@ -81,8 +81,7 @@ class Dependencies:
         return border
 
     def subgraph(self, outputs: Sequence[str], known: Collection[str]) -> Subgraph:
-        """Select the nodes that compute `outputs` from the values `known`, graph inputs and
-        weights."""
+        """Select the nodes that compute `outputs`, given the values `known`."""
         nodes: set[int] = set()
         inputs: set[str] = set()
         weights: set[str] = set()

@@ -69,8 +69,10 @@ class CudaBackend(Backend):
         return {}
 
     def capacities(self, load: Load) -> list[int]:
-        """List the capacities of the cache; the last, twice the context, is for padding in shared
-        runs."""
+        """List the capacities of the cache.
+
+        The last, twice the context, is for padding in shared runs.
+        """
         longest = [2 * load.context] if load.slots > 1 else []
         return doubling_capacities(min(FIRST_CAPACITY, load.context), load.context) + longest
 

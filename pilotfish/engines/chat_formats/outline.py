@@ -50,8 +50,9 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         content: Grammar | None = None,
         thinking: bool = False,
     ) -> "Outline":
-        """Make the outline of a turn; raise `GrammarError` if the format's calls cannot be
-        constrained.
+        """Make the outline of a turn.
+
+        Raise `GrammarError` if the format's calls cannot be constrained.
 
         thinking: whether the prompt ends within a thought.
         """
@@ -135,8 +136,10 @@ class Controls:
         return name in self._ids
 
     def literal(self, text: str) -> str:
-        """Write a Lark expression for exactly this text; names of control tokens match the
-        tokens."""
+        """Write a Lark expression for exactly this text.
+
+        Names of control tokens match the tokens.
+        """
         parts = [
             f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
             for part in self._pattern.split(text)

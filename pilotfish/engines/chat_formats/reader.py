@@ -16,8 +16,9 @@ _JSON_MARKS = re.compile(r'["{}\[\]\\]')
 
 
 class TurnPart(NamedTuple):
-    """A part of a turn. call: index of the call, for kinds "call" and "arguments"; id: id of a
-    call.
+    """A part of a turn.
+
+    call: index of the call, for kinds "call" and "arguments". id: id of the call.
 
     The text of a "call" is the tool's name; "arguments" parts follow with fragments of JSON.
     """
@@ -127,10 +128,10 @@ class TurnReader:
     # Thought and plain text
 
     def _may_lead_to(self, mark: str) -> bool:
-        """Whether the buffer starts with the mark after optional space, or may do so with more
-        text.
+        """Whether the buffer starts with the mark, or may do so after more text arrives.
 
-        Like the grammar, this allows at most `SPACES` spaces unless a call is required.
+        Spaces may precede the mark: as in the grammar, at most `SPACES`, or any number if a call is
+        required.
         """
         buffer = self._buffer
         most = len(buffer) if self._outline.called else SPACES
@@ -185,8 +186,10 @@ class TurnReader:
         return False
 
     def _emit_before(self, kind: Literal["content", "reasoning"], mark: str) -> str:
-        """Emit the text that cannot belong to the mark or to space before the mark; return the
-        rest."""
+        """Emit the text that cannot belong to the mark or to space before the mark.
+
+        Return the rest.
+        """
         buffer = self._buffer
         most = min(len(buffer), len(mark) - 1)
         overlap = next((n for n in range(most, 0, -1) if mark.startswith(buffer[-n:])), 0)

@@ -31,8 +31,10 @@ _OPEN_KEYWORDS = frozenset(
 
 @dataclass(frozen=True)
 class Tool:
-    """A function. schema: JSON schema of the arguments. strict: whether all of it must be
-    enforced."""
+    """A function.
+
+    schema: JSON schema of the arguments. strict: whether all of it must be enforced.
+    """
 
     name: str
     description: str
@@ -69,11 +71,10 @@ class Tool:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The schema for calls: properties that it does not list are forbidden, unless it allows
-        them.
+        """The schema for calls, in which properties that the tool does not list are forbidden.
 
-        In JSON Schema they are allowed by default; a call could have arguments that the function
-        lacks.
+        JSON Schema allows such properties by default, and the function would not accept them. If
+        the tool's schema states a rule for them, that rule stays.
         """
         if _OPEN_KEYWORDS.intersection(self.schema):
             return dict(self.schema)

@@ -60,8 +60,10 @@ class GenaiBackend(Backend):
         return GenaiBinding(self, first)
 
     def rows(self, name: str, count: int) -> NDArray[Any]:
-        """Return a buffer for `count` rows of an output, in the graph's dtype; all runs share
-        it."""
+        """Return a buffer for `count` rows of an output, in the graph's dtype.
+
+        All runs share it.
+        """
         buffer = self._rows.get(name)
         if buffer is None or len(buffer) < count:
             buffer = np.empty((count, self.widths[name]), self.form.kinds[name])

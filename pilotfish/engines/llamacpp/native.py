@@ -204,8 +204,10 @@ class Cells:
         )
 
     def _open(self, cells: int) -> None:
-        """Open a llama.cpp context with room for `cells`; copy the previous context's cells into
-        it."""
+        """Open a llama.cpp context with room for `cells`.
+
+        Copy the previous context's cells into it.
+        """
         api, model = self._api, self._model
         options = api.llama_context_default_params()
         options.n_ctx = -(-cells // 256) * 256

@@ -84,8 +84,10 @@ class EngineCache:
         return sorted(keys, key=lambda each: (each.slots, each.context))
 
     def read(self, key: EngineKey) -> bytes | None:
-        """Return the plan; None if its file is missing, damaged or another engine's (this is
-        logged)."""
+        """Return the plan.
+
+        Return None, and log the reason, if its file is missing, damaged or another engine's.
+        """
         path = self.path(key)
         if not path.is_file():
             return None
@@ -121,8 +123,10 @@ class EngineCache:
 
     @contextmanager
     def lock(self, key: EngineKey) -> Iterator[None]:
-        """Lock the building of this engine against other processes; a process's end frees the
-        lock."""
+        """Lock the building of this engine against other processes.
+
+        A process's end frees the lock.
+        """
         path = self.path(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:

@@ -60,8 +60,10 @@ class Profiles:
     def for_slots(
         cls, manifest: Manifest, slots: int, context: int, *, fixed: bool = False
     ) -> Profiles:
-        """Make the profiles; `fixed`: whether the capacity is static
-        (`engines.tensorrt.fixing`)."""
+        """Make the profiles.
+
+        `fixed`: whether the capacity is static (`engines.tensorrt.fixing`).
+        """
         narrow, widest = min(NARROW, context), min(CHUNK, context)
         # In a shared run, a slot is padded to the widest pass, beyond its context.
         cells = context + (narrow if slots > 1 else 0)

@@ -90,8 +90,10 @@ class AttentionInputs(Operators):
         return ["B", heads.keys, "C", heads.dim]
 
     def scores(self, q: str, key: str, heads: AttentionHeads) -> str:
-        """Compute the capped scores q · keyᵀ · scale; q [B, kv_heads, group · S, dim] is
-        stacked."""
+        """Compute the capped scores q · keyᵀ · scale.
+
+        q [B, kv_heads, group · S, dim] is stacked.
+        """
         config, op = self.config, self.graph.op
         scaled = self.scale(q, config.score_scale or heads.dim**-0.5)
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))

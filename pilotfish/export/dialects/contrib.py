@@ -32,8 +32,7 @@ PAIRS_AT_ONCE = 8  # GroupQueryAttention can rotate only multiples of 8 pairs
 
 
 class Contrib(FusedExperts):
-    """The dialect with GroupQueryAttention, SkipSimplifiedLayerNormalization, MatMulNBits,
-    (Q)MoE."""
+    """The dialect with GroupQueryAttention, SkipSimplifiedLayerNormalization and MatMulNBits."""
 
     name = "contrib"
     opset = 17
@@ -135,8 +134,10 @@ class Contrib(FusedExperts):
         return self.reshape(by_token, [-1, heads.queries * heads.dim])
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
-        """Return q, k and v, [1, T, width] each; or qkv, "", "" if they need neither norm nor
-        rotation."""
+        """Return q, k and v, [1, T, width] each.
+
+        Or qkv, "", "" if they need neither norm nor rotation.
+        """
         form, kind, heads = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
         widths = [count * heads.dim for count in (heads.queries, *[heads.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
@@ -156,8 +157,7 @@ class Contrib(FusedExperts):
         return [self.reshape(part, [1, -1, width]) for part, width in parts]
 
     def _rotates_before(self, rope: Rope) -> bool:
-        """Whether q and k must be rotated before the operator: it lacks the rotation, or norms
-        follow."""
+        """Whether q and k need rotation before the operator, for its limits or for a later norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
     def _prepare_values(self, v: str, heads: AttentionHeads) -> str:
@@ -201,8 +201,7 @@ class Contrib(FusedExperts):
         return self._biases[window]
 
     def _stacked_bias(self, window: int | None, group: int) -> str:
-        """Return the bias for stacked queries, [1, 1, group · T, total], written once for all
-        layers."""
+        """Return the bias for stacked queries, [1, 1, group · T, total]; layers share it."""
         if (window, group) not in self._stacked:
             parts = [self._bias(window)] * group
             self._stacked[window, group] = self.graph.op("Concat", *parts, axis=2)

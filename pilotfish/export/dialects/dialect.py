@@ -127,8 +127,10 @@ class Dialect(AttentionInputs):
         return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
 
     def blocks(self, name: str) -> Quantized | None:
-        """Read a weight's stored blocks; None if it has none, or if the precision is not
-        "stored"."""
+        """Read a weight's stored blocks.
+
+        None if it has none, or if the precision is not "stored".
+        """
         return self._source.quantized(name) if self.keeps_blocks else None
 
     def embed(self, name: str) -> str:
@@ -234,8 +236,9 @@ class Dialect(AttentionInputs):
         return positive if kind == "relu" else self.multiply(positive, positive)
 
     def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
-        """Write the update of a layer's state by tokens; return the pass's outputs, f32 [1, T,
-        values].
+        """Write the update of a layer's state by tokens.
+
+        Return the pass's outputs, f32 [1, T, values].
 
         Args:
             rows: q, k, v, the log decay and, for the delta rule, the write rate; f32 [c + T, …]
@@ -255,8 +258,10 @@ class Dialect(AttentionInputs):
         return self._linear_attention([part[1] for part in parts], settled, present)
 
     def _linear_attention(self, rows: Sequence[str], past: str, present: str) -> str:
-        """Write LinearAttention over all `rows`, from state `past` to `present`; return the
-        outputs."""
+        """Write LinearAttention over all `rows`, from state `past` to `present`.
+
+        Return the outputs.
+        """
         dims = self.config.recurrence
         assert dims is not None
         axis = self.graph.constant([0], "int64")
@@ -279,8 +284,10 @@ class Dialect(AttentionInputs):
         return answer
 
     def finish(self, hidden: str, head: str) -> None:
-        """Declare the graph's outputs for the rows wanted; `head` names the output projection's
-        weight."""
+        """Declare the graph's outputs for the rows wanted.
+
+        `head` names the output projection's weight.
+        """
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
         blocks = self.blocks(head)
