@@ -80,8 +80,7 @@ class Opset17(PaddedAttention):
         return self.multiply(self.scale(x, 0.5), op("Add", bent, ones))
 
     def _angles(self, rope: Rope) -> tuple[str, str]:
-        """Return cos and sin of the tokens' angles, [B, 1, S, pairs] each, written once per
-        rope."""
+        """Return cos and sin of the tokens' angles, [B, 1, S, pairs] each; layers share them."""
         if rope not in self._angles_of:
             axis = self.graph.constant([1], "int64")
             rows = (
