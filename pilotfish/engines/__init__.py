@@ -1,1 +1,4 @@
-"""Load an artifact and run it: decoder, KV cache, tokenizer, chat template. No torch, no onnx."""
+"""Load an artifact and run it: decoder, KV cache, tokenizer, chat template.
+
+This package imports neither torch nor onnx.
+"""

@@ -1,7 +1,7 @@
-"""Artifacts: directories with a graph, its weights, a tokenizer and `manifest.json`.
+"""Artifacts: directories that hold a graph, its weights, a tokenizer and `manifest.json`.
 
 `Artifact.open` reads and checks the manifest (`engines.manifest`). A stage of a model
-(`engines.stage_range`) is an artifact too, but opens only on request.
+(`engines.stage_range`) is an artifact, too; `Artifact.open` accepts it only with `stage=True`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Artifact:
     """An opened artifact directory. Build one with `Artifact.open`.
 
     Attributes:
-        head_tokens: i64 [N], ascending: the tokens whose logits the cut head computes, one per
-            column; None for a whole head.
+        head_tokens: i64 [N], ascending: token ids of the logits' columns, for a cut head; None for
+        a whole head.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Artifact:
     def open(cls, path: str | os.PathLike[str], *, stage: bool = False) -> Artifact:
         """Read and check the manifest, and check that every file exists.
 
-        This computes no hashes, since weights can be many gigabytes: see `verify`. The hash of a
-        cut head's token list is the exception: another list would change every answer.
+        Weights can be many gigabytes, so their hashes are not checked here: `verify` does that. The
+        hash of a cut head's token list is checked, because a wrong list would change every answer.
 
         Args:
             stage: accept a stage of a model as well as a whole one.
 
         Raises:
-            ArtifactError: if this is no artifact, is from a newer version, or lacks a file; or if
-                it is a stage and `stage` is false.
+            ArtifactError: if the directory is no artifact, comes from a newer version, or lacks a
+            file; or if it is a stage and `stage` is false.
         """
         directory = Path(path)
         manifest = read_manifest(directory)
@@ -72,54 +72,55 @@ class Artifact:
 
     @property
     def graph_path(self) -> Path:
-        """The ONNX graph; its external data are in the same folder."""
+        """The path of the ONNX graph; the graph's external data are in the same folder."""
         return self.path / GRAPH_NAME
 
     @property
     def genai_path(self) -> Path:
-        """The genai_config.json of ONNX Runtime GenAI's builder, under the dialect genai."""
+        """The path of `genai_config.json`, in an artifact of the dialect genai."""
         return self.path / GENAI_NAME
 
     @property
     def gguf_path(self) -> Path:
-        """The GGUF file of an artifact of the dialect llamacpp."""
+        """The path of the GGUF file, in an artifact of the dialect llamacpp."""
         return self.path / GGUF_NAME
 
     @property
     def paths(self) -> dict[str, Path]:
-        """All files except the manifest, by their names in it."""
+        """The paths of all files except the manifest, by their names in the manifest."""
         return {name: self.path / name for name in self.manifest.files}
 
     @property
     def tokenizer_path(self) -> Path:
-        """The `tokenizer.json` of the model."""
+        """The path of the model's `tokenizer.json`."""
         return self.path / TOKENIZER_NAME
 
     @property
     def head_path(self) -> Path:
-        """The head's graph, which only a first stage has."""
+        """The path of the head's graph; only a first stage has this file."""
         return self.path / HEAD_NAME
 
     def verify(self) -> None:
         """Compare every file with its SHA-256 in the manifest.
 
         Raises:
-            ArtifactError: if a file differs; it names the first one.
+            ArtifactError: if a file differs; the message names the first such file.
         """
         for name, expected in self.manifest.files.items():
             if file_sha256(self.path / name) != expected:
                 raise self.altered_error(name)
 
     def altered_error(self, name: str) -> ArtifactError:
-        """Build the error about a file that differs from the manifest."""
+        """Build the error for a file whose hash differs from the manifest's."""
         return _altered_error(self.path / name)
 
 
 def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
-    """Open the stages in `folder` that `pilotfish export split` made, in order.
+    """Open all stages in `folder` (made by `pilotfish export split`), in the model's order.
 
     Raises:
-        ArtifactError: if it holds none, or one is missing, damaged, or of another cut.
+        ArtifactError: if the folder holds no stage, or if a stage is missing, is damaged, or comes
+        from another split.
     """
     artifacts = [Artifact.open(path, stage=True) for path in Path(folder).glob("stage-*")]
     places = {artifact.manifest.stage: artifact for artifact in artifacts}
@@ -133,7 +134,7 @@ def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
 
 
 def check_whole(path: Path, manifest: Manifest) -> None:
-    """Raise `ArtifactError` for a stage of a model."""
+    """Raise `ArtifactError` if the artifact is only a stage of a model."""
     if manifest.stage is not None:
         raise ArtifactError(
             f"{path} is {manifest.stage} of {manifest.model}, which cannot run alone: name the "
@@ -142,7 +143,7 @@ def check_whole(path: Path, manifest: Manifest) -> None:
 
 
 def check_head(artifact: Artifact) -> None:
-    """Raise `ArtifactError` for a model whose head was cut."""
+    """Raise `ArtifactError` if the model's head was cut to a part of the vocabulary."""
     if artifact.head_tokens is not None:
         raise ArtifactError(
             f"{artifact.path} computes logits for only {len(artifact.head_tokens)} of its tokens "
@@ -151,7 +152,7 @@ def check_head(artifact: Artifact) -> None:
 
 
 def _read_head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] | None:
-    """Read the tokens that a cut head computes, i64 [N]; None for a whole head."""
+    """Read the token ids of a cut head's logits, i64 [N]; None for a whole head."""
     if manifest.head_tokens is None:
         return None
     path = directory / HEAD_TOKENS_NAME
@@ -177,7 +178,10 @@ def _altered_error(path: Path) -> ArtifactError:
 
 
 def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> str:
-    """Compute a file's SHA-256 as lower-case hex; `on_chunk` is called with each chunk's size."""
+    """Compute a file's SHA-256 as lower-case hex.
+
+    Call `on_chunk` with each chunk's size (bytes).
+    """
     with path.open("rb", buffering=0) as file:
         return sha256_of(file, on_chunk)
 
@@ -185,7 +189,7 @@ def file_sha256(path: Path, on_chunk: Callable[[int], None] | None = None) -> st
 def sha256_of(
     file: RawIOBase, on_chunk: Callable[[int], None] | None = None, chunk_bytes: int = 1 << 22
 ) -> str:
-    """Compute the SHA-256 of the rest of an unbuffered file; releases the interpreter's lock."""
+    """Compute the SHA-256 of the rest of an unbuffered file, mostly without holding the GIL."""
     digest, chunk = hashlib.sha256(), memoryview(bytearray(chunk_bytes))
     while size := file.readinto(chunk):
         digest.update(chunk[:size])

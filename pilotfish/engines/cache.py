@@ -1,4 +1,4 @@
-"""The cache folder for files that can be built or downloaded again, and atomic writes to it."""
+"""The cache folder, for files that can be built or downloaded again, and atomic writes to it."""
 
 import logging
 import os
@@ -17,8 +17,8 @@ _log = logging.getLogger("pilotfish")
 def cache_directory() -> Path:
     """Return this machine's cache folder for downloaded models, artifacts and engines.
 
-    $PILOTFISH_CACHE, or `pilotfish` in $XDG_CACHE_HOME or ~/.cache. A user without a home folder
-    gets a private temporary folder.
+    It is $PILOTFISH_CACHE if set, else `pilotfish` in $XDG_CACHE_HOME or ~/.cache. A user without a
+    home folder gets a private temporary folder.
     """
     if configured := os.environ.get("PILOTFISH_CACHE"):
         return Path(configured)
@@ -30,7 +30,7 @@ def cache_directory() -> Path:
 def _temporary_folder() -> Path:
     """Return the cache folder of a user without a home folder.
 
-    Engines are code, so a folder that another user may have filled is refused.
+    Cached engines are executable code, so a folder that another user could write to is not used.
     """
     folder = Path(tempfile.gettempdir()) / f"pilotfish-{os.getuid()}"
     try:
@@ -53,13 +53,13 @@ def _temporary_folder() -> Path:
 
 
 def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:
-    """Write a temporary file next to `path` and rename it: no reader sees it half written.
+    """Write a file atomically: write a temporary file next to `path`, then rename it to `path`.
 
-    mode: permissions of the file, less the umask.
+    parts: content, in order. mode: permissions of the file, before the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*"):
-        if not Path(f"/proc/{leftover.suffix[1:]}").exists():  # its writer was killed
+        if not Path(f"/proc/{leftover.suffix[1:]}").exists():  # the writing process was killed
             leftover.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:
@@ -75,7 +75,7 @@ def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> N
 
 
 def keep_newest(folder: Path, pattern: str, most: int) -> None:
-    """Delete all but the `most` recently used files that match in `folder`."""
+    """Delete the files in `folder` that match `pattern`, except the `most` last modified ones."""
     files = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime_ns)
     for file in files[:-most]:
         file.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""Render a model's chat template: messages → the text of a prompt.
+"""Render a model's chat template: turn messages into the text of a prompt.
 
 In: the model's Jinja source, and messages as in OpenAI's API. Out: the text that transformers'
-`apply_chat_template(tokenize=False)` returns; its template functions and settings are the same
-here. The text contains special tokens: encode it with `special=True`.
+`apply_chat_template(tokenize=False)` returns. Templates get the same functions and settings as in
+transformers. The text contains special tokens, so encode it with `special=True`.
 
-A template is untrusted code, so it runs in Jinja's sandbox (no attributes that begin with an
-underscore, no mutation) with bounds on compilation, time and size (`sandbox`).
+A template is untrusted code. It runs in Jinja's sandbox (no attributes that begin with an
+underscore, no mutation), and compilation, time and size are bounded (`sandbox`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pilotfish.engines.sandbox import Sandbox
 
 MAX_SECONDS = 5.0
 MAX_CHARACTERS = 1 << 24
-_THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first field present wins
-_MOST_DATE_CHARACTERS = 1000  # longest strftime format
+# Names of a message's thought; the first field present is used.
+_THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_MOST_DATE_CHARACTERS = 1000  # longest strftime format that a template may use
 
 
 class ChatTemplate:
@@ -31,8 +32,10 @@ class ChatTemplate:
 
     Args:
         source: Jinja source.
-        tokens: special tokens that the template may name, such as {"bos_token": "<s>"}.
-        max_seconds, max_characters: bounds of one rendering; seconds are CPU time.
+        tokens: special tokens by the variable names that the template uses, e.g. {"bos_token":
+        "<s>"}.
+        max_seconds: limit of CPU time for one rendering.
+        max_characters: limit of characters that one rendering may print.
 
     Raises:
         TemplateError: if the source does not compile.
@@ -59,7 +62,7 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template does not compile: line {error.lineno}: {error.message}"
             ) from None
-        except Exception as error:  # the compiler can raise whatever Python's can
+        except Exception as error:  # Jinja's compiler calls Python's, which raises many types
             raise TemplateError(f"the chat template does not compile: {error}") from None
 
     def render(
@@ -72,10 +75,11 @@ class ChatTemplate:
         """Render the prompt for `messages`.
 
         Args:
-            messages: each with "role" and "content". As in transformers, fields that are None are
-                removed, since templates would print them; a thought gets both field names.
-            add_generation_prompt: end with the header of the assistant's answer.
-            variables: other variables of this template, such as `enable_thinking`.
+            messages: dicts with "role" and "content". Fields that are None are removed, as in
+            transformers, because templates would print "None". A thought is passed under both of
+            its names, "thinking" and "reasoning_content".
+            add_generation_prompt: whether the text ends with the header of the assistant's answer.
+            variables: further variables of this template, such as `enable_thinking`.
 
         Raises:
             TemplateError: if the template refuses the messages, fails, or exceeds its bounds.
@@ -88,12 +92,12 @@ class ChatTemplate:
             return "".join(self._template.generate(template_variables))
         except TemplateError:
             raise
-        except Exception as error:  # a template can raise whatever its expressions can
+        except Exception as error:  # a template's expressions can raise any type
             raise TemplateError(f"the chat template failed: {error}") from None
 
 
 def _clean_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove fields that are None; repeat a thought as `thinking`, which some templates read."""
+    """Remove fields that are None; copy a thought to `thinking`, the name some templates read."""
     plain = {name: value for name, value in message.items() if value is not None}
     thought = next((plain[name] for name in _THOUGHT_FIELDS if name in plain), None)
     return plain if thought is None else {"thinking": thought, **plain, _THOUGHT_FIELDS[0]: thought}
@@ -116,7 +120,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Dump JSON without Jinja's HTML escapes."""
+    """Write a value as JSON, without the HTML escapes of Jinja's filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

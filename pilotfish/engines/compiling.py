@@ -1,4 +1,4 @@
-"""Compile a grammar with llguidance, after checks for schemas that would explode there.
+"""Compile a grammar with llguidance; first refuse schemas whose automaton would be too large.
 
 In:  a `Grammar` and llguidance's view of a vocabulary. Out: a matcher, or a `GrammarError`.
 """
@@ -23,21 +23,24 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-# JSON on one line, as models write it. With optional spaces no text would be forced, and small
-# models never end some of them.
+# Format of JSON answers: one line, as models write it. If spaces were optional, no text would be
+# forced, and small models could write spaces without end.
 _JSON: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# multipleOf makes an automaton with a state per remainder, several of them a product of states.
-# Compilation takes some 50 ms at this bound and 11 s at a hundred times it; llguidance has none.
+# Largest product of all ``multipleOf`` values in a schema. Each ``multipleOf`` needs an automaton
+# state per remainder, and the numbers of states multiply. Compilation takes some 50 ms at this
+# bound and 11 s at a hundred times this bound; llguidance itself has no bound.
 _MOST_DIVISORS = 10_000
 NO_CONTROLS = Controls({})
-# Lark constructs that are refused: schemas and divisors, which would be unbounded; attributes that
-# cannot be rolled back; %ignore, whose masks depend on earlier queries; control tokens.
+# Lark constructs that are refused: JSON schemas and regexes (%json, %regex), because they would
+# bypass the bounds; attributes that the parser cannot roll back; %ignore, because its masks depend
+# on earlier queries; control tokens.
 _REFUSED = re.compile(r"%(json|regex|ignore)|\b(max_tokens|stop|temperature)\s*=|<[\[|]|‹")
-# Rules of 64 KiB can nest some 10,000 deep; each level takes 4 KiB of stack.
+# Stack of the compiling thread: a grammar of 64 KiB can nest some 10,000 levels deep, and a level
+# takes some 4 KiB.
 _STACK_BYTES = 256 * 1024 * 1024
 _STACK_SIZE_LOCK = threading.Lock()
 T = TypeVar("T")
@@ -46,9 +49,9 @@ T = TypeVar("T")
 def compile_grammar(
     grammar: Grammar, tokenizer: "LLTokenizer", controls: Controls = NO_CONTROLS
 ) -> "LLMatcher":
-    """Compile a grammar over a vocabulary; `GrammarError` says what is wrong with it.
+    """Compile a grammar over a vocabulary; raise `GrammarError` if the grammar is at fault.
 
-    controls: the vocabulary's control tokens.
+    controls: control tokens of the vocabulary.
     """
     from llguidance import LLMatcher, LLParserLimits
 
@@ -62,7 +65,8 @@ def compile_grammar(
             source = _plain_source(grammar)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"The schema is no JSON: {one_printable_line(error)}.") from error
-    # An enum of 500 words takes 100,000 of initial_lexer_fuel; the rest is a quarter of the usual.
+    # An enum of 500 words takes 100,000 units of initial_lexer_fuel. The other limits are a quarter
+    # of llguidance's defaults.
     limits = LLParserLimits(
         initial_lexer_fuel=400_000,
         step_lexer_fuel=50_000,
@@ -78,7 +82,7 @@ def compile_grammar(
 
 
 def _plain_source(grammar: Grammar) -> str:
-    """Write the llguidance source of a plain grammar."""
+    """Write the llguidance source of a JSON, regex or Lark grammar."""
     from llguidance import LLMatcher
 
     match grammar.kind:
@@ -94,7 +98,10 @@ def _plain_source(grammar: Grammar) -> str:
 
 
 def _divisor(value: object) -> int:
-    """Return the factor of automaton states that this ``multipleOf`` causes; at least 1."""
+    """Return the factor by which this ``multipleOf`` multiplies the automaton's states.
+
+    The factor is at least 1.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return 1  # here multipleOf is a property's name
     if not 0 < value <= _MOST_DIVISORS:
@@ -119,9 +126,9 @@ def _check_divisors(schemas: Iterable[str]) -> None:
 
 
 def on_deep_stack(work: Callable[[], T]) -> tuple[T, float]:
-    """Call `work` on a thread with a large stack; return its result and its CPU seconds.
+    """Call `work` on a thread with a large stack; return the result and the thread's CPU seconds.
 
-    Raises what `work` raises, or `GrammarBusyError` if there is no memory for the stack.
+    Raise any error of `work`, or `GrammarBusyError` if the thread cannot start.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -135,7 +142,8 @@ def on_deep_stack(work: Callable[[], T]) -> tuple[T, float]:
             errors.append(error)
         spent_s = time.thread_time()
 
-    with _STACK_SIZE_LOCK:  # the size is global: a thread that starts now would get it, too
+    # stack_size is global: another thread that starts now would also get the large stack.
+    with _STACK_SIZE_LOCK:
         usual = threading.stack_size(_STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="grammar", daemon=True)

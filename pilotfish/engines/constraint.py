@@ -1,10 +1,11 @@
-"""Constrain tokens to a grammar: masks over the vocabulary, row by row, and forced text.
+"""Constrain tokens to a grammar: mask forbidden tokens in each row, and find forced text.
 
-In:  a compiled grammar, the answer so far, and the path of each row after it. Out: rows with −∞ for
-     forbidden tokens.
+In:  a compiled grammar, the answer so far, and for each row of logits its path: the draft tokens
+between the answer and that row. Out: the rows, with −∞ for forbidden tokens.
 
-A parser that fails cannot be used again, so a new one replaces it: a *draft* that breaks it must
-not harm an answer that continues differently. A budget per answer bounds the CPU time.
+A parser that has failed cannot be used again. If a *draft* made the parser fail, a new parser
+replaces it, because the answer may continue differently from the draft. A budget per answer bounds
+the CPU time.
 """
 
 import time
@@ -21,31 +22,32 @@ from pilotfish.speculation.distributions import Floats
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# CPU budget of a constraint: a base, and more for each row and token of the vocabulary (1 ms for
-# 50,000). A row takes some 20 µs, and 1 ms per 2,000 bytes of text that the grammar forces.
+# CPU budget of a constraint (s): a base, plus _TOKEN_S per row and token of the vocabulary (1 ms
+# per row for 50,000 tokens). A row takes some 20 µs, plus 1 ms per 2,000 bytes of forced text.
 _BASE_S, _TOKEN_S = 0.1, 2e-8
 _CHEAP_PARSER_S = (
-    0.005  # a parser that is this quick to make may be made while a row waits for its mask
+    0.005  # CPU time (s) under which a parser may be made while a row waits for its mask
 )
 DEAD_END = "No token of this vocabulary continues what the grammar allows."
-_MOST_MESSAGE = 300  # characters of the library's error text
+_MOST_MESSAGE = 300  # longest part (characters) of llguidance's error text that we quote
 
 
 class _SpentError(GrammarError):
-    """The CPU budget is spent."""
+    """The constraint has spent its CPU budget."""
 
     costly = True
 
 
 class _DeadEndError(GrammarError):
-    """No token may follow; the grammar and its parsers stay usable."""
+    """No token may follow here; the grammar and its parsers stay usable."""
 
 
 class GrammarConstraint:
-    """Forbids the tokens that a grammar does not allow, in one generation. Not thread-safe.
+    """A filter of the tokens that a grammar forbids, for one generation. Not thread-safe.
 
-    parser: makes a new parser at the grammar's start, independent of others; returns it and its CPU
-    seconds. cpu_s: CPU seconds of the first parser.
+    parser: a function that makes an independent parser at the grammar's start, and returns the
+    parser and the CPU seconds spent. ends: end tokens. cpu_s: CPU seconds spent on the first parser
+    and the spare.
     """
 
     def __init__(
@@ -59,13 +61,13 @@ class GrammarConstraint:
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._budget_s = _BASE_S
-        self._fresh, self.cpu_s = parser()  # has read no token
+        self._fresh, self.cpu_s = parser()  # this parser never reads a token; it is copied
         self._restart()
 
     def add_spare(self) -> None:
         """Make a spare parser now, to replace one that fails later.
 
-        From then on no parser is made while a row waits for its mask, unless it is cheap.
+        After this call, a parser is made while a row waits for its mask only if making it is cheap.
         """
         self._spares = []
         if self.cpu_s > _CHEAP_PARSER_S:
@@ -74,7 +76,7 @@ class GrammarConstraint:
             self.cpu_s += spent_s
 
     def _new_parser(self) -> "LLMatcher":
-        """Return a parser at the grammar's start; raises if making it would cost too much here."""
+        """Return a parser at the grammar's start; raise if making one would take too long now."""
         if self._spares:
             return self._spares.pop()
         if self._spares is not None and self.cpu_s > _CHEAP_PARSER_S:
@@ -85,7 +87,7 @@ class GrammarConstraint:
 
     def _restart(self) -> None:
         self._matcher = self._fresh.deep_copy()
-        # tokens that the parser has read
+        # Tokens that the parser has read: those of the answer, then those of a path.
         self._answer = np.empty(0, np.uint32)
         self._path: list[int] = []
         self._forced: list[int] | None = None  # tokens forced after the path; None if unknown
@@ -93,12 +95,15 @@ class GrammarConstraint:
     def forbid(
         self, logits: Floats, answer: NDArray[np.uint32], paths: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Set the logits of forbidden tokens to −∞, in place; return the rows without any token.
+        """Set the logits of forbidden tokens to −∞, in place.
 
-        logits: [n, V]. answer: u32 [m], shared by all rows. paths: tokens of each row after it. A
-        row that the grammar cannot reach stays as it is, since verification rejects an earlier
-        token; so do the returned rows. Raises `GrammarError` if nothing may follow the answer
-        itself, if the answer breaks the grammar, or if the budget is spent.
+        Return the rows where no token is allowed.
+
+        logits: [n, V]. answer: u32 [m], shared by all rows. paths: for each row, the draft tokens
+        between the answer and the row. A row stays unchanged if the grammar forbids its path:
+        verification rejects a token of the path anyway. The returned rows stay unchanged, too.
+        Raises `GrammarError` if nothing may follow the answer itself, if the answer breaks the
+        grammar, or if the budget is spent.
         """
         dead_rows = []
         self._check_budget()
@@ -115,19 +120,19 @@ class GrammarConstraint:
     def _recover(
         self, answer: NDArray[np.uint32], path: Sequence[int], error: GrammarError
     ) -> None:
-        """Restart the parser after a draft broke it; re-raise an error of the answer itself."""
+        """Restart the parser if a draft made it fail; re-raise an error that the answer caused."""
         if not len(path) or isinstance(error, _SpentError):
             raise error
-        if not isinstance(error, _DeadEndError):  # it may have hit a limit that copies share
+        if not isinstance(error, _DeadEndError):  # the failure may be a limit that all copies share
             self._fresh = self._new_parser()
         with self._charge_time():
             self._restart()
             self._read_answer(answer)
 
     def forced(self, answer: NDArray[np.uint32], path: Sequence[int]) -> list[int]:
-        """Return the tokens of the text that must follow, the next one first.
+        """Return the tokens of the text that the grammar forces after the path, in order.
 
-        Omits final tokens that later text may still lengthen.
+        The last tokens are omitted if text after them could change them.
         """
         self._check_budget()
         try:
@@ -143,7 +148,10 @@ class GrammarConstraint:
         return self._forced
 
     def _read_answer(self, answer: NDArray[np.uint32]) -> bool:
-        """Move the parser to the end of the answer, u32 [m]; False if the answer has ended."""
+        """Move the parser to the end of the answer, u32 [m].
+
+        Return False if it has an end token.
+        """
         if len(answer) and int(answer[-1]) in self._ends:
             return False
         if not np.array_equal(answer, self._answer):
@@ -159,7 +167,7 @@ class GrammarConstraint:
         return True
 
     def _read_path(self, path: Sequence[int]) -> bool:
-        """Move the parser to the end of answer and path; False if the grammar forbids the path."""
+        """Move the parser to the end of the path; return False if the grammar forbids the path."""
         pairs = enumerate(zip(self._path, path, strict=False))
         shorter = min(len(self._path), len(path))
         common = next(
@@ -173,7 +181,7 @@ class GrammarConstraint:
         return read == len(rest)
 
     def _consume(self, tokens: list[int], back: int) -> int:
-        """Roll back ``back`` tokens, then read on; return how many tokens the grammar allows."""
+        """Roll back ``back`` tokens, then read ``tokens``; return how many of them were allowed."""
         read = 0
         if back or tokens:
             with self._charge_time():
@@ -188,7 +196,7 @@ class GrammarConstraint:
         return read
 
     def _allowed_tokens(self) -> NDArray[np.bool_]:
-        """Return which tokens may follow, [V]; `GrammarError` if none may."""
+        """Return a mask of the tokens that may follow, bool [V]; raise if none may."""
         with self._charge_time():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._budget_s += _TOKEN_S * self._vocab_size
@@ -200,7 +208,7 @@ class GrammarConstraint:
 
     @contextmanager
     def _charge_time(self) -> Iterator[None]:
-        """Charge the block's CPU time to the budget."""
+        """Subtract the CPU time of the block from the budget."""
         begun_s = time.thread_time()
         try:
             yield
@@ -224,6 +232,6 @@ class GrammarConstraint:
 
 
 def one_printable_line(text: object) -> str:
-    """Make one printable line of the library's message, which may quote the grammar."""
+    """Make one printable line of llguidance's message, which may quote the grammar."""
     line = " ".join(str(text).split())[:_MOST_MESSAGE]
     return "".join(letter if letter.isprintable() else "?" for letter in line)

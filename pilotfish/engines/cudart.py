@@ -1,8 +1,8 @@
-"""The part of CUDA that a cache on the GPU needs, called through libcudart.
+"""The CUDA functions that a cache in GPU memory needs, called through libcudart.
 
 In: host arrays and addresses. Out: GPU memory, pinned host arrays, copies on one stream. The
-structures are those of CUDA's driver_types.h, the same from CUDA 11 to 13. Memory is freed with the
-object that owns it.
+structures are those of driver_types.h, which are equal in CUDA 11 to 13. Memory is freed when its
+Python object is collected.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.engine_errors import CudaError
 
-# The linker's name, then the names in CUDA 13, 12 and 11.
+# File names of the library: without a version, then of CUDA 13, 12 and 11.
 NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 FOLDERS = ("/usr/local/cuda/lib64",)
-WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib")  # below site-packages
+# Folders of pip's CUDA wheels, relative to site-packages.
+WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib")
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
-COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # cudaDeviceAttr
-NAME_BYTES = 256  # cudaDeviceProp begins with the name
-PROPERTIES_BYTES = 8192  # more than any version's cudaDeviceProp
+COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # values of cudaDeviceAttr
+NAME_BYTES = 256  # length of the name, the first field of cudaDeviceProp
+PROPERTIES_BYTES = 8192  # buffer size: more than any version's cudaDeviceProp
 
 
 class Pitched(ctypes.Structure):
-    """cudaPitchedPtr: rows of `pitch` bytes, `ysize` of them in a layer."""
+    """cudaPitchedPtr: memory in layers of `ysize` rows, each of `pitch` bytes."""
 
     _fields_ = (("ptr", c_void_p), ("pitch", c_size_t), ("xsize", c_size_t), ("ysize", c_size_t))
 
@@ -52,7 +53,7 @@ class Extent(ctypes.Structure):
 
 
 class Copy3D(ctypes.Structure):
-    """cudaMemcpy3DParms, between pitched memories."""
+    """cudaMemcpy3DParms: a copy from one pitched memory to another."""
 
     _fields_ = (
         ("srcArray", c_void_p),
@@ -68,7 +69,7 @@ class Copy3D(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as engines depend on it: name and compute capability, e.g. "8.7"."""
+    """The facts about a GPU that built engines depend on: name and compute capability ("8.7")."""
 
     name: str
     compute: str
@@ -90,7 +91,7 @@ class Cuda:
     """The first GPU, and one stream that runs everything in order.
 
     Raises:
-        CudaError: here and in every method, with CUDA's own message.
+        CudaError: if a CUDA call fails, in the constructor or in a method; it has CUDA's message.
     """
 
     def __init__(self) -> None:
@@ -100,18 +101,18 @@ class Cuda:
         stream = c_void_p()
         self.call("cudaStreamCreate", byref(stream))
         self.stream = stream.value or 0
-        # Each Memory refers to `free`, and so to this object: the stream is destroyed last.
+        # Each Memory refers to `free`, and so to this object: the stream outlives all memory.
         weakref.finalize(self, self._library.cudaStreamDestroy, self.stream)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of the library; raise `CudaError` if it fails."""
+        """Call a function of the library by its name; raise `CudaError` if it fails."""
         code = getattr(self._library, name)(*arguments)
         if code:
             words = self._library.cudaGetErrorString(code) or b"?"
             raise CudaError(f"{name}: {words.decode(errors='replace')} (CUDA error {code})")
 
     def free(self, name: str, address: int) -> None:
-        """Free memory; ignores errors, since the driver may be gone at exit."""
+        """Free memory with function `name`; ignore errors, since the driver may be gone at exit."""
         getattr(self._library, name)(address)
 
     def describe(self) -> Gpu:
@@ -128,7 +129,7 @@ class Cuda:
         return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}")
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the CUDA runtime and of the driver's CUDA."""
+        """Return two versions: of the CUDA runtime, and of the CUDA that the driver supports."""
         versions = {}
         for name, component in (("cuda", "Runtime"), ("cuda of the driver", "Driver")):
             value = c_int()
@@ -141,7 +142,7 @@ class Cuda:
         return Memory(self, max(size, 1))
 
     def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Allocate a zeroed array in pinned memory, which the GPU copies directly."""
+        """Allocate a zeroed host array in pinned memory, which the GPU can copy directly."""
         pointer = c_void_p()
         size = max(math.prod(shape) * np.dtype(dtype).itemsize, 1)
         self.call("cudaHostAlloc", byref(pointer), size, 0)
@@ -153,7 +154,7 @@ class Cuda:
         return array
 
     def upload(self, address: int, array: NDArray[Any]) -> None:
-        """Copy a contiguous array to the GPU; it must not change before `synchronize`."""
+        """Start a copy of a contiguous array to the GPU; do not change it before `synchronize`."""
         self.call(
             "cudaMemcpyAsync",
             address,
@@ -164,7 +165,7 @@ class Cuda:
         )
 
     def download(self, array: NDArray[Any], address: int) -> None:
-        """Copy from the GPU into a contiguous array; complete after `synchronize`."""
+        """Start a copy from the GPU into a contiguous array; it is complete after `synchronize`."""
         self.call(
             "cudaMemcpyAsync",
             array.ctypes.data,
@@ -177,7 +178,7 @@ class Cuda:
     def copy_rows(
         self, target: int, target_pitch: int, source: int, source_pitch: int, width: int, rows: int
     ) -> None:
-        """Copy `rows` of `width` bytes within the GPU; a pitch is the distance between rows."""
+        """Copy `rows` rows of `width` bytes within the GPU; a pitch is bytes from row to row."""
         self.call(
             "cudaMemcpy2DAsync",
             target,
@@ -202,9 +203,10 @@ class Cuda:
         rows: int,
         extent: tuple[int, int, int],
     ) -> None:
-        """Copy a block within the GPU, between memories whose layers have `rows` rows of `pitch`.
+        """Copy a block within the GPU, between two memories of equal layout.
 
-        `extent` is bytes, rows, layers; the block begins at x (bytes), row `y`, layer 0.
+        A layer has `rows` rows of `pitch` bytes. The block has `extent` (bytes, rows, layers); it
+        begins at layer 0, row `y`, and byte `source_x` or `target_x` of the row.
         """
         parameters = Copy3D(
             srcPos=Offset(source_x, y, 0),
@@ -217,7 +219,7 @@ class Cuda:
         self.call("cudaMemcpy3DAsync", byref(parameters), self.stream)
 
     def synchronize(self) -> None:
-        """Wait until all earlier work is done."""
+        """Wait until all work on the stream is done."""
         self.call("cudaStreamSynchronize", self.stream)
 
 
@@ -230,7 +232,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _load_library() -> Any:
-    """Load the first libcudart that loads."""
+    """Load the first libcudart on this machine that the linker accepts."""
     for name in _candidates():
         try:
             return ctypes.CDLL(name)

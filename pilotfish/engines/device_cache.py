@@ -1,9 +1,9 @@
 """Keys and values in the GPU's memory, never copied to the host.
 
-The buffers have the layout of `engines.kv`. Some runtimes may not write the buffer that they read
-(a TensorRT engine that writes its cache by ScatterND). Their runs write into a second set of
-buffers, `present`, and `take_in` copies the few new cells back, one call per slot and plane shape.
-Copies go to the stream of `Cuda`; a reader on another stream must wait for it.
+The buffers have the layout of `engines.kv`. Some runtimes must not write the buffer that they read
+(e.g. a TensorRT engine that writes its cache by ScatterND). Their runs write into a second set of
+buffers, `present`, and `take_in` copies the few new cells back, with one call per slot and plane
+shape. Copies run on the stream of `Cuda`; a reader on another stream must wait for that stream.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pilotfish.engines.manifest import Manifest
 
 @dataclass
 class _Buffer:
-    """The planes of one shape, with the memory that runs read and the memory that they write."""
+    """The planes of one shape: the memory that runs read (`past`) and write (`present`)."""
 
     planes: int
     shape: PlaneShape
-    cell: int  # bytes of one head's numbers for one token
+    cell: int  # size (bytes) of one head's numbers for one token
     past: Memory
     present: Memory
 
@@ -32,8 +32,9 @@ class DeviceCache(KVCache):
     """A K/V cache on the GPU.
 
     Args:
-        capacities: allowed capacities, ascending; the last one suffices for every run.
-        apart: whether runs write to `present` instead of the cache itself.
+        capacities: allowed capacities (cells per slot), ascending; the last is enough for every
+        run.
+        apart: whether runs write to `present`, not to the buffer that they read.
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class DeviceCache(KVCache):
         return _Buffer(planes, shape, cell, past, present)
 
     def addresses(self, plane: int, first: int) -> tuple[int, int]:
-        """Return the read and write address of a plane's slots from `first` on.
+        """Return the address to read and the address to write, for a plane from slot `first` on.
 
-        The memory is [count, kv_heads, C, head_dim], contiguous.
+        The memory there is contiguous, [slots, kv_heads, C, head_dim].
         """
         index, place = self._places[plane]
         buffer = self._buffers[index]
@@ -69,7 +70,7 @@ class DeviceCache(KVCache):
         return buffer.past.address + offset, buffer.present.address + offset
 
     def shape(self, plane: int, count: int) -> tuple[int, int, int, int]:
-        """Return the shape of `count` neighbouring slots of a plane."""
+        """Return the shape of a plane's part for `count` neighbouring slots."""
         heads, dim = self._buffers[self._places[plane][0]].shape
         return count, heads, self.capacity, dim
 
@@ -88,13 +89,13 @@ class DeviceCache(KVCache):
         return True
 
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Copy the last run's cells from `present`, if that is a separate buffer."""
+        """Copy the last run's cells from `present` to the cache, if these are separate buffers."""
         if self._apart:
             for buffer in self._buffers:
                 self._copy(slot, buffer, buffer.present, start, start, count)
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
-        # One cell at a time: each moves down, and a copy must not overlap itself.
+        # Copy one cell at a time: source and target of a longer copy could overlap.
         for i, cell in enumerate(cells):
             for buffer in self._buffers:
                 self._copy(slot, buffer, buffer.past, cell, target + i, 1)
@@ -102,7 +103,7 @@ class DeviceCache(KVCache):
     def _copy(
         self, slot: int, buffer: _Buffer, source: Memory, start: int, target: int, count: int
     ) -> None:
-        """Copy `count` cells of a slot, in all planes and heads, into the cache."""
+        """Copy `count` cells of a slot from `source` into the cache, for all planes and heads."""
         heads = buffer.shape.kv_heads
         self._cuda.copy_block(
             buffer.past.address,
@@ -117,6 +118,6 @@ class DeviceCache(KVCache):
 
 
 def doubling_capacities(first: int, last: int) -> list[int]:
-    """List capacities from `first` to `last`, each twice the one before, to have few shapes."""
+    """List capacities from `first` to `last`, doubling each time, so that few shapes occur."""
     steps = max(0, math.ceil(math.log2(last / first)))
     return [min(first << step, last) for step in range(steps + 1)]

@@ -1,23 +1,23 @@
 """Encode messages as a prompt in which no message can write a control token.
 
-A rendered chat template is one text. In it "<|im_end|>" may be the template's own control token, or
-text that a user typed to end the turn and to begin another under a false role. `Dialogue.ids`
-guarantees that control tokens come only from the template; text in messages becomes the tokens of
-that text. If no message contains a control token, the ids equal those of the rendered text, and so
-of transformers' `apply_chat_template`.
+A rendered chat template is one text. "<|im_end|>" in that text may come from the template, or from
+a user who typed it to end the turn and to begin another under a false role. `Dialogue.ids`
+guarantees that control tokens come only from the template: text in messages is encoded as plain
+text. If no message contains a control token, the ids equal those of the rendered text, and those of
+transformers' `apply_chat_template`.
 
 Templates trim, cut and search messages, so the rendered text alone does not show where a control
-token came from. Therefore the template is rendered again with *blunted* messages, in which every
-character used to write control tokens is replaced. Both texts must contain the same control tokens.
-If not, the control tokens in messages are *hidden*: written with substitute characters, which are
-restored after the text has been split at the template's own control tokens. If the texts still
-differ, as with a template that turns "<|IM_END|>" into "<|im_end|>", all characters of control
-tokens are hidden.
+token came from. Therefore the template is rendered a second time with *blunted* messages, in which
+every character of control tokens is replaced. Both texts must contain the same control tokens. If
+they do not, control tokens in messages are *hidden*: written with substitute characters, which are
+restored after the text has been split at the template's control tokens. If the control tokens still
+differ (a template may turn "<|IM_END|>" into "<|im_end|>"), all characters of control tokens are
+hidden in the messages.
 
-Control tokens are those that the tokenizer calls special. Others, such as Qwen 3's <think>, are
-text that has its own token, wherever it occurs. All messages are treated alike, the assistant's
-included, since all come from the client. Names are not text: field names, and the values of "role"
-and of a part's "type", which templates compare, and print next to control tokens.
+Control tokens are the tokens that the tokenizer calls special. Other added tokens, such as Qwen 3's
+<think>, are text. All messages are treated alike, even the assistant's, because all come from the
+client. Field names and the values of "role" and "type" are left unchanged if they are identifiers:
+templates compare them, and print them next to control tokens.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ from pilotfish.engines.engine_errors import TemplateError, TextTooLongError
 from pilotfish.engines.tokenizer import Tokenizer
 
 _ENUM_FIELDS = frozenset(("role", "type"))
-_THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the template variable
+# Template variables that switch thinking on and off.
+_THINKING_VARIABLES = ("enable_thinking", "thinking")
 _BLUNT_CHARACTERS = ".-~*+=,;:!?"
-_PRIVATE = range(0xE000, 0xF900)  # private use: no meaning of their own
+_PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area: characters without a meaning
 
-# Unicode white space, as tokenizers use it; Python's own set also contains \x1f.
+# Unicode white space, as tokenizers define it; Python's str.isspace also accepts \x1f.
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_BLUNT_GROWTH = 4  # blunted text may have this many times the tokens
+_BLUNT_GROWTH = 4  # bound on the ratio of tokens in blunted text to `most`
 
 
 class _TemplateInput(NamedTuple):
-    """Arguments of a rendering; all text in messages and tools comes from a client."""
+    """The arguments of a rendering; all text in messages and tools comes from a client."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None
     settings: Mapping[str, bool]
 
     def map_text(self, change: Callable[[str], str]) -> _TemplateInput:
-        """Return a copy with `change` applied to all text."""
+        """Return a copy with `change` applied to all text in messages and tools."""
         return self._replace(
             messages=_map_strings(self.messages, change), tools=_map_strings(self.tools, change)
         )
 
     def characters(self) -> set[str]:
-        """Collect all characters."""
+        """Collect all characters of messages and tools."""
         used: set[str] = set()
 
         def note(text: str) -> str:
@@ -68,7 +69,7 @@ class _TemplateInput(NamedTuple):
 
 
 class Dialogue:
-    """Encodes messages with a chat template and a tokenizer. Thread-safe."""
+    """An encoder of messages, from a chat template and a tokenizer. Thread-safe."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
@@ -89,11 +90,11 @@ class Dialogue:
         tools: Sequence[Mapping[str, Any]] | None = None,
         thinking: bool | None = None,
     ) -> list[int]:
-        """Encode a prompt of these messages, ready for the assistant's answer.
+        """Encode these messages as a prompt that ends where the assistant's answer begins.
 
-        tools: callable functions, treated like messages. thinking: whether a model that can think
-        does so; None: the model's default. most: as in `Tokenizer.encode`. Raises `TemplateError`,
-        `TextTooLongError`, `ArtifactError`.
+        tools: descriptions of functions; their text is treated like that of messages. thinking:
+        whether the model should think, if it can; None: the template's default. most: see
+        `Tokenizer.encode`. Raises `TemplateError`, `TextTooLongError`, `ArtifactError`.
         """
         settings = {} if thinking is None else dict.fromkeys(_THINKING_VARIABLES, thinking)
         inputs = _TemplateInput(messages, tools, settings)
@@ -122,7 +123,7 @@ class Dialogue:
         return self._template.render(inputs.messages, tools=tools, **inputs.settings)
 
     def _template_controls(self, inputs: _TemplateInput, most: int | None) -> list[int]:
-        """List the control tokens that the template writes, in order."""
+        """List the ids of the control tokens that the template itself writes, in order."""
         replacements = dict.fromkeys(
             [*self._signs, *self._lookalikes(inputs)], self._blunt_character
         )
@@ -133,10 +134,10 @@ class Dialogue:
         return self._select_controls(self._tokenizer.encode(blunted, special=True, most=limit))
 
     def _lookalikes(self, inputs: _TemplateInput) -> set[str]:
-        """Find characters in messages that the tokenizer normalizes to signs.
+        """Find the characters that the tokenizer normalizes to characters of control tokens.
 
-        NFKC turns "＜" into "<", and the tokenizer may normalize text before it looks for control
-        tokens.
+        For example, NFKC turns "＜" into "<", and some tokenizers normalize text before they look
+        for control tokens.
         """
         if not any(token.normalized for token in self._tokens.values()):
             return set()
@@ -151,7 +152,7 @@ class Dialogue:
         return [id for id in ids if id in self._tokens]
 
     def _choose_substitutes(self, plain: str, inputs: _TemplateInput) -> dict[str, str]:
-        """Choose for each sign a character that occurs nowhere in the texts."""
+        """Choose a substitute for each sign: a character that occurs nowhere in the texts."""
         used = inputs.characters().union(plain)
         free = [character for character in map(chr, _PRIVATE) if character not in used]
         if len(free) < len(self._signs):
@@ -161,7 +162,7 @@ class Dialogue:
     def _encode_rendering(
         self, text: str, substitutes: Mapping[str, str], most: int | None
     ) -> list[int]:
-        """Encode a rendering: its control tokens are the template's, all else is text."""
+        """Encode a rendering in which all control tokens are the template's; the rest is text."""
         originals = {mark: sign for sign, mark in substitutes.items()}
         ids: list[int] = []
         for piece, control in self._pieces(text):
@@ -175,9 +176,12 @@ class Dialogue:
         return ids
 
     def _pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Split into texts and the control token after each; the last text has none.
+        """Split a text at its control tokens.
 
-        Drops white space around a control token if the tokenizer says so.
+        Yield each piece and the control token that follows it.
+
+        The last piece is followed by None. White space around a control token is dropped if the
+        tokenizer's rules for that token say so.
         """
         start, trimmed = 0, False
         for match in self._control_pattern.finditer(text):
@@ -192,7 +196,7 @@ class Dialogue:
 
 
 def _signs(written: str) -> set[str]:
-    """Choose characters that every control token needs; punctuation if possible."""
+    """Return the signs of a control token: its punctuation, or else all its characters."""
     visible = {character for character in written if not character.isspace()}
     return {character for character in visible if not character.isalnum()} or visible
 
@@ -218,7 +222,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _replace_characters(text: str, replacements: Mapping[str, str]) -> str:
-    """Replace characters in a text; by far the fastest way for long texts."""
+    """Replace characters in a text; str.replace is by far the fastest way for long texts."""
     for old, new in replacements.items():
         text = text.replace(old, new)
     return text

@@ -1,7 +1,7 @@
 """Errors of opening or running an artifact.
 
-Each message says what to do. `exit_code` is the exit status of the command line; the comments give
-its name in sysexits.h.
+Each message tells the user what to do. `exit_code` is the exit status of the command line; the
+comment beside it gives its name in sysexits.h.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TemplateError(EngineError):
 
 
 class TextTooLongError(EngineError):
-    """A text has clearly more tokens than allowed."""
+    """A text has more tokens than the caller allows."""
 
     exit_code = 65  # EX_DATAERR
 
@@ -38,8 +38,8 @@ class TextTooLongError(EngineError):
 class GrammarError(EngineError):
     """A grammar does not compile, is too complex, or leaves no token.
 
-    costly: the failure took much CPU time. lasting: the grammar itself is at fault, so every
-    attempt fails; otherwise the machine may be.
+    costly: whether the failure took much CPU time. lasting: whether the grammar itself is at fault,
+    so that every attempt fails; if false, the machine may be at fault.
     """
 
     exit_code = 65  # EX_DATAERR
@@ -48,20 +48,20 @@ class GrammarError(EngineError):
 
 
 class GrammarBusyError(GrammarError):
-    """The machine cannot try or compile a grammar now; the grammar may be fine."""
+    """The machine cannot compile a grammar at the moment; the grammar may be valid."""
 
     exit_code = 75  # EX_TEMPFAIL
     lasting = False
 
 
 class CapacityError(EngineError):
-    """More tokens than fit into the context of the model or the decoder."""
+    """A slot would have more tokens than the context of the model or the decoder."""
 
     exit_code = 65  # EX_DATAERR
 
 
 class TreeError(EngineError):
-    """A token tree for a model that reads only chains."""
+    """A pass has a token tree, but the model reads only chains."""
 
     exit_code = 65  # EX_DATAERR
 

@@ -1,4 +1,4 @@
-"""Engine settings that both daemons and most commands share."""
+"""Settings of the engine, shared by both daemons and most commands."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ _THREADS = Meta(
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
-    """On which provider and with how many threads a model runs (see `pilotfish.base.settings`)."""
+    """The provider and the number of threads for a model (see `pilotfish.base.settings`)."""
 
     provider: Annotated[
         str,

@@ -1,10 +1,11 @@
-"""Check a `tokenizer.json` that comes over a network.
+"""Check a `tokenizer.json` that came over a network.
 
-The library that reads it follows any instruction: padding to a billion tokens, text replaced by
-longer text again and again, tables that abort the process. So before it reads a foreign file, this
-module checks that everything in the file is of a kind that language models use, and within bounds.
-One cost stays unbounded: the time in which a regular expression splits a text. The library gives up
-(a typed error) after ten million steps, but counts them anew at every character.
+The tokenizers library obeys everything in the file: padding to a billion tokens, replacements that
+lengthen the text again and again, tables that abort the process. So before the library reads a
+foreign file, this module checks that the file contains only step types that language models use,
+within bounds.
+One cost stays unbounded: the time in which a regular expression splits a text. The library stops a
+match after ten million steps (with a typed error), but it may start a match at every character.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ UNIGRAM_UNSHARED = (
     "a Unigram vocabulary is only used by a drafter and a target that both have it, each from its "
     "own file"
 )
-MAX_TEMPLATE = 1 << 19  # characters of a chat template; compiling this many takes seconds
-MAX_GROWTH = 64  # characters that one character may become before the text is split
+MAX_TEMPLATE = 1 << 19  # longest chat template (characters); its compilation takes seconds
+MAX_GROWTH = 64  # characters that the normalizer may make of one character
 _MAX_ADDED_TOKENS = 1 << 16
-_MAX_ADDED_TEXT = 1 << 20  # characters of all added tokens; each costs some 70 bytes of tables
-_MAX_STEP_CHARACTERS = 1 << 15  # characters of JSON that describe the steps
+_MAX_ADDED_TEXT = 1 << 20  # characters of all added tokens; each takes some 70 bytes of memory
+_MAX_STEP_CHARACTERS = 1 << 15  # size (characters of JSON) of the steps' description
 
 _Id = Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
 _Pattern = dict[str, Annotated[str, Meta(max_length=1 << 13)]]  # {"Regex": …} or {"String": …}
@@ -35,7 +36,7 @@ _Empty = Annotated[str, Meta(max_length=0)]
 
 
 class _Step(Struct, frozen=True, tag_field="type", tag=lambda name: name.lstrip("_")):
-    """A step of a tokenizer, by its type; unlisted fields are harmless."""
+    """A step of a tokenizer, chosen by its type; fields that are not listed are harmless."""
 
 
 class _NFC(_Step, frozen=True): ...
@@ -100,7 +101,7 @@ class _SpecialToken(Struct, frozen=True):
 
 _Template = Annotated[
     list[Any], Meta(max_length=16)
-]  # the text itself may occur several times in it
+]  # parts of the template; the text may be inserted several times
 
 
 class _TemplateProcessing(_Step, frozen=True):
@@ -164,7 +165,7 @@ class _TokenizerFile(Struct, frozen=True):
 
 
 def check_foreign(text: str) -> None:
-    """Raise `ArtifactError` unless a `tokenizer.json` is of a kind known to be harmless."""
+    """Raise `ArtifactError` unless the `tokenizer.json` has only steps known to be harmless."""
     try:
         content = json.loads(text, object_pairs_hook=_unique_object)
         if isinstance(content, dict) and is_unigram(content):
@@ -184,7 +185,7 @@ def check_foreign(text: str) -> None:
 
 
 def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a JSON object; refuse repeated keys, which readers treat differently."""
+    """Build a JSON object; refuse repeated keys, because JSON readers disagree on their meaning."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("an object has the same key twice")
@@ -192,7 +193,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _growth(normalizer: _Normalizer | None) -> int:
-    """Bound the number of characters that one character can become."""
+    """Bound the number of characters that the normalizer can make of one character."""
     if isinstance(normalizer, _Replace):
         return max(1, len(normalizer.content))
     growth = 1

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine, detected by their device nodes, without any library."""
+"""Detection of this machine's NVIDIA GPUs by their device nodes, without any library."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 log = logging.getLogger("pilotfish.engines")
 
 _DEV = Path("/dev")
-# discrete cards and Thor; Orin; Xavier
+# Patterns of device nodes in /dev: discrete cards and Jetson Thor; Jetson Orin; Jetson Xavier.
 _NODES = ("nvidia[0-9]*", "nvgpu/igpu[0-9]*", "nvhost-gpu")
 
 
 def gpu_nodes(dev: Path | None = None) -> list[Path]:
-    """List the device nodes of GPUs; several nodes may belong to one GPU. dev: /dev."""
+    """List the device nodes of GPUs in `dev` (/dev); several nodes may belong to one GPU."""
     folder = _DEV if dev is None else dev
     return [node for pattern in _NODES for node in sorted(folder.glob(pattern))]
 
 
 def warn_of_idle_gpu(reasons: str) -> None:
-    """Warn that a model runs on the CPU although there is a GPU. reasons: why, for people."""
+    """Warn that a model runs on the CPU although there is a GPU; `reasons` are for people."""
     if nodes := gpu_nodes():
         log.warning(
             "the model runs on the CPU, although this machine has a GPU (%s): %s. docs/engines.md "

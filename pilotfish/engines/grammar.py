@@ -1,12 +1,12 @@
-"""Constrain answers to a grammar: allowed tokens and forced text.
+"""Compile grammars over a model's vocabulary, to constrain answers.
 
 In:  a `Grammar` and a vocabulary. Out: a `GrammarConstraint`, which forbids tokens row by row.
 
-The parser is llguidance. It sees the bytes that each token adds to a text, as this package decodes
-it; control tokens are never text. An end token is allowed where the text is complete, and nothing
-else is where the text cannot continue. Where only one text may follow, only the tokens of its usual
-encoding are allowed. A trial in a process of its own and a budget for masks bound the cost of a
-hostile grammar.
+The parser is llguidance. It sees each token as the bytes that the token adds to a text; control
+tokens are never text. An end token is allowed where the text may be complete; only an end token is
+allowed where the text cannot continue. Where only one text may follow, only the tokens of its usual
+encoding are allowed. Two bounds limit the cost of a hostile grammar: a trial in a separate process,
+and a CPU budget for masks.
 """
 
 import threading
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from pilotfish.engines.tokenizer import Tokenizer
 
 MOST_GRAMMAR_BYTES = 64 * 1024
-_MOST_VERDICTS = 256  # results of trials
-_MOST_CPU_S = 1.0  # CPU seconds to compile a grammar that has passed its trial
-_CONTROL_PREFIX = b"\xff"  # llguidance treats a token with this prefix as no text
+_MOST_VERDICTS = 256  # trial results that are remembered
+_MOST_CPU_S = 1.0  # limit (CPU seconds) for compiling a grammar that passed its trial
+_CONTROL_PREFIX = b"\xff"  # marks a token that llguidance must not treat as text
 
 
 class _TokenList:
-    """A vocabulary in the form that llguidance reads."""
+    """The vocabulary with the interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -59,9 +59,9 @@ class _TokenList:
         return self._greedy_spelling(data)
 
     def _greedy_spelling(self, data: bytes) -> list[int]:
-        """Spell a text that the tokenizer would change (NFC, NFKC), as far as possible.
+        """Encode bytes as far as possible; for a text that the tokenizer would change (NFC, NFKC).
 
-        Takes the longest token at each place.
+        The longest matching token is taken at each place.
         """
         ids: list[int] = []
         index = 0
@@ -84,10 +84,10 @@ class _TokenList:
 
 
 class Grammars:
-    """Compiles grammars for one vocabulary. Thread-safe.
+    """The compiler of grammars for one vocabulary. Thread-safe.
 
-    Each generation has its own parser: state that parsers share grows with the use of each, and at
-    a limit all of them fail. vocab_size: width of the rows to constrain. ends: end tokens.
+    Each generation gets a separate parser. Parsers that share state fail together: the state grows
+    as each is used, up to a limit. vocab_size: width of the rows to constrain. ends: end tokens.
     """
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int, ends: Sequence[int]) -> None:
@@ -98,10 +98,10 @@ class Grammars:
         self._token_list: LLTokenizer | None = None
         self._verdicts: OrderedDict[Grammar, str] = (
             OrderedDict()
-        )  # error message by grammar; "": valid
+        )  # error message of each tried grammar; "" for a valid one
 
     def warm(self) -> None:
-        """Load the vocabulary, which takes about a second; otherwise `constraint` does so."""
+        """Load the vocabulary now (about 1 s), so that the first `constraint` need not do it."""
         with self._lock:
             self._load()
         TRIAL.start()
@@ -118,22 +118,22 @@ class Grammars:
 
             token_list: Any = _TokenList(tokenizer, size, ends)
             self._token_list = LLTokenizer(token_list, n_vocab=size, eos_token=ends)
-            # the very first mask takes as long as loading the vocabulary
+            # Compute a mask now: the first mask takes as long as loading the vocabulary.
             compile_grammar(
                 Grammar("json", '{"type": "object"}'), self._token_list
             ).compute_bitmask()
         return self._token_list
 
     def refusal(self, grammar: Grammar) -> str:
-        """Return the error of a grammar that was tried before; "" if none is known."""
+        """Return the error that an earlier trial of this grammar gave; "" if none is known."""
         with self._lock:
             return self._verdicts.get(grammar, "")
 
     def constraint(self, grammar: Grammar, *, with_spare: bool = False) -> GrammarConstraint:
-        """Make the constraint of one generation; `GrammarError` says what is wrong with it.
+        """Make the constraint of one generation.
 
-        `GrammarBusyError` says what is wrong with the machine. with_spare: make a spare parser now,
-        so that no other generation has to wait for one later.
+        with_spare: make a spare parser now, so that no other generation waits for one later. Raises
+        `GrammarError` if the grammar is at fault, `GrammarBusyError` if the machine is.
         """
         with self._lock:
             token_list = self._load()
@@ -141,7 +141,7 @@ class Grammars:
         _, size, ends = self._vocabulary
         parser = partial(compile_grammar, grammar, token_list, self._controls)
         constraint = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
-        if constraint.cpu_s > _MOST_CPU_S:  # it took longer than in the trial
+        if constraint.cpu_s > _MOST_CPU_S:  # longer than in the trial
             self._record(grammar, TOO_LONG)
             error = GrammarError(TOO_LONG)
             error.costly = True
@@ -151,7 +151,7 @@ class Grammars:
         return constraint
 
     def attempt(self, grammar: Grammar) -> None:
-        """Try a grammar unless its result is known; raises as `constraint` does."""
+        """Try a grammar unless its result is known; raise the same errors as `constraint`."""
         with self._lock:
             verdict = self._verdicts.get(grammar)
         if verdict is None:
@@ -169,7 +169,7 @@ class Grammars:
             raise GrammarError(verdict)
 
     def _record(self, grammar: Grammar, verdict: str) -> None:
-        """Store the result of a trial; a fault must be the grammar's, not the machine's."""
+        """Remember the result of a trial; do not call this for a fault of the machine."""
         with self._lock:
             self._verdicts.pop(grammar, None)
             self._verdicts[grammar] = verdict  # the newest is last

@@ -1,13 +1,14 @@
-"""Try a grammar first in a process of its own, which can be killed: its cost has no bound.
+"""Try a grammar in a separate process, which can be killed: compilation may never end.
 
-In:  a `Grammar`. Out: nothing, or a `GrammarError` if it does not compile, or takes too much CPU
-     time or memory. Compiling a grammar that passed costs about as much again: a turn's control
-     tokens are plain text here.
+In:  a `Grammar`. Out: nothing, or a `GrammarError` if the grammar does not compile, or takes too
+much CPU time or memory. A grammar that passes is compiled again in the main process, at about the
+same cost: the trial has no control tokens and treats those of a turn as plain text.
 
-All threads of this process share the trial process. It reads grammars from its stdin and ends with
-its parent. Its vocabulary is bytes only: grammars explode before tokens matter. Wall-clock time is
-no evidence against a grammar: a process that stalls, or that somebody else killed, is replaced, and
-the grammar is tried once more; then `GrammarBusyError`.
+All threads of the main process share one trial process. The trial process reads grammars from its
+stdin and ends with its parent. Its vocabulary is the 256 bytes: what makes a grammar costly does
+not depend on the tokens. Wall-clock time is no evidence against a grammar. A trial process that
+stalls, or that somebody killed, is replaced and the grammar is tried once more; if that fails,
+`GrammarBusyError` is raised.
 """
 
 import atexit
@@ -30,31 +31,33 @@ from pilotfish.engines.compiling import compile_grammar, on_deep_stack
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.logits_options import Grammar
 
-CPU_S: Final = 0.25  # CPU seconds that a grammar may take
+CPU_S: Final = 0.25  # limit (CPU seconds) for one grammar
 TOO_LONG: Final = "The grammar takes too long to compile, or too much memory."
 _MEMORY_BYTES = 1 << 30
-# Wall-clock limits: for an answer while the process computes, start included; and without any CPU
-# use, after which it counts as stalled.
+# Wall-clock limits (s): for a reply, start of the process included; and without any CPU use, after
+# which the process counts as stalled.
 _PATIENCE_S, _STALLED_S = 10.0, 2.0
 _ORPHANED_S = 30
 _PR_SET_PDEATHSIG = 1
-# The address space is limited whatever the number of cores: no stacks and arenas per core.
+# Environment that keeps the process from reserving stacks and arenas per core: its address space is
+# limited, and the number of cores is not.
 _SINGLE_THREADED: Final = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
 }
-_START_CPU_S = 0.3  # CPU seconds to start another process, about
+_START_CPU_S = 0.3  # cost (CPU seconds) of starting a trial process, about
 _MOST_FORCED_BYTES = (
-    4096  # bytes that a grammar may force at once: each row of it takes 1 µs per byte
+    4096  # longest text (bytes) that a grammar may force at its start: a row takes 1 µs per byte
 )
-# Signals by which a grammar kills the process: CPU time, a lasting verdict; stack depth and memory,
-# which are not lasting, since the machine may be at fault.
+# Signals that blame the grammar if they end the process: SIGPROF for CPU time, which is a lasting
+# verdict; the others for stack depth and memory, which are not lasting, because the machine may be
+# at fault.
 _GRAMMAR_SIGNALS = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 
 class Trial:
-    """The trial process, started when it is first needed. Thread-safe."""
+    """The trial process, which starts when it is first needed. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,9 +67,9 @@ class Trial:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the calling thread's trials, about.
+        """The CPU seconds that trials of the calling thread took, about.
 
-        Trials of other threads do not count.
+        Other threads' trials do not count.
         """
         return getattr(self._spent, "cpu_s", 0.0)
 
@@ -74,12 +77,12 @@ class Trial:
         self._spent.cpu_s = self.cpu_s + cpu_s
 
     def start(self) -> None:
-        """Start the process, and wait until it is ready."""
+        """Start the process if necessary, and wait until it is ready."""
         with self._lock:
             self._wait_ready(self._running_process())
 
     def attempt(self, grammar: Grammar) -> None:
-        """Try a grammar; `GrammarError` says why it cannot be used."""
+        """Try a grammar; raise `GrammarError` if it cannot be used."""
         with self._lock:
             if not (self._passes(grammar) or self._passes(grammar)):
                 raise GrammarBusyError(
@@ -87,7 +90,7 @@ class Trial:
                 )
 
     def _passes(self, grammar: Grammar) -> bool:
-        """Whether the grammar passes; False: the process gave no answer. Raises `GrammarError`."""
+        """Try a grammar once; return False if the process gave no reply. Raises `GrammarError`."""
         process = self._running_process()
         if not self._wait_ready(process):
             self.end()
@@ -105,15 +108,15 @@ class Trial:
         return True
 
     def _replace(self, status: int | None) -> None:
-        """End a process that gave no answer; `GrammarError` if its exit status blames the grammar.
+        """End a process that gave no reply; raise `GrammarError` if its status blames the grammar.
 
-        status: exit status; None if it is still running.
+        status: exit status; None if the process was still running.
         """
         self.end()
         self._add_cost(_START_CPU_S)
         if status is not None and -status in _GRAMMAR_SIGNALS:
             self._add_cost(CPU_S)
-            self._running_process()  # ready by the time of the next trial
+            self._running_process()  # start the next one early
             error = GrammarError(TOO_LONG)
             error.costly, error.lasting = True, -status == signal.SIGPROF
             raise error
@@ -128,7 +131,7 @@ class Trial:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=os.environ | _SINGLE_THREADED,
-                    start_new_session=True,  # Ctrl-C is the parent's to handle
+                    start_new_session=True,  # so that Ctrl-C reaches only the parent
                 )
             except OSError as error:  # no descriptors, no memory, no processes left
                 raise GrammarBusyError(
@@ -162,9 +165,9 @@ atexit.register(TRIAL.end)
 
 
 def _ask(process: "subprocess.Popen[bytes]", request: bytes = b"") -> bytes | None:
-    """Send a request; return the reply line. b"": the process ended; None: it stalls or is slow.
+    """Send a request; return the reply line, b"" if the process ended, None if it stalls.
 
-    Waits as long as the process uses CPU time.
+    The wait ends after _PATIENCE_S, or after _STALLED_S in which the process used no CPU time.
     """
     assert process.stdin is not None
     progress_s = time.monotonic()
@@ -197,14 +200,14 @@ def _cpu_time(pid: int) -> bytes:
 
 
 def _read_line(process: "subprocess.Popen[bytes]", limit_s: float) -> bytes | None:
-    """Read a process's next line; None: not in time; b"": process ended."""
+    """Read the next line of a process; return None after `limit_s`, b"" if the process ended."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], limit_s)
     return process.stdout.readline() if readable else None
 
 
 class _Bytes:
-    """A vocabulary of single bytes and an end token."""
+    """A vocabulary of the 256 bytes and an end token, with llguidance's interface."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -217,20 +220,20 @@ class _Bytes:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, even while stalled.
+    """Have the kernel kill this process when the thread that started it ends.
 
-    Linux only; elsewhere the process ends when its stdin does.
+    This works on Linux only; elsewhere the process ends when its stdin does.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _serve() -> None:
-    """Answer grammars, one per line, until stdin ends."""
+    """Read grammars from stdin, one per line, and print the result of each, until stdin ends."""
     _end_with_parent()
     from llguidance import LLTokenizer
 
-    with suppress(OSError, ValueError):  # a sandbox may forbid it; CPU time is bounded anyway
+    with suppress(OSError, ValueError):  # a sandbox may forbid limits; CPU time is bounded anyway
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     plain: Any = _Bytes()
@@ -239,7 +242,7 @@ def _serve() -> None:
     for line in sys.stdin.buffer:
         grammar = Grammar(*json.loads(line))
         problem, lasting, begun_s = "", True, time.process_time()
-        # timers end this process at its limit, and if its parent cannot
+        # Two timers: for the CPU limit, and for a process that its parent can no longer end.
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.alarm(_ORPHANED_S)
         try:

@@ -1,10 +1,10 @@
-"""Verify a model's files against their hashes while a daemon serves.
+"""Verify a model's files against their hashes in the background, while a daemon serves.
 
-In: an opened artifact. Out: `passed`, or `damage`, one sentence that names the file. Hashing
-gigabytes takes longer than loading them, so the daemon does not wait for it: a thread reads each
-file once, piece by piece, and pauses after each piece to use only `SHARE` of a core and of the
-disk. hashlib and reads release the interpreter's lock. The thread keeps its priority: at a lower
-one it could be descheduled while it holds that lock, and a round would wait for it.
+In: an opened artifact. Out: `passed`, or `damage`, a sentence that names the file. Hashing
+gigabytes takes longer than loading them, so the daemon does not wait. A thread reads each file
+once, piece by piece, and pauses after each piece to use only `SHARE` of a core and of the disk.
+hashlib and reads release the interpreter's lock. The thread has normal priority: with a lower one,
+the kernel could pause it while it holds the interpreter's lock, and a round would wait.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pilotfish.engines.engine_errors import ArtifactError
 
 _log = logging.getLogger("pilotfish.engines")
 
-SHARE = 0.2  # share of a core
-PIECE_BYTES = 1 << 18  # takes well below a millisecond, so that a pass hardly waits
+SHARE = 0.2  # fraction of a core's time that hashing may use
+PIECE_BYTES = 1 << 18  # hashed in well under 1 ms, so a pass hardly waits
 
 
 class Inspection:
-    """Hashes an artifact's files in a thread.
+    """A thread that hashes an artifact's files.
 
-    Without an artifact, as for a drafter without a model, there is nothing to hash. The files stay
-    open until they are read, so a model that replaces them is not hashed instead. passed: every
-    file matches the manifest. damage: the problem, also logged; "" while there is none. Each is set
-    at most once; any thread may read them.
+    Without an artifact (a drafter without a model) there is nothing to hash, and `passed` is true
+    at once. The files are opened in the constructor: if another model replaces them later, the old
+    files are still the ones hashed. passed: whether every file matches the manifest. damage: the
+    problem, also logged; "" while none is known. Any thread may read these two.
 
     Raises:
         ArtifactError: if a file cannot be opened.
@@ -63,7 +63,7 @@ class Inspection:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, finished or not."""
+        """Stop the thread, even if it has not finished, and close the files."""
         self._close.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -92,7 +92,7 @@ class Inspection:
                 "the files of %s match their hashes, verified in %.1f s",
                 self._artifact.path, time.monotonic() - began_s,
             )  # fmt: skip
-        finally:  # open files of a replaced model would still occupy the disk
+        finally:  # files of a replaced model occupy the disk while they are open
             self._opened.close()
 
     def _report(self, damage: str) -> None:
@@ -105,7 +105,7 @@ class _ClosedError(Exception):
 
 
 class _Throttle:
-    """Pauses after each piece, so that the work takes a fixed share of the time."""
+    """A pause after each piece, so that hashing takes a fixed fraction of the time."""
 
     def __init__(self, close: threading.Event) -> None:
         self._close = close

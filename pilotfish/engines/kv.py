@@ -1,9 +1,9 @@
-"""The K/V cache of all slots: fixed-size buffers whose capacity grows on demand.
+"""The K/V cache of all slots: buffers of one capacity, which grows on demand.
 
-The i-th layer with keys and values has its key in plane 2i, its value in plane 2i + 1; a pass over
-neighbouring slots gets a part of each plane. Planes of one shape share a buffer, [planes, slots,
-kv_heads, C, head_dim]; nearly every model has one. Only cells below a slot's length are ever read,
-so a rollback just lowers the length.
+The i-th layer with keys and values has its keys in plane 2i and its values in plane 2i + 1. A run
+over neighbouring slots gets a part of each plane. Planes of equal shape share a buffer, [planes,
+slots, kv_heads, C, head_dim]; nearly every model has only one buffer. Only cells below a slot's
+length are read, so a rollback just lowers the length.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Manifest
 
-STEP = 64  # capacities are multiples of this many cells
-GROWTH = 1.0625  # attention costs C, so spare capacity is kept small
+STEP = 64  # capacities are multiples of this number of cells
+GROWTH = 1.0625  # least factor of growth; small, because attention takes time proportional to C
 
 
 class PlaneShape(NamedTuple):
-    """Numbers that a plane stores per token: heads, and numbers per head."""
+    """The shape of what a plane stores per token: heads, and numbers per head."""
 
     kv_heads: int
     head_dim: int
 
 
 class PlaneLayout(NamedTuple):
-    """The assignment of planes to buffers.
+    """The assignment of planes to buffers, by shape.
 
     Attributes:
         shapes: plane shape of each buffer.
         sizes: number of planes in each buffer.
-        places: buffer and position of each plane.
+        places: index of the buffer, and position in it, for each plane.
     """
 
     shapes: list[PlaneShape]
@@ -43,7 +43,7 @@ class PlaneLayout(NamedTuple):
 
 
 def lay_out(manifest: Manifest) -> PlaneLayout:
-    """Group a model's planes by shape."""
+    """Assign a model's planes to buffers by their shapes."""
     layout = PlaneLayout([], [], [])
     for each in manifest.cached:
         shape = PlaneShape(each.kv_heads, each.head_dim)
@@ -58,13 +58,13 @@ def lay_out(manifest: Manifest) -> PlaneLayout:
 
 
 class KVCache(ABC):
-    """Lengths and capacity; subclasses own the buffers.
+    """The base of caches: lengths and capacity; subclasses have the buffers.
 
-    Buffers start as zeros, since masked garbage must not be NaN.
+    Buffers start as zeros: even masked cells must not be NaN.
 
     Attributes:
         lengths: tokens in each slot.
-        capacity: cells per slot, C.
+        capacity: number of cells per slot, C.
         dtype: dtype of keys and values.
     """
 
@@ -78,9 +78,9 @@ class KVCache(ABC):
         """Make room for `cells` in every slot; return whether the buffers moved."""
 
     def gather(self, slot: int, start: int, offsets: Sequence[int]) -> None:
-        """Move the entries at start + offsets to start, start + 1, …, and cut the slot after them.
+        """Move the cells at start + offsets to start, start + 1, …, and end the slot after them.
 
-        Offsets ascend, so entries that need not move come first.
+        Offsets ascend, so the cells that need not move come first.
         """
         stay = next((i for i, offset in enumerate(offsets) if offset != i), len(offsets))
         if stay < len(offsets):
@@ -89,15 +89,15 @@ class KVCache(ABC):
 
     @abstractmethod
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
-        """Copy `cells` to target, target + 1, …; cells ascend, each above its target."""
+        """Copy cells to target, target + 1, …; `cells` ascend, and each lies above its target."""
 
     @abstractmethod
     def take_in(self, slot: int, start: int, count: int) -> None:
-        """Add the `count` cells from `start` on that a run has just computed."""
+        """Add to the cache the `count` cells from `start` on, which a run has just computed."""
 
 
 class HostCache(KVCache):
-    """A cache in host memory that runs write in place; `limit` bounds every slot's length."""
+    """A cache in host memory, written in place by runs; `limit` is the longest slot (tokens)."""
 
     def __init__(self, manifest: Manifest, slots: int, limit: int) -> None:
         super().__init__(manifest, slots, min(STEP, limit))
@@ -115,7 +115,8 @@ class HostCache(KVCache):
             return False
         wanted = max(cells, int(self.capacity * GROWTH))
         wanted = -(-wanted // STEP) * STEP
-        self.capacity = min(wanted, max(cells, self._limit))  # only padding may exceed the limit
+        # capacity exceeds the limit only for a run's padding
+        self.capacity = min(wanted, max(cells, self._limit))
         for i, old in enumerate(self._buffers):
             planes, slots, heads, _, dim = old.shape
             new = np.zeros((planes, slots, heads, self.capacity, dim), self.dtype)
@@ -125,7 +126,7 @@ class HostCache(KVCache):
         return True
 
     def piece(self, plane: int, first: int, count: int) -> NDArray[np.floating]:
-        """Return `count` neighbouring slots of a plane: [count, kv_heads, C, head_dim]."""
+        """Return a plane's part for `count` neighbouring slots: [count, kv_heads, C, head_dim]."""
         buffer, place = self._places[plane]
         return self._buffers[buffer][place, first : first + count]
 
@@ -134,6 +135,6 @@ class HostCache(KVCache):
 
     def _move(self, slot: int, target: int, cells: Sequence[int]) -> None:
         for buffer in self._buffers:
-            # numpy puts an index list between slices first: [n, planes, kv_heads, head_dim]
+            # numpy puts the axis of an index list first: [n, planes, kv_heads, head_dim]
             cells_moved = np.moveaxis(buffer[:, slot, :, list(cells)], 0, 2)
             buffer[:, slot, :, target : target + len(cells)] = cells_moved

@@ -1,8 +1,9 @@
-"""The interface of every engine that runs a whole model, and the choice among engines.
+"""The interface of the engines that run whole models, and the choice of an engine.
 
-In: an artifact. Out: a `LanguageModel`, which holds sequences in slots: passes append tokens to any
-number of slots, as chains or as trees, which may grow over several passes (`engines.passes.Pass`).
-The artifact's dialect decides which engine runs it. To add one, add a line to ENGINES.
+In: an artifact. Out: a `LanguageModel`, which holds one sequence per slot. Passes append tokens to
+any number of slots, as chains or as trees; a tree may grow over several passes
+(`engines.passes.Pass`). The artifact's dialect selects the engine. To add an engine, add a line to
+ENGINES.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ ENGINES = {
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Answers to one pass; views into buffers that the next forward overwrites.
+    """The results of one pass: views into buffers that the next `forward` overwrites.
 
     Attributes:
-        logits: f32 [rows, vocab_size], without padding ids; f32 [rows, N] for a head cut to N
-            tokens (`Artifact.head_tokens`).
-        hidden: f32 [rows, hidden_size], the last layer after the final norm; hidden_size is 0 if
-            the manifest says that the graph has no hidden states.
+        logits: f32 [rows, vocab_size], without padding; [rows, N] for a head cut to N tokens
+        (`Artifact.head_tokens`).
+        hidden: f32 [rows, hidden_size], output of the final norm; hidden_size is 0 if the graph
+        returns no hidden states.
     """
 
     logits: NDArray[np.float32]
@@ -46,7 +47,7 @@ class Output:
 
 
 class Execution(NamedTuple):
-    """How a model runs: provider, weight precision, threads."""
+    """The way in which a model runs: provider, precision of weights, threads."""
 
     provider: str
     precision: str
@@ -58,14 +59,14 @@ class Execution(NamedTuple):
 
 
 class LanguageModel(ABC):
-    """Runs one model with `slots` sequences. Not thread-safe: one owner.
+    """A model with `slots` sequences. Not thread-safe: only one thread may use it.
 
     Attributes:
-        artifact: the artifact that it runs.
+        artifact: artifact of the model.
         slots: number of sequences.
-        context: positions per slot.
-        vocab_size: number of input tokens, and width of a whole head's logits.
-        provider: hardware and runtime, for people.
+        context: number of positions per slot.
+        vocab_size: number of valid input tokens, and width of the logits unless the head is cut.
+        provider: name of hardware and runtime, for people.
         threads: CPU threads per pass.
     """
 
@@ -96,10 +97,11 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
+        """Keep the nodes at `path` of the last tree (or chain), and drop its other nodes.
 
-        Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
-        down, so it ascends. The kept nodes then form a chain after the same trunk.
+        Nodes are numbered from the tree's beginning, over all passes that appended to it. A path
+        leads from a root downwards, so its numbers ascend. The remaining nodes form a chain after
+        the trunk.
 
         Raises:
             ValueError: if `path` is not in the tree; then nothing changes.
@@ -107,13 +109,13 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def check(self, passes: Sequence[Pass]) -> None:
-        """Raise as `forward` would for passes that cannot run."""
+        """Raise the error that `forward` would raise for these passes; run nothing."""
 
     @abstractmethod
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """Append each pass to its slot and answer it; at most one pass per slot.
+        """Append each pass to its slot and compute its output; at most one pass per slot.
 
-        Appends nothing if it raises.
+        If this raises, nothing is appended.
 
         Raises:
             CapacityError: if a slot would exceed its context.
@@ -128,11 +130,13 @@ class LanguageModel(ABC):
         rows: int = 1,
         chunk: int = 128,
     ) -> Output:
-        """Append a long text in chunks; return the outputs of its last `rows` tokens.
+        """Append a long text in chunks of `chunk` tokens.
+
+        Return the output of its last `rows` tokens.
 
         Raises:
-            CapacityError: if the slot would exceed its context; then nothing is appended.
-            ValueError: as `forward`.
+            CapacityError: if the slot would exceed its context; nothing is appended.
+            ValueError: see `forward`.
         """
         row = np.asarray(tokens, np.int64)
         self.check([Pass(slot, row, rows)])
@@ -152,21 +156,21 @@ def open_model(
     provider: str = "auto",
     drafts: bool = False,
 ) -> LanguageModel:
-    """Open an artifact with the engine that runs its dialect.
+    """Open an artifact with the engine for its dialect.
 
     Args:
-        context: positions per slot; None = the model's, or those that a TensorRT engine was
-            built for.
-        threads: threads per run; None = the cores that this process may use.
-        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
-            building an engine first (see docs/engines.md).
-        drafts: also accept a cut head, whose logits are good only for drafts; the caller maps them
-            to the whole vocabulary.
+        context: positions per slot; None = the model's, or the number that a TensorRT engine was
+        built for.
+        threads: CPU threads per run; None = one per core that this process may use.
+        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best provider that works
+        without building an engine first (see docs/engines.md).
+        drafts: also accept a model with a cut head. Its logits suit only drafts, and the caller
+        must map them to the whole vocabulary.
 
     Raises:
         ArtifactError: if the directory is no artifact, is a stage of a model, or has a cut head
             while `drafts` is false.
-        ProviderError: if no inference runtime can run it.
+        ProviderError: if no inference runtime can run the model.
     """
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact)
     check_whole(opened.path, opened.manifest)

@@ -1,6 +1,6 @@
-"""`manifest.json`: the facts about an artifact that a program needs before it loads the graph.
+"""`manifest.json`: facts about an artifact that a program needs before it loads the graph.
 
-`read_manifest` reads and checks it; `Manifest.encode` returns the bytes to write.
+`read_manifest` reads and checks the file; `Manifest.encode` returns the bytes to write.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from pilotfish.engines.stage_range import StageRange
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
-GGUF_NAME = "model.gguf"  # replaces the graph if llama.cpp runs the model
+GGUF_NAME = "model.gguf"  # instead of a graph, if llama.cpp runs the model
 GENAI_NAME = "genai_config.json"  # next to the graph; written by ONNX Runtime GenAI's builder
-HEAD_NAME = "head.onnx"  # in a first stage: hidden states to logits
-HEAD_TOKENS_NAME = "head_tokens.bin"  # in an artifact with a cut head: the token of each row
+HEAD_NAME = "head.onnx"  # in a first stage: graph from hidden states to logits
+HEAD_TOKENS_NAME = "head_tokens.bin"  # with a cut head: token id of each row of the head
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
 Precision = Literal["fp32", "fp16", "int8", "int4", "stored"]
-STORED: Literal["stored"] = "stored"  # every weight as in the checkpoint, in its own blocks
-# Precision of the output projection, if other than the weights': 4 bits cost a drafter more
-# acceptance here than anywhere else, and 8 bits cost hardly any time.
+STORED: Literal["stored"] = "stored"  # every weight in the format of the checkpoint
+# Precision of the output projection, where it differs from the other weights'. With 4 bits the
+# output projection loses a drafter more acceptance than any other layer, and 8 bits take hardly
+# more time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
-# Precision as an artifact states it; "gguf": the blocks of its GGUF file, whatever their types;
-# "genai": that of the graph of ONNX Runtime GenAI's builder.
+# Precision in a manifest. "gguf": that of the GGUF file's blocks, of any type; "genai": that of the
+# graph from ONNX Runtime GenAI's builder.
 Stored = Literal[Precision, "gguf", "genai"]
 LLAMACPP: Literal["llamacpp"] = "llamacpp"
 GENAI: Literal["genai"] = "genai"
@@ -47,11 +48,11 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The origin of the weights.
 
-    `location` is a hub id, a file name or a directory name; not a path, which would reveal details
-    of the machine. `sha256` covers the files that were read. `first_layers` is the number of layers
-    kept of a model that was cut down. `ignored_keys` are keys of its configuration that the
-    exporter did not know and was asked to ignore. `left_out` are parts of a multimodal checkpoint
-    outside its text model, and special tokens without an embedding in it.
+    `location` is a hub id, a file name or a directory name; it is not a path, because a path would
+    reveal details of the machine. `sha256` has the hash of each file that was read. `first_layers`
+    is the number of layers that remain in a shortened model. `ignored_keys` are configuration keys
+    that the exporter did not know and was asked to ignore. `left_out` lists the parts of a
+    multimodal checkpoint outside its text model, and special tokens without an embedding.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]
@@ -64,7 +65,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the model; `context` is the largest number of positions."""
+    """Sizes of the model; `context` is the number of positions that it supports."""
 
     layers: Layers
     hidden: Size
@@ -76,12 +77,12 @@ class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RecurrentStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Recurrent states that layers keep per slot instead of keys and values (`engines.states`).
+    """Recurrent states, which some layers keep per slot instead of keys and values.
 
-    `layers` are these layers, from 0. For each token they keep `width` numbers, which a convolution
-    of `taps` tokens reads; with `heads`, also a state of [heads, key_dim, value_dim] numbers.
-    `window` is the number of tokens that a rollback can drop without reading others again. Such a
-    model reads no token trees.
+    `layers` are the indices of these layers, from 0. Each of them keeps `width` numbers per token,
+    which a convolution over `taps` tokens reads; if `heads` > 0, it also keeps a state [heads,
+    key_dim, value_dim]. `window` is the number of tokens that a rollback can drop without running
+    other tokens again. A model with recurrent states cannot read token trees. See `engines.states`.
     """
 
     layers: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
@@ -94,7 +95,7 @@ class RecurrentStates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys and values per token of one layer, counted from 0."""
+    """The shape of a layer's keys and values per token; `layer` counts from 0."""
 
     layer: Annotated[int, msgspec.Meta(ge=0)]
     kv_heads: Positive
@@ -102,10 +103,10 @@ class CachedLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Effect of rounding weights and activations, measured on a text of `tokens` tokens.
+    """The effect of rounding weights and activations, measured on a text of `tokens` tokens.
 
-    p is the distribution of the same model in float32, q that of the artifact, at temperature 1:
-    `kl` is the mean of KL(p ‖ q) in nats, `acceptance` the mean of Σ min(p, q).
+    p is the next-token distribution of the model in float32, q the artifact's, both at temperature
+    1. `kl` is the mean of KL(p ‖ q) in nats, `acceptance` the mean of Σ min(p, q).
     """
 
     kl: Annotated[float, msgspec.Meta(ge=0)]
@@ -116,23 +117,24 @@ class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `manifest.json`.
 
-    `vocab_size` counts the tokenizer's tokens; `padded_vocab_size` is the width of the graph's
-    logits. `tokenizer_fingerprint` hashes the token strings in the order of their ids, so two
-    artifacts with equal vocabularies agree whatever files they came from. `head` is the precision
+    `vocab_size` is the number of the tokenizer's tokens; `padded_vocab_size` is the width of the
+    logits in the graph. `tokenizer_fingerprint` is a hash of the token strings in the order of
+    their ids, so it is equal for equal vocabularies from different files. `head` is the precision
     of the output projection; None if it equals `precision`. `chat_templates` are further templates
-    by their names; "tool_use" replaces `chat_template` in chats with tools. `special_tokens` are
+    by name; "tool_use" replaces `chat_template` in chats with tools. `special_tokens` are the
     tokens that templates may name, such as bos_token; None if the exporter did not store them: then
-    they follow from `bos_id` and `eos_ids`. `warnings` are the export's warnings, a sentence each.
-    Under the dialect llamacpp, which has no graph, `opset` is None and `kv_dtype` has no effect.
-    `stage` is None for a whole model; in a stage all other fields but `files` describe the whole
-    model. `window` is the smallest number of positions that a token of some layer sees; None if all
-    layers see all. `states` describes layers with recurrent states; None without any. `caches` are
-    the layers that have their own keys and values, if layers differ in shape, read each other's, or
-    have neither or both of keys and states; None if all layers without states have those of
-    `dimensions`. `cost` is the cost of the precision; None if not measured. `trees` is whether the
-    graph has a mask for token trees, `hidden_states` whether it returns hidden states: only graphs
-    of the dialect genai may lack them. `head_tokens` is the number of tokens of a cut head, and
-    then the width of the logits; None for a whole head. Such a model still reads all tokens.
+    `bos_id` and `eos_ids` determine them. `warnings` are the export's warnings, a sentence each.
+
+    An artifact of the dialect llamacpp has no graph: `opset` is None and `kv_dtype` has no effect.
+    `stage` is None for a whole model; in a stage, `files` are the stage's and all other fields
+    describe the whole model. `window` is the size (positions) of the smallest attention window of
+    any layer; None without windows. `states` describes the layers with recurrent states; None if
+    there are none. `caches` lists the layers that store keys and values; None if these are all
+    layers without states, in the shape of `dimensions`. `cost` is the cost of the precision; None
+    if it was not measured. `trees` is whether the graph has a mask for token trees, `hidden_states`
+    whether it returns hidden states; only graphs of the dialect genai may lack these. `head_tokens`
+    is the number of logits of a cut head; None for a whole head. A model with a cut head still
+    reads all tokens.
     """
 
     format: int = FORMAT
@@ -166,19 +168,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def why_chains_only(self) -> str | None:
-        """Why the model reads only chains of tokens, as a predicate; None if it reads trees."""
+        """The reason why the model reads no token trees, as a predicate; None if it reads them."""
         if self.states is not None:
             return "has recurrent states, which follow one chain of tokens"
         return None if self.trees else "has a graph without a mask for token trees"
 
     @property
     def layers(self) -> int:
-        """Number of layers in the graph and in its cache."""
+        """The number of layers in the graph: of the stage, or of the whole model."""
         return self.dimensions.layers if self.stage is None else self.stage.layers
 
     @property
     def cached(self) -> list[CachedLayer]:
-        """The layers of the graph that have their own keys and values, numbered within it."""
+        """The layers of the graph that store keys and values, numbered within the graph."""
         if self.caches is not None:
             first = 0 if self.stage is None else self.stage.first_layer
             stage_layers = range(first, first + self.layers)
@@ -197,23 +199,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def shares_caches(self) -> bool:
-        """Whether some layers read the keys and values of others."""
+        """Whether some layers read the keys and values of other layers."""
         listed = self.caches is not None and self.states is None
         return listed and len(self.cached) < self.layers
 
     @property
     def digest(self) -> str:
-        """The artifact's identity in 16 hex digits: a hash of its files' names and hashes."""
+        """The artifact's identity, 16 hex digits: a hash of the names and hashes of its files."""
         listed = "".join(f"{name} {value}\n" for name, value in sorted(self.files.items()))
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
     @property
     def origin(self) -> str:
-        """The weights' identity in 16 hex digits, the same for all precisions and dialects.
+        """The weights' identity, 16 hex digits, equal for all precisions and dialects.
 
-        A hash of the SHA-256s of the files that were read, in the order of the file names, which
-        are not hashed; without such files (random weights), a hash of source and dimensions. A
-        model that was cut down has another origin.
+        It is a hash of the source files' SHA-256s in the order of the file names; the names are not
+        hashed. For random weights, which have no files, it is a hash of source and dimensions. A
+        model that was shortened to its first layers has another origin than the whole model.
         """
         source = self.source
         hashes = [value for _, value in sorted(source.sha256.items())]
@@ -223,26 +225,26 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return hashlib.sha256(msgspec.json.encode(hashes or facts)).hexdigest()[:16]
 
     def encode(self) -> bytes:
-        """Encode as indented JSON, ready to be written to `manifest.json`."""
+        """Encode the manifest as indented JSON, the content of `manifest.json`."""
         fields = msgspec.to_builtins(self)
         if self.stage is None:
-            del fields["stage"]  # whole models are written as before stages existed
+            del fields["stage"]  # fields without content are omitted, as before they existed
         if self.head is None:
-            del fields["head"]  # likewise
+            del fields["head"]
         for name in ("chat_templates", "warnings"):
             if not fields[name]:
-                del fields[name]  # likewise
+                del fields[name]
         if self.source.first_layers is None:
-            del fields["source"]["first_layers"]  # likewise
+            del fields["source"]["first_layers"]
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
-                del fields["source"][name]  # likewise
+                del fields["source"][name]
         for name in ("window", "states", "caches", "cost", "head_tokens", "special_tokens"):
             if fields[name] is None:
-                del fields[name]  # likewise
+                del fields[name]
         for name in ("trees", "hidden_states"):
             if fields[name]:
-                del fields[name]  # likewise
+                del fields[name]
         return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 

@@ -1,7 +1,7 @@
 """Log warnings that requests cause: each sentence once, and only a few per minute.
 
-Clients choose the names of tools and the content of schemas. A client that varies them with each
-request would fill the journal.
+Clients choose the names of tools and the content of schemas. Without these limits, a client that
+varies them with each request would fill the journal.
 """
 
 import logging
@@ -11,12 +11,12 @@ from collections import OrderedDict, deque
 
 _log = logging.getLogger("pilotfish.engines")
 
-_MOST_REMEMBERED = 512  # sentences
+_MOST_REMEMBERED = 512  # sentences that are remembered
 _MOST_PER_PERIOD, _PERIOD_S = 30, 60.0
 
 
 class Notices:
-    """Logs warnings. Thread-safe."""
+    """A log of warnings with a limited rate. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Notices:
         self._times_s: deque[float] = deque(maxlen=_MOST_PER_PERIOD)
 
     def warn(self, sentence: str) -> None:
-        """Log a sentence, unless it was logged recently or the rate is exceeded."""
+        """Log a sentence, unless it was logged recently or the rate limit is reached."""
         now_s = time.monotonic()
         with self._lock:
             if sentence in self._logged:

@@ -1,6 +1,6 @@
-"""Run an ONNX artifact: tokens in; logits and hidden states out; keys and values kept per slot.
+"""Run an ONNX artifact: tokens in, logits and hidden states out.
 
-Slots, chains, trees, `rollback` and `keep_path` are those of `engines.slots`.
+`engines.slots` implements slots, chains, trees, `rollback` and `keep_path`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["Decoder", "Output", "Pass"]
 
 
 class Decoder(Slots, LanguageModel):
-    """Runs the graph of one model with `slots` sequences. Open any artifact with `open_model`.
+    """The engine of models that are ONNX graphs; `open_model` chooses the engine of an artifact.
 
     Args:
-        context: positions per slot; None = the model's, or those that a TensorRT engine was
-            built for.
-        threads: threads per run; None = the cores that this process may use.
-        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best that works without
-            building an engine first (see docs/engines.md).
+        context: positions per slot; None = the model's, or the number that a TensorRT engine was
+        built for.
+        threads: CPU threads per run; None = one per core that this process may use.
+        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best provider that works
+        without building an engine first (see docs/engines.md).
 
     Raises:
-        ArtifactError: if the directory is no artifact, is a stage of a model, or contradicts
-            itself.
-        ProviderError: if no inference runtime can run it.
+        ArtifactError: if the directory is no artifact or is a stage of a model, or if graph and
+        manifest contradict each other.
+        ProviderError: if no inference runtime can run the model.
     """
 
     engine_dialect: ClassVar[str | None] = None  # the dialect in ENGINES that this class runs
@@ -68,7 +68,7 @@ class Decoder(Slots, LanguageModel):
         self._check_head()
 
     def _check_head(self) -> None:
-        """Raise `ArtifactError` if the width of the graph's logits contradicts the manifest."""
+        """Raise `ArtifactError` if the logits' width in the graph contradicts the manifest."""
         head_tokens, width = self.artifact.head_tokens, self._backend.widths["logits"]
         expected = self.vocab_size if head_tokens is None else len(head_tokens)
         if width < expected or (
@@ -85,9 +85,9 @@ class Decoder(Slots, LanguageModel):
         return self._backend.widths.get("hidden_states", 0)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """Append each pass to its slot and answer it; at most one pass per slot.
+        """Append each pass to its slot and compute its output; at most one pass per slot.
 
-        Appends nothing if it raises.
+        If this raises, nothing is appended.
 
         Raises:
             CapacityError: if a slot would exceed its context.

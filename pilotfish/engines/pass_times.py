@@ -1,4 +1,4 @@
-"""Measure a model's speed: the time of a pass by its number of tokens."""
+"""Measure a model's speed: the time of a pass as a function of its number of tokens."""
 
 import math
 import time
@@ -9,18 +9,21 @@ import numpy as np
 from pilotfish.engines.language_model import LanguageModel
 from pilotfish.engines.passes import Pass
 
-_SWEEPS = 4  # sweep over all widths, so that other load affects all alike
-_MOST_SWEEPS_S = 0.6  # a daemon's start waits for this: fewer sweeps over a slow model
-# A pass this many times slower than its neighbours suggest was disturbed; number of retries.
+_SWEEPS = 4  # number of sweeps over all widths; in a sweep, other load affects all widths alike
+# time limit (s): a daemon waits for this when it starts, so slow models get fewer sweeps
+_MOST_SWEEPS_S = 0.6
+# A pass that took this many times as long as its neighbours suggest counts as disturbed and is
+# timed again, _RETRIES times.
 _DISTURBED_FACTOR, _RETRIES = 1.25, 2
-_MOST_TURNS, _FEWEST_TURNS = 12, 3  # the minimum applies if they are slow:
+_MOST_TURNS, _FEWEST_TURNS = 12, 3  # after _MOST_TURNS_S (s), only the minimum is completed
 _MOST_TURNS_S = 20.0
 
 
 def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float]:
-    """Time passes of these widths over an empty slot, with all their rows; seconds.
+    """Time passes of these widths (tokens) on the empty slot 0; return seconds by width.
 
-    See `least_times`. Slot 0 must be empty, and is empty again afterwards.
+    Each pass computes logits for all its tokens. Slot 0 must be empty, and is empty again
+    afterwards. See `least_times`.
     """
     return least_times(lambda width: _time_pass(decoder, width), widths, decoder.context)
 
@@ -28,16 +31,16 @@ def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float
 def least_times(
     pass_s: Callable[[int], float], widths: Sequence[int], context: int
 ) -> dict[int, float]:
-    """Return the least of a few times for each width, never decreasing with the width; seconds.
+    """Time each width several times; return the least time (s) by width, made non-decreasing.
 
-    ``pass_s`` times one pass. Widths ascend; those beyond the context are skipped. The process uses
-    the times for as long as it runs, so a pass that was interrupted (by suspend, a paused virtual
-    machine, other work) must not count: such a pass is timed again.
+    ``pass_s`` times one pass of a width. `widths` ascend; widths beyond the context are skipped.
+    The process uses the times as long as it runs, so a pass that was interrupted (suspend, a paused
+    virtual machine, other work) must not count: it is timed again.
     """
     least: dict[int, float] = {}
 
     def time_pass(width: int) -> None:
-        # the first pass of a shape is slow, and counts only if there is no other
+        # The first pass of a shape is slow; the minimum ignores it if there is another.
         least[width] = min(least.get(width, math.inf), pass_s(width))
 
     for sweep in range(1 + _SWEEPS):
@@ -47,7 +50,7 @@ def least_times(
             time_pass(width)
         for width in _disturbed_widths(least) * _RETRIES:
             time_pass(width)
-        is_single = len(least) == 1  # nothing to compare with
+        is_single = len(least) == 1  # a single width has no neighbours to compare with
         if (1 + sweep) * sum(least.values()) > _MOST_SWEEPS_S and sweep >= is_single:
             break
     slowest_s = 0.0
@@ -57,14 +60,14 @@ def least_times(
 
 
 def _disturbed_widths(times: Mapping[int, float]) -> list[int]:
-    """List widths whose pass took clearly longer than wider or narrower ones suggest."""
+    """List the widths whose pass took much longer than the times of other widths suggest."""
     known = list(times.items())
     disturbed = []
     for index, (width, taken_s) in enumerate(known):
         bounds = [wider_s for _, wider_s in known[index + 1 :]]
         if index == 1:
             bounds.append(known[0][1] * width / known[0][0])
-        elif index > 1:  # extrapolate from the two before
+        elif index > 1:  # extrapolate from the two narrower widths
             (first, first_s), (second, second_s) = known[index - 2 : index]
             slope_s = max(0.0, (second_s - first_s) / (second - first))
             bounds.append(second_s + slope_s * (width - second))
@@ -86,11 +89,11 @@ def time_interleaved(
     timers: Sequence[Callable[[], float]],
     progress: Callable[[str, int, int | None], None] = lambda label, done, total: None,
 ) -> list[float]:
-    """Time several operations in turns, so that other load affects all alike; seconds of each.
+    """Time several operations in turns, so that other load affects all alike; return seconds.
 
-    A timer runs its operation and returns its seconds. Each turn runs it three times; the first
-    run only warms caches and threads, and does not count. Returns lower quartiles, which other work
-    on the machine affects least.
+    A timer runs its operation once and returns the seconds. Each turn calls each timer three times;
+    the first call warms caches and threads and does not count. The result is the lower quartile for
+    each timer, which other work on the machine affects little.
     """
     label = "timing passes"
     taken: list[list[float]] = [[] for _ in timers]

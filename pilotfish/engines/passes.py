@@ -1,8 +1,8 @@
-"""The inputs of a forward pass, and how several passes share one run of a graph.
+"""The inputs of a forward pass, and their layout when several passes share one run of a graph.
 
-Tokens of all passes are packed in one row of T. Standard dialects attend over [B, S]: B
-neighbouring slots, S the longest pass among them (see export.dialects.padded). The contrib dialect
-takes one slot (see export.dialects.contrib).
+The tokens of all passes are packed in one row of T tokens. In the standard dialects attention works
+on [B, S]: B neighbouring slots, S tokens of the longest pass (see export.dialects.padded). In the
+contrib dialect a run has one slot (see export.dialects.contrib).
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from numpy.typing import NDArray
 from pilotfish.engines.backends.backend import Binding
 from pilotfish.engines.engine_errors import CapacityError
 
-HIDDEN_FROM_VIEW = -3e4  # added to a score: weight 0, in half precision too
+HIDDEN_FROM_VIEW = -3e4  # added to a masked score: its weight becomes 0, even in half precision
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """New tokens of one slot, appended at its length.
+    """New tokens for one slot, to be appended at its end.
 
-    A token tree may grow over several passes. Its trunk is the slot's content before the first
-    node; each node sees the trunk, its ancestors and itself, and has position trunk + depth.
+    A token tree may grow over several passes. Its trunk is the slot's content before the tree's
+    first node. Each node sees the trunk, its ancestors and itself; its position is the trunk's
+    length + its depth.
 
     Attributes:
         tokens: i64 [S], S ≥ 1.
-        rows: number of final tokens whose logits and hidden states are wanted; None = all, 0 = none
-            (prefill).
-        parents: i64 [T] for a tree of T ≥ S nodes so far. The last S are these tokens; the first
-            T − S were appended just before, under the same parents. parents[i] < i is the parent of
-            node i, −1 the trunk. None = a chain after all that the slot holds.
+        rows: number of last tokens whose logits and hidden states are wanted; None = all, 0 = none
+        (prefill).
+        parents: i64 [T] for a tree that has T ≥ S nodes with this pass. The last S nodes are the
+        new tokens; the first T − S are already in the slot, with the same parents. parents[i] < i
+        is the parent of node i, −1 the trunk. None = the tokens are a chain after the slot's
+        content.
     """
 
     slot: int
@@ -43,28 +45,28 @@ class Pass:
 
     @property
     def row_count(self) -> int:
-        """The number of rows wanted."""
+        """The number of last tokens whose logits and hidden states are wanted."""
         return len(self.tokens) if self.rows is None else self.rows
 
     @property
     def tree_length(self) -> int:
-        """Number of the tree's nodes that the slot already holds, T − S; 0 for a chain."""
+        """The number of the tree's nodes that the slot already holds, T − S; 0 for a chain."""
         return 0 if self.parents is None else len(self.parents) - len(self.tokens)
 
     @property
     def branches(self) -> bool:
-        """Whether the tokens form a tree that is no chain."""
+        """Whether the tokens form a tree with branches, not a chain."""
         parents = self.parents
         return parents is not None and parents.tolist() != list(range(-1, len(parents) - 1))
 
     def depths(self) -> NDArray[np.int64]:
-        """Return the distance of each token from the trunk, 0 for a root; [S]."""
+        """Return the depth of each token, i64 [S]; 0 for a child of the trunk."""
         if self.parents is None:
             return np.arange(len(self.tokens))
         return _depths(self.parents)[self.tree_length :]
 
     def pieces(self, width: int) -> Iterator[Pass]:
-        """Split into passes of at most `width` tokens, to be appended one after the other."""
+        """Split the pass into passes of at most `width` tokens, to be appended in turn."""
         size = len(self.tokens)
         for start in range(0, size, width):
             end = min(start + width, size)
@@ -78,10 +80,10 @@ class Pass:
     def fill_mask(self, mask: NDArray[Any], length: int) -> None:
         """Write into `mask` [S, C] which cells each token sees: trunk, ancestors and itself.
 
-        0 for visible, HIDDEN_FROM_VIEW for the rest. `length` is the slot's before the pass.
+        A visible cell gets 0, any other HIDDEN_FROM_VIEW. `length` is the slot's before the pass.
         """
         if self.parents is None:
-            first = length + 1  # every token of a chain sees the first one
+            first = length + 1  # every token of the chain sees the chain's first token
             mask[:, :first] = 0
             mask[:, first:] = HIDDEN_FROM_VIEW
             for i in range(1, len(self.tokens)):
@@ -95,7 +97,7 @@ class Pass:
 
 
 def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distance of each node from the trunk; [T]."""
+    """Return the depth of each node, i64 [T]; 0 for a child of the trunk."""
     depths: list[int] = []
     for parent in parents.tolist():
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
@@ -103,7 +105,7 @@ def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return [T, T]: is node j an ancestor of node i, or i itself?"""
+    """Return bool [T, T]: whether node j (column) is node i (row) or an ancestor of node i."""
     mask = np.eye(len(parents), dtype=np.bool_)
     for i, parent in enumerate(parents.tolist()):
         if parent >= 0:
@@ -114,7 +116,7 @@ def _ancestor_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
 def check_all(
     passes: Sequence[Pass], lengths: Sequence[int], context: int, vocabulary: int | None
 ) -> None:
-    """Raise for passes that cannot run over slots of these lengths.
+    """Check that these passes can run, given the lengths of all slots.
 
     Raises:
         CapacityError: if a slot would exceed `context`.
@@ -133,9 +135,9 @@ def check_all(
 
 
 def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
-    """Raise ValueError for a pass that no model can run.
+    """Raise ValueError if a pass is malformed.
 
-    `lengths` covers all slots. Without a vocabulary any ids are allowed.
+    lengths: tokens in each slot. vocabulary: number of valid ids; None = any id is allowed.
     """
     size, slots = len(item.tokens), len(lengths)
     if not 0 <= item.slot < slots:
@@ -153,7 +155,7 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
 
 
 def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
-    """Raise ValueError for a tree whose last `size` nodes do not fit after `length` tokens."""
+    """Raise ValueError if a tree does not fit a pass of `size` tokens after `length` tokens."""
     if parents.ndim != 1 or not size <= len(parents) <= length + size:
         raise ValueError(
             f"parents needs a row of {size} to {length + size} nodes: the tokens of the pass, and "
@@ -164,7 +166,7 @@ def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
 
 
 def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
-    """Write the token ids."""
+    """Write the ids of all passes' tokens into the input `input_ids`."""
     tokens = binding.input("input_ids", (sum(len(item.tokens) for item in passes),))
     end = 0
     for item in passes:
@@ -173,7 +175,7 @@ def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
 
 
 def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
-    """Write each token's position; `lengths` covers all slots. Return the number of tokens."""
+    """Write each token's position, given all slots' lengths; return the number of tokens."""
     total = sum(len(item.tokens) for item in passes)
     positions = binding.input("position_ids", (total,))
     end = 0
@@ -187,8 +189,8 @@ def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[i
 
 
 def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
-    """Write which tokens get an answer. Return the number of rows that the run will compute."""
-    # Runtimes may fail on an empty output, so at least one row is computed.
+    """Write the indices of the tokens that need outputs; return the number of output rows."""
+    # Some runtimes fail on an empty output, so at least one row is computed.
     wanted = max(sum(item.row_count for item in passes), 1)
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
@@ -196,7 +198,7 @@ def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
         end += len(item.tokens)
         rows[row : row + item.row_count] = range(end - item.row_count, end)
         row += item.row_count
-    rows[row:] = 0  # an earlier, longer pass may have left values here
+    rows[row:] = 0  # overwrite indices of an earlier run, which may be invalid now
     return wanted
 
 
@@ -208,10 +210,10 @@ def fill_padded(
     capacity: int,
     dtype: np.dtype[Any],
 ) -> None:
-    """Write the attention's inputs over slots first, first + 1, …, with the given `lengths`.
+    """Write the inputs of attention for slots first, first + 1, …, of these `lengths`.
 
-    Answers of idle slots and of padding are never read, so their masks only have to keep them
-    finite.
+    The outputs of idle slots and of padding are never read: any mask with finite values will do for
+    them.
     """
     count = len(lengths)
     size = max(len(item.tokens) for item in passes)
@@ -237,9 +239,10 @@ def fill_padded(
 def fill_cells(
     binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int], capacity: int
 ) -> None:
-    """Write the position of each cell's token, for graphs with windows.
+    """Write the position of each cell's token, for graphs with attention windows.
 
-    It is the cell's index, except for nodes of a tree, whose cells come after their positions.
+    The position is the cell's index, except for the nodes of a tree: several nodes have the same
+    position.
     """
     cells = binding.input("cell_positions", (len(lengths), capacity))
     cells[:] = np.arange(capacity)
@@ -253,10 +256,11 @@ def fill_cells(
 def fill_single(
     binding: Binding, item: Pass, length: int, capacity: int, dtype: np.dtype[Any]
 ) -> None:
-    """Write the attention's inputs for one slot under the contrib dialect.
+    """Write the inputs of attention for one slot in the contrib dialect.
 
-    The total length is given as the capacity: the bias must be as wide, and would otherwise have to
-    be bound for each pass. The computation follows seqlens_k.
+    The input `total_sequence_length` is the capacity, not the length: the bias must have that
+    width, and a changing width would have to be bound for each pass. The kernel computes only up to
+    `seqlens_k`.
     """
     size = len(item.tokens)
     binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1

@@ -1,11 +1,11 @@
-"""Relax the schema of a tool's arguments, so that unenforceable parts refuse no request.
+"""Relax the schema of a tool's arguments, so that no request fails for keywords we cannot enforce.
 
-In:  a JSON schema. Out: a schema that compiles, and the keywords that were left out. It accepts
-     everything that the original accepts: keywords are only removed.
+In:  a JSON schema. Out: a schema that compiles, and the list of removed keywords. The new schema
+accepts everything that the original accepts, because keywords are only removed.
 
-A search finds the unenforceable keywords without knowing the parser's reasons. It orders the places
-of a schema so that each needs only earlier ones; the shortest prefix that does not compile ends
-with a place at fault.
+A search finds the keywords without knowing the parser's reasons. It orders the schema's places
+(keywords of subschemas) so that each depends only on earlier places. Then the shortest prefix of
+this order that does not compile ends with a place at fault.
 """
 
 import json
@@ -28,16 +28,19 @@ from pilotfish.engines.schemas import KeywordPlace
 from pilotfish.speculation.logits_options import Grammar
 
 ANYTHING = '{"type":"object"}'
-_MOST_REMEMBERED = 256  # schemas; an agent sends the same ones with each request
-_MOST_TRIALS = 128
-_MOST_CPU_S = 1.0  # CPU seconds for the trials of one schema
-_MOST_TOTAL_CPU_S = 2.0  # CPU seconds for the schemas of one answer
-_MOST_NAMED = 3  # places in a message
-_MOST_LISTED = 16  # places that are stored
+_MOST_REMEMBERED = 256  # schemas; an agent sends the same tools with each request
+_MOST_TRIALS = 128  # trials for one schema
+_MOST_CPU_S = 1.0  # limit (CPU seconds) of the trials for one schema
+_MOST_TOTAL_CPU_S = 2.0  # limit (CPU seconds) of the trials for all schemas of an answer
+_MOST_NAMED = 3  # places that a message names
+_MOST_LISTED = 16  # removed places that a result stores
 
 
 class Relaxed(NamedTuple):
-    """A schema that compiles. left_out: the first places removed; total: the number of all."""
+    """A schema that compiles.
+
+    left_out: the first removed places. total: number of removed places.
+    """
 
     text: str
     left_out: tuple[KeywordPlace, ...] = ()
@@ -45,12 +48,12 @@ class Relaxed(NamedTuple):
 
     @classmethod
     def from_schema(cls, schema: Any, left_out: Sequence[KeywordPlace]) -> "Relaxed":
-        """Write a schema, with a record of the places removed."""
+        """Make the result from a schema and all removed places."""
         return cls(schemas.compact(schema), tuple(left_out[:_MOST_LISTED]), len(left_out))
 
     @property
     def summary(self) -> str:
-        """The removed places, for people."""
+        """The removed places as text for people; "" if there are none."""
         if not self.left_out:
             return ""
         named = ", ".join(one_printable_line(place) for place in self.left_out[:_MOST_NAMED])
@@ -61,10 +64,11 @@ class Relaxed(NamedTuple):
 def with_relaxed_tools(
     outline: Outline, strict: Collection[str], fits: Callable[[Outline], bool]
 ) -> Outline:
-    """Relax the tools of an outline that are not strict, each alone and then until all fit.
+    """Relax the outline's tools that are not strict: first each tool alone, then all together.
 
-    strict: names of strict tools. fits: whether an outline compiles and can be sent. If the tools
-    do not fit together, first multipleOf is removed, then the whole schemas of the largest tools.
+    strict: names of strict tools. fits: returns whether an outline compiles and can be sent. If the
+    relaxed tools do not fit together, multipleOf is removed first, then the whole schemas of the
+    largest tools.
     """
     until_s = TRIAL.cpu_s + _MOST_TOTAL_CPU_S
     whole = {name: text if name in strict else relax_tool(name, text, until_s).text
@@ -102,17 +106,17 @@ def with_relaxed_tools(
 
 
 def _without_multiples(text: str) -> str:
-    """Remove ``multipleOf`` from a schema: the product over all of them is bounded."""
+    """Remove every ``multipleOf`` from a schema; the product of all their values is bounded."""
     schema = json.loads(text)
     places = [place for place in schemas.keyword_places(schema) if place.keyword == "multipleOf"]
     return schemas.compact(schemas.without_keywords(schema, places)) if places else text
 
 
 def find_obstacle(outline: Outline) -> tuple[str, str] | None:
-    """Return what does not compile in an outline's schemas: the schema's name, and its keywords.
+    """Find a schema of an outline that does not compile; return its name and its keywords at fault.
 
-    The name is a tool's, or "" for the answer's schema. None: all compile, or the budget for trials
-    is spent.
+    The name is a tool's, or "" for the answer's schema. The result is None if all schemas compile,
+    or if the budget for trials is spent.
     """
     content = outline.content
     parts = [*outline.tools]
@@ -136,10 +140,10 @@ class _TooCostlyError(Exception):
 
 
 def relax_tool(name: str, text: str, until_s: float = math.inf) -> Relaxed:
-    """Relax the schema of a tool's arguments; log once what was left out.
+    """Relax the schema of a tool's arguments; log the removed places once.
 
-    text: the schema's `assertions`. until_s: see `relax`. If this machine cannot try schemas now,
-    only keywords known to be unsupported are removed.
+    text: the result of `schemas.assertions`. until_s: see `relax`. If this machine cannot try
+    schemas now, only keywords known to be unsupported are removed.
     """
     try:
         result = relax(text, until_s)
@@ -153,14 +157,15 @@ def relax_tool(name: str, text: str, until_s: float = math.inf) -> Relaxed:
 
 
 def relax(text: str, until_s: float = math.inf) -> Relaxed:
-    """Remove from a schema what cannot be enforced; `GrammarBusyError` if no trial is possible.
+    """Remove from a schema the keywords that cannot be enforced.
 
-    until_s: limit of `TRIAL.cpu_s`. A schema whose trials would exceed it is replaced by one that
-    accepts anything; this result is not remembered, since other schemas may have used the budget.
+    until_s: value of `TRIAL.cpu_s` (s) at which the trials stop. If it is reached, the result is a
+    schema that accepts any object; this result is not remembered, because other schemas may have
+    spent the time. Raises `GrammarBusyError` if the machine cannot try schemas.
     """
     unconstrained = Relaxed(ANYTHING, (KeywordPlace((), ""),), 1)
     if len(text) > MOST_GRAMMAR_BYTES:
-        return unconstrained  # it is too long to be sent
+        return unconstrained  # the schema is too long to be sent
     if (known := _KNOWN.get(text)) is not None:
         return known
     try:
@@ -174,7 +179,7 @@ def relax(text: str, until_s: float = math.inf) -> Relaxed:
 
 
 class _KnownSchemas:
-    """The schemas relaxed most recently. Thread-safe."""
+    """The results of the most recently relaxed schemas. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -198,7 +203,7 @@ _KNOWN = _KnownSchemas()
 
 
 class _Search:
-    """The trials of one schema, within the limit ``until_s`` of `TRIAL.cpu_s`."""
+    """The search in one schema; it stops when `TRIAL.cpu_s` reaches ``until_s``."""
 
     def __init__(self, until_s: float) -> None:
         self._trials = 0
@@ -214,7 +219,7 @@ class _Search:
             schema, changed = schemas.normalize_types(schema)
             left_out += changed
             places = schemas.keyword_places(schema)
-            passing = 0  # this many leading places are known to compile
+            passing = 0  # number of leading places that are known to compile
             while not self._passes(schema):
                 passing = self._first_fault(schema, places, passing)
                 wrong = _same_values(schema, places, passing)
@@ -226,7 +231,7 @@ class _Search:
         return Relaxed.from_schema(schema, left_out)
 
     def _first_fault(self, schema: Any, places: list[KeywordPlace], passing: int) -> int:
-        """Return the index of the first place with which the schema stops compiling."""
+        """Return the index of the first place whose addition makes the schema fail to compile."""
         failing = len(places)
         while failing - passing > 1:
             middle = (passing + failing) // 2
@@ -234,7 +239,7 @@ class _Search:
                 passing = middle
             else:
                 failing = middle
-        if failing == passing:  # no place is left to remove
+        if failing == passing:  # no place is left that could be removed
             raise _TooCostlyError
         return passing
 
@@ -255,7 +260,7 @@ class _Search:
 
 
 def _same_values(schema: Any, places: list[KeywordPlace], index: int) -> list[KeywordPlace]:
-    """List the place at fault, and places with the same keyword and value elsewhere."""
+    """List the place at fault, and all other places with the same keyword and the same value."""
 
     def value_of(place: KeywordPlace) -> Any:
         return schemas.value_at(schema, (*place.path, place.keyword))

@@ -1,6 +1,7 @@
-"""ONNX Runtime: the installed version, and sessions on one of its providers.
+"""ONNX Runtime: its installed version, and sessions on a chosen provider.
 
-Its own list of providers names those that it was compiled with; only a run shows whether one works.
+ONNX Runtime lists the providers that it was compiled with; only a run shows whether a provider
+works.
 """
 
 from __future__ import annotations
@@ -22,31 +23,32 @@ from pilotfish.engines.engine_errors import ProviderError
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
 SESSION_CONFIG = {
-    # Weights in 4 or 8 bits: multiply in int8, as MatMulNBits with accuracy_level 4 does.
+    # With weights of 4 or 8 bits, multiply in int8, like MatMulNBits with accuracy_level 4.
     "session.qdq_matmulnbits_accuracy_level": "4",
 }
-# Drafter and target may share cores, where workers that spin between runs halve each other's
-# speed. Spinning for 200 µs bridges the gaps within a run and ends soon after it. Runtimes without
-# this setting (they ignore it) stop spinning at the end of the run, which costs some speed.
+# Time (µs) for which worker threads spin while idle. Drafter and target may share cores; there,
+# workers that spin between runs halve the other model's speed. 200 µs bridge the gaps within a run,
+# and spinning ends soon after the run. Older runtimes lack this setting: SPIN_STOP makes their
+# workers stop at the end of a run, which costs some speed.
 SPIN_DURATION = ("session.intra_op.spin_duration_us", "200")
 SPIN_DURATION_VERSION = (1, 31)
 SPIN_STOP = ("session.force_spinning_stop", "1")
 CUDA = "CUDAExecutionProvider"
-# TF32 products of float32, the default of CUDA's provider, keep 10 bits of 23: passes of different
-# shape would then differ by far more than a tie.
+# Options by provider. CUDA's default, TF32, keeps 10 of float32's 23 bits in products. Then the
+# logits of one token would differ between passes of different shape by much more than rounding.
 PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
-FATAL = 4  # log severity
+FATAL = 4  # log severity of ONNX Runtime
 
 
-OPSET24_SINCE = (1, 25)  # onnxruntime runs the dialect of that name
-LINEAR_ATTENTION_SINCE = (1, 31)  # or a little earlier: 1.23 lacks the operator
+OPSET24_SINCE = (1, 25)  # first version of onnxruntime that runs the dialect opset24
+LINEAR_ATTENTION_SINCE = (1, 31)  # a version that has the operator; 1.23 lacks it
 
 
 def runtime_version() -> tuple[int, ...]:
-    """Return (major, minor) of the installed onnxruntime, whichever wheel it came from.
+    """Return (major, minor) of the installed onnxruntime, from the CPU's or the GPU's wheel.
 
     Raises:
-        ProviderError: if none is installed, or both wheels are and overwrite each other.
+        ProviderError: if neither wheel is installed, or both are, since they overwrite each other.
     """
     versions = {}
     for wheel in WHEELS:
@@ -76,19 +78,19 @@ def open_session(
     options: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
 ) -> Any:
-    """Open a session that runs `graph` on this execution provider.
+    """Open a session that runs `graph` on the execution provider `provider`.
 
     Args:
-        threads: threads per pass; None = one for each CPU that this process may use.
-        options: options of the provider, besides PROVIDER_OPTIONS.
-        others: providers for operators that the provider lacks; the CPU always is one.
+        threads: CPU threads per pass; None = one per CPU that this process may use.
+        options: options of the provider, added to PROVIDER_OPTIONS.
+        others: providers for operators that `provider` lacks; the CPU is always added.
 
     Raises:
-        ProviderError: if no runtime is installed, it was built without the provider, or it cannot
-            load the graph. (It raises its own classes, too.)
+        ProviderError: if no runtime is installed, or it lacks the provider or chose another. ONNX
+        Runtime also raises errors of its classes.
     """
     spinning = SPIN_DURATION if runtime_version() >= SPIN_DURATION_VERSION else SPIN_STOP
-    # From 1.31 on the Linux wheels have telemetry, which writes a file on import.
+    # From 1.31 on the Linux wheels have telemetry, which writes a file at import.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
@@ -124,14 +126,14 @@ def open_session(
 
 @cache
 def _load_cuda() -> str:
-    """Load CUDA's libraries from pip's wheels, where the linker does not look; once per process.
+    """Load CUDA's libraries from pip's wheels, which the linker does not search; once per process.
 
-    Returns ONNX Runtime's message about missing libraries, or "".
+    Return ONNX Runtime's message about missing libraries, or "".
     """
     import onnxruntime
 
-    if not hasattr(onnxruntime, "preload_dlls"):  # before 1.21
+    if not hasattr(onnxruntime, "preload_dlls"):  # a version before 1.21
         return ""
-    with redirect_stdout(io.StringIO()) as output:  # it prints, and never fails
+    with redirect_stdout(io.StringIO()) as output:  # preload_dlls prints problems, and never raises
         onnxruntime.preload_dlls()
     return output.getvalue().strip()

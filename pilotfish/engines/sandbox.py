@@ -1,10 +1,11 @@
-"""Jinja's sandbox with bounds on compiling and rendering a chat template.
+"""Jinja's sandbox, with bounds on the compilation and the rendering of a chat template.
 
-Compilation is bounded by counts, never by a clock, since its verdict is stored: tokens of the
-source, the compiler's work on names in scopes, and characters of the Python code that it writes.
-It evaluates no constant expressions, so they count when rendered. Rendering is bounded by this
-thread's CPU time, and by the characters printed and made; the result size of a filter, a method or
-an operator is estimated before it runs (`template_sizes`).
+Compilation is bounded by counts, not by time, because its verdict is stored: tokens of the source,
+the compiler's work on names in scopes, and characters of the generated Python code. The compiler
+does not evaluate constant expressions; rendering does, and counts them. Rendering is bounded by
+this thread's CPU time, by the characters printed, and by the characters of intermediate values. The
+size of a filter's, a method's or an operator's result is estimated before it runs
+(`template_sizes`).
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from pilotfish.engines.engine_errors import TemplateError
 
 # The longest published templates have some 4,000 tokens, 300 scopes and 100 names.
 _MOST_TOKENS = 16_000
-_MOST_NAMES_IN_SCOPES = 2_000_000  # scopes (loops, branches, …) times names
-_MOST_STEPS = 250_000  # each node counts once per scope around it
+_MOST_NAMES_IN_SCOPES = 2_000_000  # number of scopes (loops, branches, …) × number of names
+_MOST_STEPS = 250_000  # sum over all nodes of the syntax tree of 1 + the number of enclosing scopes
 _MOST_CODE_CHARACTERS = 1 << 22
-_MADE_FACTOR = 8  # intermediate texts and lists may have this many times the printable size
+_MADE_FACTOR = 8  # bound on the size of all intermediate values, as a multiple of max_characters
 _SCOPES = (
     *(nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.With),
     *(nodes.Block, nodes.AssignBlock, nodes.Include, nodes.Import, nodes.FromImport),
     *(nodes.Scope, nodes.ScopedEvalContextModifier),
 )
-# Filter names that no template can spell.
+# Names of internal filters; they contain spaces, so no template can use them.
 _TURNS, _JOINED, _CHECKED = "turns of a loop", "joined texts", "weighed value"
 _PART = "part of a text"
-# Filters that do not look inside the items of a list; what they call is bounded itself.
+# Filters that do not look inside a list's items; functions that they call are bounded, too.
 _SHALLOW = frozenset(
     {"length", "count", "list", "first", "last", "items", "reverse", "default", "d", "map", "join"}
     | {"select", "reject", "selectattr", "rejectattr", "batch", "slice", "tojson", "sum"}
@@ -53,11 +54,11 @@ _COMPARING = frozenset(
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Compiles templates and runs them within bounds.
+    """An environment that compiles templates and renders them within bounds.
 
     Args:
-        max_seconds: CPU time of a rendering.
-        max_characters: characters that a rendering may print; a macro's text counts at each use.
+        max_seconds: limit of CPU time for one rendering.
+        max_characters: limit of printed characters; a macro's text counts each time it is used.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -72,7 +73,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self.code_generator_class = _BoundedCode
         self._max_seconds, self._max_characters = max_seconds, max_characters
-        self._counts = threading.local()  # counts of this thread's rendering
+        self._counts = threading.local()  # a rendering runs in one thread
         self.filters = {
             name: self._bounded_filter(name, function) for name, function in self.filters.items()
         }
@@ -83,19 +84,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.filters[_PART] = self._count_made
         self.tests |= {name: self._bounded_test(self.tests[name]) for name in _COMPARING}
-        del self.globals["lipsum"]  # it can make text of any length
+        del self.globals["lipsum"]  # lipsum can make text of any length
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Let templates use a filter, within bounds."""
+        """Add a filter that templates may use, with bounds around it."""
         self.filters[name] = self._bounded_filter(name, function)
 
     def start(self) -> None:
-        """Begin a rendering in this thread: reset its counts."""
+        """Begin a rendering in this thread: reset the thread's counts."""
         self._counts.deadline = time.thread_time() + self._max_seconds
         self._counts.printed = self._counts.made = 0
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        """Compile, adding checks to every loop, join, slice and comparison."""
+        """Compile a template, with checks around every loop, join, slice and comparison."""
         tree = self.parse(source)
         _check_complexity(tree)
         for loop in list(tree.find_all(nodes.For)):
@@ -107,9 +108,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if isinstance(subscript.arg, nodes.Slice):
                 whole = nodes.Getitem(subscript.node, subscript.arg, subscript.ctx)
                 subscript.node = nodes.Filter(whole, _PART, [], [], None, None)
-                subscript.arg = nodes.Slice(None, None, None)  # the whole part
+                subscript.arg = nodes.Slice(None, None, None)  # all of the slice's result
         for part in list(tree.find_all((nodes.Compare, nodes.Operand, nodes.Pair))):
-            side = "key" if isinstance(part, nodes.Pair) else "expr"  # what is compared or hashed
+            # the operand that is compared or hashed
+            side = "key" if isinstance(part, nodes.Pair) else "expr"
             checked = nodes.Filter(getattr(part, side), _CHECKED, [], [], None, None)
             setattr(part, side, checked)
         tree.set_environment(self)
@@ -117,14 +119,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.template_class.from_code(self, code, self.make_globals(None))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may use an attribute."""
+        """Whether a template may use this attribute."""
         return attr not in sizes.BARRED and super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Check bounds around every call in a template."""
+        """Make a call of the template: check its operands before it and its result after it."""
         method = getattr(function, "__wrapped__", function)  # Jinja wraps `format`
         text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
-        if not isinstance(function, type | Macro | LoopContext):  # these look inside nothing
+        # these do not look inside arguments
+        if not isinstance(function, type | Macro | LoopContext):
             self._check_printable(*args, *kwargs.values())
         if isinstance(text, str):
             if name == "join" and args:
@@ -134,17 +137,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._count_made(super().call(context, function, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look an item up; this may hash the key."""
+        """Look up an item; check the key first, because hashing a nested key takes time."""
         self._check_printable(argument)
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Check bounds around every operator of `intercepted_binops`."""
+        """Apply an operator of `intercepted_binops`, with checks before and after it."""
         self._check_bounds(sizes.operator_size(operator, left, right))
         return self._count_made(super().call_binop(context, operator, left, right))
 
     def _bounded_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a filter in bounds; Jinja may pass it its own context first."""
+        """Wrap a filter in checks; its first argument may be a context that Jinja passes."""
         place = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         @functools.wraps(function)
@@ -166,7 +169,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return bounded
 
     def _bounded_test(self, function: Any) -> Callable[..., Any]:
-        """Wrap a test that looks inside the values that it compares."""
+        """Wrap in checks a test that compares nested values."""
 
         @functools.wraps(function)
         def bounded(*arguments: Any) -> Any:
@@ -178,8 +181,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _check_printable(self, *values: Any) -> None:
         """Check that the values are small enough to be printed, compared and hashed.
 
-        A list that several lists share counts each time, since it is traversed each time: a few
-        dozen lists that each hold another one twice would take for ever.
+        A list counts each time it occurs, because it is traversed each time: a chain of a few dozen
+        lists, each of which contains the next list twice, would never finish.
         """
         for value in values:
             if not isinstance(value, str | int | None):
@@ -190,31 +193,31 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def _bounded_turns(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values of a loop; check the bounds at each turn."""
+        """Yield the values of a loop; check the time limit before each."""
         for value in values:
             self._check_bounds()
             yield value
 
     def _join_parts(self, parts: tuple[Any, ...]) -> str:
-        """Join the operands of `~`."""
+        """Join the operands of Jinja's operator `~`."""
         self._check_bounds(sum(map(sizes.printed_size, parts)))
         text: str = self._count_made("".join(map(str, parts)))
         return text
 
     def _list_parts(self, values: Iterable[Any], separator: object = "") -> list[Any]:
-        """List the parts of a join with this separator."""
+        """List the parts of a join; check the size of the joined text."""
         parts = list(self._bounded_turns(values))
         self._check_bounds(sizes.joined_size(parts, separator))
         return parts
 
     def _count_printed(self, value: Any) -> Any:
-        """Count a value that is printed."""
+        """Add a printed value to the count of printed characters; return the value."""
         self._counts.printed += sizes.printed_size(value)
         self._check_bounds(self._counts.printed)
         return value
 
     def _count_made(self, value: Any) -> Any:
-        """Count a text or list that was made."""
+        """Add an intermediate text or list to the count of its kind; return the value."""
         if isinstance(value, str | bytes | list | tuple):
             size = len(value) if isinstance(value, str | bytes) else sizes.ITEM * len(value)
             self._check_bounds(size)
@@ -223,7 +226,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def _check_bounds(self, size: int = 0) -> None:
-        """Raise `TemplateError` if `size` or the time spent exceeds its bound."""
+        """Raise `TemplateError` if `size` (characters) or the time spent exceeds its bound."""
         if time.thread_time() > self._counts.deadline:
             raise TemplateError(f"the chat template took more than {self._max_seconds:g} s")
         if size > self._max_characters:
@@ -233,27 +236,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _BoundedCode(CodeGenerator):
-    """Writes a bounded amount of Python code, without evaluating constants."""
+    """A code generator that writes a bounded amount of Python code and evaluates no constants."""
 
     _characters = 0
 
     def write(self, x: str) -> None:
-        """Write a piece of code."""
+        """Write a piece of code; count its characters."""
         self._characters += len(x)
         if self._characters > _MOST_CODE_CHARACTERS:
             raise _complexity_error()
         super().write(x)
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
-        """Evaluate nothing here, so that rendering counts everything that is printed."""
+        """Refuse to evaluate a constant now, so that rendering counts all printed text."""
         raise nodes.Impossible
 
 
 class _TokenLimit(Extension):
-    """Refuses a source of too many tokens before it is parsed."""
+    """An extension that refuses a source of too many tokens before it is parsed."""
 
     def filter_stream(self, stream: TokenStream) -> Iterable[Token]:
-        """Yield the tokens."""
+        """Yield the source's tokens; raise if there are too many."""
         for count, token in enumerate(stream):
             if count > _MOST_TOKENS:
                 raise _complexity_error()
@@ -261,7 +264,7 @@ class _TokenLimit(Extension):
 
 
 class _Generation(Extension):
-    """Accepts `{% generation %}`, which marks the assistant's text for training; has no effect."""
+    """A `{% generation %}` block, which marks the assistant's text for training; no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  # a ClassVar would contradict Jinja's annotation
 
@@ -271,7 +274,7 @@ class _Generation(Extension):
 
 
 def _check_complexity(tree: nodes.Template) -> None:
-    """Refuse source that would compile slowly: the compiler tracks all names in each scope."""
+    """Refuse a template that would compile slowly: the compiler tracks all names in each scope."""
     names, scopes, steps = set[str](), 0, 0
     waiting: list[tuple[nodes.Node, int]] = [(tree, 1)]
     while waiting:
@@ -281,7 +284,8 @@ def _check_complexity(tree: nodes.Template) -> None:
         if isinstance(node, nodes.EvalContextModifier) and not all(
             isinstance(option.value, nodes.Const) for option in node.options
         ):
-            raise TemplateError("autoescape wants true or false")  # the compiler would evaluate it
+            # the compiler would evaluate other expressions
+            raise TemplateError("autoescape wants true or false")
         if isinstance(node, _SCOPES):
             scopes, depth = scopes + 1, depth + 1
         steps += depth

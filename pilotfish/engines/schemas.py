@@ -1,10 +1,11 @@
-"""Keywords of JSON schemas: assertions, and which of them llguidance 1.9 can enforce.
+"""Keywords of JSON schemas: which are assertions, and which of these llguidance 1.9 can enforce.
 
-In:  a schema as JSON. Out: the schema without annotations; its places (a keyword in a subschema);
-     a copy without some of its places, which accepts everything that the schema accepts.
+In:  a schema as JSON. Out: the schema without annotations; a list of its places; a copy without
+some of these places, which accepts everything that the schema accepts. A place is a keyword of a
+subschema.
 
-Property names and the values of ``enum``, ``const`` and ``default`` are data, not keywords. Nothing
-here recurses: a schema may be nested as deeply as JSON can be read.
+Property names and the values of ``enum``, ``const`` and ``default`` are data, not keywords. No
+function here recurses, so the depth of a schema is limited only by the JSON reader.
 """
 
 import json
@@ -23,15 +24,16 @@ _SINGLES = (
 )
 _IDENTITY = ("$schema", "$id", "id", "$anchor", "$defs", "definitions", "x-guidance")
 _ENFORCED = (
-    # Ordered: without an earlier keyword, a schema may be refused for a later one. A reference
-    # comes last, since its target must exist.
+    # The order matters: a keyword may need the earlier ones to compile. `$ref` comes last, because
+    # its target must exist.
     *("type", "properties", "patternProperties", "required", "prefixItems", "items"),
     *("additionalItems", "additionalProperties", "enum", "const", "allOf", "anyOf", "oneOf"),
     *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     *("minProperties", "maxProperties", "$ref"),
 )
-# Assertions of all drafts that llguidance lacks; keywords not listed anywhere are annotations.
+# Assertions of any JSON Schema draft that llguidance does not support. Keywords in none of these
+# lists are annotations.
 LACKING = frozenset(
     (
         *("uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
@@ -50,7 +52,7 @@ FORMATS = frozenset(
 _RANK = {keyword: value_at for value_at, keyword in enumerate(_ENFORCED)}
 _INDEX = re.compile("[0-9]{1,9}")
 _KNOWN = frozenset((*_IDENTITY, *_ENFORCED, *LACKING))
-# Values with which a keyword that llguidance lacks asserts nothing.
+# Values with which an unsupported keyword asserts nothing, so that it can be removed.
 _IDLE: dict[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "unevaluatedItems": (True, {}),
@@ -63,8 +65,8 @@ _IDLE: dict[str, tuple[object, ...]] = {
 _COUNTS = frozenset(
     ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 )
-_MOST_COPIED = 4096  # characters of a schema that is copied to several properties
-# Keywords that apply to the rest: their meaning depends on the names that the key lists.
+_MOST_COPIED = 4096  # bound (characters) on all copies of a schema for several properties
+# Keywords that apply to the remaining properties or items; the key says which those are.
 _REST = {
     "properties": ("additionalProperties",),
     "patternProperties": ("additionalProperties",),
@@ -74,7 +76,7 @@ _REST = {
 
 
 class KeywordPlace(NamedTuple):
-    """A keyword of a subschema, "" for the whole. path: from the root to the subschema."""
+    """A keyword of the subschema at `path` from the root; keyword "" is the whole subschema."""
 
     path: tuple[str | int, ...]
     keyword: str
@@ -90,10 +92,10 @@ class KeywordPlace(NamedTuple):
 
 
 def assertions(text: str) -> str:
-    """Write a schema without annotations; it accepts the same texts.
+    """Remove the annotations from a schema; the result accepts the same texts.
 
-    An unknown ``format`` counts as an annotation. Assertions that llguidance lacks are rewritten
-    with others where possible. Raises `ValueError`, `RecursionError`.
+    An unknown ``format`` counts as an annotation. Unsupported assertions are replaced by supported
+    ones where possible. Raises `ValueError`, `RecursionError`.
     """
     schema = json.loads(text)
     referenced = _referenced_values(schema)
@@ -110,9 +112,9 @@ def assertions(text: str) -> str:
 
 
 def _remove_idle(node: Node) -> None:
-    """Remove keywords that llguidance lacks and whose value asserts nothing.
+    """Remove unsupported keywords whose values assert nothing.
 
-    Counts such as 2.0 become whole numbers.
+    Counts written as floats, such as 2.0, become integers.
     """
     for keyword, values in _IDLE.items():
         if keyword in node and node[keyword] in values:
@@ -122,11 +124,11 @@ def _remove_idle(node: Node) -> None:
             node[keyword] = int(count)
     if "not" in node and node["not"] in (True, {}):
         node.clear()
-        node["enum"] = []  # nothing fits, as with zod's z.never()
+        node["enum"] = []  # accepts nothing; zod's z.never() is written as "not": {}
 
 
 def _names_as_properties(node: Node) -> None:
-    """Replace ``propertyNames`` by the properties themselves if that means the same."""
+    """Replace ``propertyNames`` by equivalent properties or pattern properties, if possible."""
     names = node.get("propertyNames")
     if not isinstance(names, dict) or not {*names} <= {"type", "enum", "pattern"}:
         return
@@ -147,18 +149,18 @@ def _names_as_properties(node: Node) -> None:
 
 
 def _are_few_texts(values: list[Any], each: Any) -> bool:
-    """Whether `values` are texts, few enough for each to get a copy of the schema."""
+    """Whether all `values` are texts, and few enough to copy the schema `each` for every one."""
     texts = all(isinstance(value, str) for value in values)
     return texts and len(values) * len(compact(each)) <= _MOST_COPIED
 
 
 def compact(schema: Any) -> str:
-    """Write JSON without spaces."""
+    """Write a schema as JSON without spaces."""
     return json.dumps(schema, separators=(",", ":"))
 
 
 def keyword_places(schema: Any) -> list[KeywordPlace]:
-    """List the places of a schema in an order in which each needs only earlier ones."""
+    """List a schema's supported places, ordered so that each depends only on earlier places."""
     listed = [
         KeywordPlace(path, keyword)
         for path, node in _nodes(schema)
@@ -169,7 +171,7 @@ def keyword_places(schema: Any) -> list[KeywordPlace]:
 
 
 def unsupported_keywords(schema: Any) -> list[KeywordPlace]:
-    """List the places of keywords that llguidance lacks."""
+    """List the places with keywords that llguidance does not support."""
     return [
         KeywordPlace(path, keyword)
         for path, node in _nodes(schema)
@@ -181,23 +183,23 @@ def unsupported_keywords(schema: Any) -> list[KeywordPlace]:
 def without_keywords(schema: Any, left_out: Collection[KeywordPlace]) -> Any:
     """Copy a schema without these places; the copy accepts everything that the schema accepts.
 
-    Keywords that apply to the rest of an object or list go with those that define the rest.
+    Keywords such as ``additionalProperties`` depend on ``properties``: they are removed together
+    (see `_REST`).
     """
     copy = json.loads(json.dumps(schema))
     for place in left_out:
         node = value_at(copy, place.path)
         if not isinstance(node, dict):
-            continue  # removed with a place around it
+            continue  # the place was in a subschema that is removed already
         for keyword in (place.keyword, *_REST.get(place.keyword, ())):
             node.pop(keyword, None)
     return copy
 
 
 def normalize_types(schema: Any) -> tuple[Any, list[KeywordPlace]]:
-    """Copy a schema into well-formed shape, with ``anyOf`` for each ``oneOf``.
+    """Copy a schema; replace each ``oneOf`` by ``anyOf``, and malformed subschemas by `true`.
 
-    A value that is no schema where one belongs becomes `true`. Returns the copy and the places
-    changed.
+    Return the copy and the changed places.
     """
     copy = json.loads(json.dumps(schema))
     changed = []
@@ -218,7 +220,7 @@ def normalize_types(schema: Any) -> tuple[Any, list[KeywordPlace]]:
 
 
 def value_at(schema: Any, path: tuple[str | int, ...]) -> Any:
-    """Return the value at a path; None if there is none."""
+    """Return the value at a path of a schema; None if the path does not exist."""
     for name in path:
         if isinstance(schema, dict):
             schema = schema.get(str(name))
@@ -230,7 +232,7 @@ def value_at(schema: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def _nodes(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Node]]:
-    """Yield the subschemas that are objects, outer before inner, with their paths."""
+    """Yield path and content of each subschema that is an object, outer ones before inner ones."""
     seen: set[int] = set()
     elsewhere = [(path, value_at(schema, path)) for path in _reference_targets(schema)]
     waiting: list[tuple[tuple[str | int, ...], Any]] = [*elsewhere, ((), schema)]
@@ -244,7 +246,7 @@ def _nodes(schema: Any) -> Iterator[tuple[tuple[str | int, ...], Node]]:
 
 
 def _subschemas(node: Node) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield the direct subschemas, each with the path to it."""
+    """Yield the subschemas directly in a schema, each with its path from there."""
     for keyword, value in node.items():
         if keyword in _MAPS and isinstance(value, dict):
             for name, below in value.items():
@@ -257,7 +259,7 @@ def _subschemas(node: Node) -> Iterator[tuple[tuple[str | int, ...], Any]]:
 
 
 def _references(schema: Any) -> Iterator[list[str]]:
-    """Yield the path names of each reference into the document."""
+    """Yield the path, as a list of names, of each ``$ref`` into this document."""
     waiting = [schema]
     while waiting:
         node = waiting.pop()
@@ -270,7 +272,7 @@ def _references(schema: Any) -> Iterator[list[str]]:
 
 
 def _reference_steps(schema: Any, names: list[str]) -> Iterator[tuple[Any, str | int]]:
-    """Yield the steps of a reference, as far as they exist."""
+    """Yield (container, key) for each step of a reference, as far as the path exists."""
     for name in names:
         step = int(name) if isinstance(schema, list) and _INDEX.fullmatch(name) else name
         below = value_at(schema, (step,))
@@ -281,7 +283,7 @@ def _reference_steps(schema: Any, names: list[str]) -> Iterator[tuple[Any, str |
 
 
 def _reference_targets(schema: Any) -> list[tuple[str | int, ...]]:
-    """List the paths of subschemas that references point to."""
+    """List the paths of the subschemas that are targets of references."""
     paths = []
     for names in _references(schema):
         path = tuple(step for _, step in _reference_steps(schema, names))
@@ -291,7 +293,7 @@ def _reference_targets(schema: Any) -> list[tuple[str | int, ...]]:
 
 
 def _leads_to_schema(path: tuple[str | int, ...]) -> bool:
-    """Whether a path can lead to a subschema, not to data or to a map of properties."""
+    """Whether a path can be that of a subschema, not of data or of a map of properties."""
     steps = iter(path)
     for step in steps:
         if step in ("enum", "const"):
@@ -302,7 +304,7 @@ def _leads_to_schema(path: tuple[str | int, ...]) -> bool:
 
 
 def _referenced_values(schema: Any) -> set[tuple[int, str | int]]:
-    """Collect the values that references pass through, each as its container's id and its key."""
+    """Collect all values on the paths of references, each as (id of its container, key)."""
     return {
         (id(above), step)
         for names in _references(schema)

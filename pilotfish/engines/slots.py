@@ -1,10 +1,10 @@
-"""Sequences in slots, and the runs of a graph that append to them.
+"""Sequences in slots, and the runs of a graph that append tokens to them.
 
-Base of `Decoder` and `Stage`. It tracks lengths and trees of the slots, groups passes into runs,
-and fills each run's inputs. A slot holds one sequence. Passes append tokens to any number of slots,
-in one run where the dialect allows it (else one run per slot), as chains or as trees, which may
-grow over several passes; `rollback` drops the last tokens, `keep_path` reduces a tree to the
-accepted path. Not thread-safe: one owner.
+`Slots` is the base of `Decoder` and `Stage`. It tracks the slots' lengths and trees, groups passes
+into runs, and fills the inputs of each run. A slot holds one sequence. Passes append tokens to any
+number of slots, as chains or as trees; a tree may grow over several passes. The passes share a run
+if the dialect allows it, else each slot needs a run. `rollback` drops a slot's last tokens;
+`keep_path` reduces a tree to the accepted path. Not thread-safe: only one thread may use it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_bac
 from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
-# Idle slots between two busy ones cost attention; a separate run reads all weights once more.
+# Most idle slots between two passes in one run. Attention computes idle slots, too; but a separate
+# run would read all weights again.
 MOST_IDLE_BETWEEN = 4
-# Tokens per run when tokens are recomputed; the same as a prefill's chunk.
+# Tokens per run when lost states are recomputed; equal to a prefill's chunk.
 RECOMPUTE_TOKENS = 128
-# Relative error of answers due to rounding, in half precision and with 4-bit weights.
+# Bound on the relative error of outputs that rounding causes, in half precision with 4-bit weights.
 PROBE_TOLERANCE = 0.1
 
 
 class Slots(ABC):
-    """`slots` sequences over one graph.
+    """The sequences in `slots` slots, run by one graph.
 
     Args:
-        context: positions per slot; None = all that the model has, or that a TensorRT engine was
-            built for.
+        context: positions per slot; None = the model's, or the number that a TensorRT engine was
+        built for.
         threads: threads per run; None = the cores that this process may use.
         provider: a name of `engines.backends.PROVIDERS`, or "auto".
-        vocabulary: number of valid token ids; None = ids are not checked.
+        vocabulary: number of valid token ids; None = any id is accepted.
     """
 
     def __init__(
@@ -85,15 +86,16 @@ class Slots(ABC):
         self._trees[slot] = (length, 0)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
+        """Keep the nodes at `path` of the last tree (or chain), and drop its other nodes.
 
-        Nodes are counted from the trunk, whichever pass appended them; a path runs from the root
-        down, so it ascends. Its keys and values move to the end of the trunk; nothing is computed
-        again. The kept nodes then form a chain after the same trunk.
+        Nodes are numbered from the tree's beginning, over all passes that appended to it. A path
+        leads from a root downwards, so its numbers ascend. The nodes' keys and values move to the
+        end of the trunk; nothing is computed again. The remaining nodes form a chain after the
+        trunk.
 
         Raises:
-            ValueError: if `path` does not ascend within the tree, or, for a model that reads only
-                chains, is not the chain's beginning; then nothing changes.
+            ValueError: if `path` does not ascend within the tree, or if the model reads only chains
+            and `path` is not the chain's beginning. Then nothing changes.
         """
         trunk, count = self._trees[slot]
         offsets = [int(offset) for offset in path]
@@ -110,20 +112,20 @@ class Slots(ABC):
 
     @abstractmethod
     def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        """Fill a run's inputs except the attention's; return the number of rows it computes."""
+        """Fill a run's inputs, except those of attention; return the number of output rows."""
 
     @abstractmethod
     def _example_pass(self) -> Pass:
-        """Make a pass of two tokens of slot 0 that wants at least its last row."""
+        """Make a pass of two tokens for slot 0 that asks for at least the last row."""
 
     def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
-        """Load on a provider that runs the model; return the backend and the provider's name."""
+        """Load the model on a provider that runs it; return the backend and the provider's name."""
         return open_backend(load, provider, self._probe)
 
     def _fill_attention(
         self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
     ) -> None:
-        """Fill the attention's inputs of a run over slots first, …, with the given `lengths`."""
+        """Fill the inputs of attention for slots first, first + 1, …, of these `lengths`."""
         cache = self._cache
         if self._backend.batches:
             fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
@@ -135,11 +137,11 @@ class Slots(ABC):
     # --- passes ----------------------------------------------------------------------------
 
     def check(self, passes: Sequence[Pass]) -> None:
-        """Raise for passes that cannot run.
+        """Check that these passes can run.
 
         Raises:
             CapacityError: if a slot would exceed its context.
-            TreeError: for a tree if the model reads only chains.
+            TreeError: if a pass has a tree and the model reads only chains.
             ValueError: if a pass is malformed, or a slot has two.
         """
         check_all(passes, self._cache.lengths, self.context, self._vocabulary)
@@ -149,14 +151,14 @@ class Slots(ABC):
             )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
-        """Run checked passes; return the rows of `_answers` that belong to each."""
-        # One more than wanted: a run always computes at least one row.
+        """Run passes that `check` accepted; return for each pass its rows in `_answers`."""
+        # One more than wanted, because a run always computes at least one row.
         rows = sum(item.row_count for item in passes) + 1
         if rows > self._rows:
             self._allocate(rows)
         runs = list(self._runs(passes))
-        # Reserve before the first run: growing copies only cells within the lengths, and a run's
-        # tokens count only when all runs have succeeded.
+        # Reserve cells before the first run. When the cache grows, it copies only cells below the
+        # lengths, and lengths are raised only after all runs.
         self._reserve(max((self._cells_needed(*run) for run in runs), default=0))
         done = 0
         rows_of: dict[int, slice] = {}
@@ -188,7 +190,7 @@ class Slots(ABC):
             self._bindings.clear()
 
     def _runs(self, passes: Sequence[Pass]) -> Iterator[tuple[int, int, list[Pass]]]:
-        """Group passes by run: first slot, number of slots, passes."""
+        """Group passes into runs; yield (first slot, number of slots, passes) of each run."""
         ordered = sorted(passes, key=lambda item: item.slot)
         start = 0
         for i, item in enumerate(ordered):
@@ -199,7 +201,7 @@ class Slots(ABC):
             start = i + 1
 
     def _can_share(self, earlier: Pass, following: Pass) -> bool:
-        """Whether two passes, with no other pass's slot between, can share a run."""
+        """Whether two passes can share a run; no slot between theirs has a pass."""
         narrow = self._backend.narrow
         return (
             self._backend.batches
@@ -209,7 +211,7 @@ class Slots(ABC):
         )
 
     def _recompute_lost(self, item: Pass, row: int) -> None:
-        """Run tokens again whose states a rollback has lost."""
+        """Run again the tokens that are in the slot but, after a rollback, not in the states."""
         slot, lengths, states = item.slot, self._cache.lengths, self._backend.states
         if states is None:
             return
@@ -234,10 +236,10 @@ class Slots(ABC):
                 row += piece.row_count
                 lengths[item.slot] += len(piece.tokens)
         finally:
-            lengths[item.slot] = length  # tokens count when the whole forward has succeeded
+            lengths[item.slot] = length  # `_append` raises the lengths after all runs
 
     def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
-        """Run the graph once; write its rows to the answers, starting at `row`."""
+        """Run the graph once; write its outputs to `_answers` from `row` on."""
         cache, backend = self._cache, self._backend
         lengths = cache.lengths[first : first + count]
         size = max(len(item.tokens) for item in passes)
@@ -263,19 +265,19 @@ class Slots(ABC):
             cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 
     def _probe(self, backend: Backend) -> None:
-        """Run a token, check that the next one reads its keys and values, and drop both.
+        """Run a token, then check that a second token reads the first token's cells.
 
         Raises:
-            ProviderError: if the answers are not finite, or the graph does not read the cache as it
-                was written.
+            ProviderError: if outputs are not finite, or if the second token does not see the
+            first's keys and values.
         """
         self._backend, self._cache = backend, backend.cache
         self._bindings.clear()
         pair = self._example_pass()
         earlier, following = pair.pieces(1)
         self._allocate(1 + pair.row_count)
-        name, answer = list(self._answers.items())[-1]  # logits, if there are any
-        answer.fill(np.nan)  # to detect missing answers
+        name, answer = list(self._answers.items())[-1]  # logits if the graph has logits
+        answer.fill(np.nan)  # so that outputs which the run did not write are detected
         self._run(0, 1, [earlier], 0)
         if not np.isfinite(answer[0]).all():
             label = name.replace("_", " ")
@@ -291,7 +293,7 @@ class Slots(ABC):
             raise ProviderError("it ran the model, but loses keys and values between passes")
 
     def _allocate(self, rows: int) -> None:
-        """Make room for the answers of `rows` rows."""
+        """Allocate buffers for `rows` rows of outputs."""
         self._rows = rows
         widths = self._backend.widths.items()
         self._answers: Answers = {

@@ -1,11 +1,11 @@
-"""Run one stage of a model that was cut into several, and its head.
+"""Run one stage of a model that was cut into stages, or the model's head.
 
     Stage 1: tokens → states;   Stage k: states → states;   Stage N: states → hidden states
-    Head (in the folder of stage 1): hidden states → logits
+    Head (stored in the folder of stage 1): hidden states → logits
 
-Each stage holds the keys and values of its own layers, in slots like a `Decoder`'s. All stages must
-get the same passes, rollbacks and kept paths in the same order; states go from each to the next.
-Not thread-safe: one owner.
+Each stage has the keys and values of its layers, in slots like those of a `Decoder`. All stages
+must get the same passes, rollbacks and kept paths in the same order. The states that a stage
+returns are the input of the next stage. Not thread-safe: only one thread may use it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ States = NDArray[np.float32]
 
 # ONNX Runtime's names of the providers that run stages, best first.
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-# Largest input magnitude, by the dtype that the stage computes in. The squares of 32,768 such
-# numbers still have a float32 sum, so no norm overflows and spoils the cache for good.
+# Largest magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
+# still fits in float32: no norm overflows, which would leave NaN in the cache for good.
 LARGEST = {"float32": 2.0**56, "float16": 65504.0}
 
 
 @dataclass(frozen=True, eq=False)
 class StatePass(Pass):
-    """A pass whose tokens come as states, f32 [S, width]; the token ids do not matter."""
+    """A pass whose tokens are given as states, f32 [S, width]; token ids are not used."""
 
     states: States | None = None
 
     def pieces(self, width: int) -> Iterator[StatePass]:
-        """Split into passes of at most `width` tokens, to be appended one after the other."""
+        """Split the pass into passes of at most `width` tokens, to be appended in turn."""
         start = 0
         for piece in super().pieces(width):
             end = start + len(piece.tokens)
@@ -59,11 +59,11 @@ class StatePass(Pass):
 
 
 class Stage(Slots):
-    """Runs some layers of a model, with `slots` sequences.
+    """The engine of a stage: some layers of a model, with `slots` sequences.
 
     Args:
         artifact: a folder made by `pilotfish export split`.
-        context: positions per slot; None = all that the model has.
+        context: positions per slot; None = the model's.
         threads: threads per run; None = the cores that this process may use.
         provider: "cpu", "cuda" or "auto".
 
@@ -96,30 +96,31 @@ class Stage(Slots):
 
     @property
     def first(self) -> bool:
-        """Whether it reads tokens, not states."""
+        """Whether this is the first stage, which reads token ids instead of states."""
         return self.cut.first
 
     @property
     def last(self) -> bool:
-        """Whether it returns hidden states after the final norm, only for the rows wanted."""
+        """Whether this is the last stage, which returns the final norm's output for wanted rows."""
         return self.cut.last
 
     @property
     def answer_width(self) -> int:
-        """Width of an answer row: `width`, unless the last stage's norm is narrower."""
+        """The width of an output row: `width`, unless the last stage's norm is narrower."""
         return next(iter(self._backend.widths.values()))
 
     def forward(self, passes: Sequence[Pass], states: States | None = None) -> States:
-        """Append each pass to its slot, at most one per slot; appends nothing if it raises.
+        """Append each pass to its slot, at most one per slot; append nothing if this raises.
 
         Args:
-            passes: as for a `Decoder`. Only the first stage reads the ids, only the last `rows`.
-            states: f32 [T, width], the previous stage's answer to the same passes; None for the
-                first stage.
+            passes: see `Decoder.forward`. Only the first stage reads token ids; only the last reads
+            `rows`.
+            states: f32 [T, width], the previous stage's output for the same passes; None for the
+            first stage.
 
         Returns:
-            f32 [T, width], token by token in the order of the passes; from the last stage f32
-            [rows wanted, answer_width]. Valid until the next forward.
+            f32 [T, width], the states of all tokens in the order of the passes; from the last stage
+            f32 [rows wanted, answer_width]. The array is valid until the next `forward`.
 
         Raises:
             CapacityError: if a slot would exceed its context.
@@ -133,12 +134,12 @@ class Stage(Slots):
         return np.concatenate([answer[place] for place in places])
 
     def _with_states(self, passes: Sequence[Pass], states: States | None) -> list[StatePass]:
-        """Return the passes with their states, and with the number of rows to answer."""
+        """Return passes with their states, and with the number of rows that this stage returns."""
         total = sum(len(item.tokens) for item in passes)
         wanted = None if self.first else (total, self.width)
         if wanted != (None if states is None else states.shape):
             raise ValueError(f"{self.cut} of {total} tokens needs states of shape {wanted}")
-        # With a NaN the maximum is NaN, which fails every comparison.
+        # If a state is NaN, the maximum is NaN, and the comparison is false.
         if states is not None and not np.abs(states).max(initial=0.0) <= self._largest:
             raise ValueError(f"states must be finite and within ±{self._largest:g}")
         fed, end = [], 0
@@ -168,7 +169,7 @@ class Stage(Slots):
 
 
 class Head:
-    """Computes logits from hidden states; its graph is in the folder of the first stage.
+    """The head, which computes logits from hidden states; its graph is in the first stage's folder.
 
     Args:
         artifact: the first stage or its folder.
@@ -196,7 +197,7 @@ class Head:
         self.width = int(self._session.get_inputs()[0].shape[1])
 
     def logits(self, hidden: States) -> NDArray[np.float32]:
-        """Compute logits f32 [n, vocab_size], without padding ids, from states f32 [n, width]."""
+        """Compute logits, f32 [n, vocab_size], from hidden states, f32 [n, width]."""
         if len(hidden) == 0:
             return np.empty((0, self.vocab_size), np.float32)
         (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
@@ -204,7 +205,10 @@ class Head:
         return answer
 
     def _load(self, artifact: Artifact, threads: int | None, provider: str) -> tuple[Any, str]:
-        """Open a session on the first provider that runs the head; return it and its name."""
+        """Open a session on the first provider that runs the head.
+
+        Return session and provider name.
+        """
         reasons = []
         wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
         for name in wanted:
@@ -212,7 +216,7 @@ class Head:
                 session = open_session(artifact.head_path, threads, PROVIDERS[name])
                 width = session.get_inputs()[0].shape[1]
                 session.run(["logits"], {"hidden_states": np.zeros((1, width), np.float32)})
-            except Exception as error:  # runtimes raise their own classes and plain RuntimeError
+            except Exception as error:  # runtimes raise many error classes
                 reasons.append(f"{name}: {str(error).strip() or type(error).__name__}")
                 log.info("provider %s cannot run the head: %s", name, reasons[-1])
                 continue

@@ -1,8 +1,8 @@
-"""The stages of a model, and a check that they form one model.
+"""The positions of stages in a model, and a check that stages form one whole model.
 
-`pilotfish export split` cuts an artifact between layers into stages: artifacts that run one after
-the other, each with some of the layers. The first stage has the embedding and, as a separate graph,
-the head; the last one has the final norm.
+`pilotfish export split` cuts an artifact between layers into stages. A stage is an artifact with
+some of the layers; the stages run one after the other. The first stage has the embedding and, as a
+separate graph, the head. The last stage has the final norm.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StageRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The position of one stage.
+    """The position of a stage in its model.
 
-    index: from 1, of `count` stages. layers: number of layers, from `first_layer` (counted from 0).
-    whole: digest of the artifact that was cut.
+    index: number of the stage, from 1 to `count`. layers: number of layers, from layer
+    `first_layer` (counted from 0) on. whole: digest of the artifact that was cut.
     """
 
     index: Count
@@ -33,17 +33,17 @@ class StageRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def first(self) -> bool:
-        """Whether it reads tokens."""
+        """Whether this is the first stage, which reads tokens."""
         return self.index == 1
 
     @property
     def last(self) -> bool:
-        """Whether it returns hidden states after the final norm."""
+        """Whether this is the last stage, which has the final norm."""
         return self.index == self.count
 
     @property
     def end(self) -> int:
-        """The layer after its last one."""
+        """The index of the layer after the stage's last layer."""
         return self.first_layer + self.layers
 
     def __str__(self) -> str:

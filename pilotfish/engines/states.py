@@ -1,16 +1,16 @@
-"""Recurrent states of layers without keys and values: convolutions, linear attention.
+"""Recurrent states of layers that have no keys and values: convolutions, linear attention.
 
-Such a state absorbs each token for good: lowering a length does not roll it back. So each slot has
+A recurrent state cannot forget a token: a lower length does not roll it back. So each slot has
 
     a trail: the inputs of its last tokens at each of these layers, f32 [layers, TRAIL, width]
-    snapshots of the states at some positions, dense near the end, sparse further back
+    snapshots: the states at some positions, dense near the end, sparse further back
 
-and a run starts from the last snapshot at or before the slot's end: the graph reads the inputs of
-later tokens from the trail, adds them to the state, and goes on (export.recurrent). A rollback
-within the trail thus costs nothing at once, and a little in the next run. After a rollback beyond
-it, the slot resumes from an older snapshot, or from the start, and the tokens after that are run
-again (`Slots`): slow, but correct. A convolution's state is its last inputs, so it resumes anywhere
-on the trail.
+A run starts from the last snapshot at or before the slot's end. The graph reads the inputs of the
+tokens after the snapshot from the trail, adds them to the state, and then processes the new tokens
+(export.recurrent). So a rollback within the trail costs nothing at once, and little in the next
+run. After a longer rollback the slot continues from an older snapshot, or from the start, and
+`Slots` runs the tokens after it again, which is slow. The state of a convolution consists of its
+last inputs, so it needs no snapshot within the trail.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import RecurrentStates
 
-WINDOW = 16  # tokens that can be rolled back without running others again
-TRAIL = 64  # tokens; more than a window, since snapshots are not at every position
+WINDOW = 16  # longest rollback (tokens) that never makes other tokens run again
+TRAIL = 64  # length (tokens) of the trail; more than WINDOW, as not every position has a snapshot
 SNAPSHOTS = 8  # snapshots per slot
 
 Floats = NDArray[np.float32]
@@ -35,8 +35,8 @@ class Snapshot:
     """A slot's states after its first `position` tokens.
 
     Attributes:
-        inputs: f32 [layers, taps − 1, width], inputs of the last of these tokens.
-        state: f32 [layers, heads, key_dim, value_dim]; None without a delta rule.
+        inputs: f32 [layers, taps − 1, width], the convolutions' inputs of the last taps − 1 tokens.
+        state: f32 [layers, heads, key_dim, value_dim]; None if layers have only convolutions.
     """
 
     position: int
@@ -46,15 +46,16 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class StateStep:
-    """Arrays that one run reads and writes; layers in the order of `RecurrentStates.layers`.
+    """The arrays that a run reads and writes; layers in the order of `RecurrentStates.layers`.
 
     Attributes:
-        earlier: f32 [layers, M, width], read: inputs before the run, those not yet in the state
-            and taps − 1 before them.
-        inputs: f32 [layers, T, width], written: inputs of the run's tokens.
-        past: the snapshot's state, read; None without a delta rule, like the next two.
-        settled: f32 [layers, heads, key_dim, value_dim], written: state just before the run.
-        present: the same shape, written: state after the run.
+        earlier: f32 [layers, M, width], read: inputs of the tokens before the run that are not yet
+        in the state, and of the taps − 1 tokens before these.
+        inputs: f32 [layers, T, width], written: inputs of the run's T tokens.
+        past: f32 [layers, heads, key_dim, value_dim], read: state of the snapshot. This and the
+        next two are None if layers have only convolutions.
+        settled: the same shape, written: state just before the run's tokens.
+        present: the same shape, written: state after the run's tokens.
     """
 
     earlier: Floats
@@ -65,10 +66,10 @@ class StateStep:
 
 
 class StateCache:
-    """Trails and snapshots of all slots. Memory is allocated on use, and bounded.
+    """The trails and snapshots of all slots; states are allocated on use, in bounded number.
 
     Args:
-        layout: the states of the model's layers.
+        layout: shape of the layers' states.
         slots: number of sequences.
     """
 
@@ -77,25 +78,26 @@ class StateCache:
         self._slots = [_SlotStates(layout) for _ in range(slots)]
 
     def resume(self, slot: int, length: int) -> int:
-        """Cut a slot to `length` tokens; return the length from which it can continue.
+        """Cut a slot to `length` tokens; return the length from which the next run can start.
 
-        It is less than `length` if the rollback went too far: the tokens between must run again.
+        The result is less than `length` after a rollback beyond the trail: the caller must run the
+        tokens between the two lengths again.
         """
         return self._slots[slot].resume(length)
 
     def step(self, slot: int, count: int) -> StateStep:
-        """Prepare a run of `count` tokens from the length that `resume` returned."""
+        """Prepare the arrays for a run of `count` tokens from the length returned by `resume`."""
         return self._slots[slot].step(count)
 
     def take_in(self, slot: int, step: StateStep) -> None:
-        """Store the arrays that the run has written."""
+        """Store the arrays that a run has written."""
         self._slots[slot].take_in(step)
 
 
 class _SlotStates:
-    """One slot's trail and snapshots.
+    """The trail and the snapshots of one slot.
 
-    The trail holds the inputs at positions low … high − 1; those at negative positions are zeros.
+    The trail holds the inputs at positions low … high − 1; inputs at negative positions are zeros.
     """
 
     def __init__(self, layout: RecurrentStates) -> None:
@@ -127,7 +129,8 @@ class _SlotStates:
         return StateStep(earlier, inputs, self._last.state, self._new_state(), self._new_state())
 
     def take_in(self, step: StateStep) -> None:
-        if self._start < self._high:  # after a rollback the graph has rebuilt the state
+        # the run has computed the state at `_high`, which had no snapshot
+        if self._start < self._high:
             inputs = self._inputs(self._high - self._back, self._high)
             self._snapshots.append(Snapshot(self._high, inputs, step.settled))
         else:
@@ -148,16 +151,16 @@ class _SlotStates:
 
     @property
     def _start(self) -> int:
-        """The position that a run starts from: that of its snapshot, if states need one."""
+        """The position where a run starts: the last snapshot's, or the end for convolutions."""
         return self._high if self._shape is None else self._last.position
 
     def _inputs(self, start: int, end: int) -> Floats:
         """Copy the inputs of positions start … end − 1; f32 [layers, end − start, width]."""
-        # take returns a contiguous array, fancy indexing may not
+        # `take` returns a contiguous array; fancy indexing may not.
         return self._trail.take([position % TRAIL for position in range(start, end)], axis=1)
 
     def _write(self, start: int, inputs: Floats) -> None:
-        """Write inputs at the positions from `start` on; the trail then ends after them."""
+        """Write inputs at the positions from `start` on, and end the trail after them."""
         self._high = start + inputs.shape[1]
         self._trail[:, [position % TRAIL for position in range(start, self._high)]] = inputs
 
@@ -171,10 +174,11 @@ class _SlotStates:
 
 
 def dispensable(positions: Sequence[int], reach: int) -> int:
-    """Return the index of the ascending position whose removal leaves the smallest relative gap.
+    """Return the index of the position whose removal leaves the smallest relative gap.
 
-    The gap is relative to the distance from the end, so distances grow about geometrically. Never
-    the last position. Gaps in which a rollback of a window may end do not grow beyond `reach`.
+    positions: ascending positions of snapshots; the last is never removed. A gap is relative to its
+    distance from the end, so gaps grow about geometrically. Gaps in which a rollback of at most
+    WINDOW tokens may end do not grow beyond `reach` tokens.
     """
     end, before = positions[-1], [0, *positions]
     gaps = [after - ahead for ahead, after in zip(before, positions[1:], strict=False)]

@@ -1,8 +1,8 @@
-"""Estimate the size of an expression's result in a chat template, before it is computed.
+"""Estimate the size of a chat template's intermediate results before they are computed.
 
-In:  the name of an operator, a method or a filter, and its operands. Out: an upper bound of about
-the right size, in characters; an item of a list counts as eight. Anything not listed makes at most
-a few times the size of its input.
+In:  the name of an operator, a method or a filter, and its operands. Out: an upper bound of the
+result's size in characters, near the real size; a list item counts as eight characters. Operations
+that are not listed return at most a few times the size of their input.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from typing import Any
 
 from jinja2.utils import Namespace
 
-ITEM = 8  # characters that a list item counts as: the bytes of a reference
-# Methods of texts and numbers that no template needs and that are hard to bound.
+ITEM = 8  # size of a list item (characters): the bytes of a reference
+# Methods of texts and numbers that templates do not need and that are hard to bound.
 BARRED = frozenset(
     {"encode", "decode", "translate", "maketrans", "expandtabs", "to_bytes", "from_bytes"}
 )
 SLOW = ("striptags", "urlize", "wordwrap", "pprint", "title", "xmlattr")  # filters
-_SLOW_CHARACTERS = 1 << 16  # longest input of a slow filter; some take quadratic time
-_MOST_DIGITS = 4300  # longest text to convert to a number: Python's own bound for decimal numbers
+_SLOW_CHARACTERS = 1 << 16  # longest input of a slow filter; some filters take quadratic time
+_MOST_DIGITS = 4300  # longest text to convert to a number: Python's bound for decimals
 _TOO_MUCH = 1 << 62
 _CONVERSION = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?")
 _FIELD = re.compile(r"\{([^{}]*)")
-_NESTED_WIDTH = re.compile(r"\{[^{}]*:[^{}]*\{")  # a width that is itself a field
-_NESTED_LOOKUP = re.compile(r"\{[^{}]*:[^{}]*\{[^{}]*[\[.]")  # a width looked up inside an argument
+_NESTED_WIDTH = re.compile(r"\{[^{}]*:[^{}]*\{")  # a field inside the width of a field
+_NESTED_LOOKUP = re.compile(r"\{[^{}]*:[^{}]*\{[^{}]*[\[.]")  # a width that is an item or attribute
 _NUMBER = re.compile(r"\d+")
 _Extents = dict[int, tuple[int, int]]
 
 
 def printed_size(value: object) -> int:
-    """Bound the characters of ``str(value)``; a list shared by several lists counts each time."""
+    """Bound the characters of ``str(value)``; a list that occurs several times counts each time."""
     return len(value) if isinstance(value, str) else _extent(value, {})[0]
 
 
 def operator_size(operator: str, left: Any, right: Any) -> int:
-    """Size the result of ``left operator right``, for `+`, `*`, `**` and `%`.
+    """Estimate the size of ``left operator right``, for `+`, `*`, `**` and `%`.
 
-    A large number counts as the square of its bytes: the time that the next operation takes.
+    An integer counts as the square of its bytes, which is proportional to the time of the next
+    operation with it.
     """
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() + right.bit_length()
@@ -55,7 +56,7 @@ def operator_size(operator: str, left: Any, right: Any) -> int:
 
 
 def method_size(text: str, name: str, arguments: tuple[Any, ...]) -> int:
-    """Size the result of a text's method; `join` is sized elsewhere."""
+    """Estimate the size of a string method's result; `join` is handled by `joined_size`."""
     if name in ("center", "ljust", "rjust", "zfill"):
         return max([len(text), *_integers(arguments)])
     if name == "replace" and len(arguments) > 1:
@@ -68,7 +69,7 @@ def method_size(text: str, name: str, arguments: tuple[Any, ...]) -> int:
 
 
 def filter_size(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
-    """Size the result of a filter; `join` and `sum` are sized elsewhere."""
+    """Estimate the size of a filter's result; `joined_size` and `sum_size` handle two filters."""
     if name in SLOW:
         small = sum(map(printed_size, (value, *arguments))) <= _SLOW_CHARACTERS
         return _SLOW_CHARACTERS if small else _TOO_MUCH
@@ -78,12 +79,12 @@ def filter_size(name: str, value: Any, arguments: tuple[Any, ...]) -> int:
 
 
 def sum_size(arguments: tuple[Any, ...]) -> int:
-    """Forbid sums of lists: each step copies the ones before."""
+    """Return a forbidden size for a sum of lists: each addition copies all earlier items."""
     return _TOO_MUCH if any(isinstance(value, list | tuple) for value in arguments) else 0
 
 
 def joined_size(parts: list[Any], separator: object) -> int:
-    """Size the text that joins the parts."""
+    """Bound the size of the text that joins these parts."""
     return printed_size(parts) + len(parts) * printed_size(separator)
 
 
@@ -107,7 +108,7 @@ def _extent(value: object, extents_by_id: _Extents) -> tuple[int, int]:
         return 64, 0
     known = extents_by_id.get(id(value))
     if known is None:
-        extents_by_id[id(value)] = 0, 0  # in case it contains itself
+        extents_by_id[id(value)] = 0, 0  # a list may contain itself
         parts: Iterable[object] = value
         if isinstance(value, Mapping):
             parts = [part for pair in value.items() for part in pair]
@@ -135,7 +136,7 @@ def _piece_count(text: str, arguments: tuple[Any, ...]) -> int:
 
 
 def _formatted_size(form: str, arguments: object) -> int:
-    """Size ``form % arguments``."""
+    """Bound the size of ``form % arguments``."""
     values = list(arguments) if isinstance(arguments, tuple) else [arguments]
     fields = _CONVERSION.findall(form)
     stated = [width for field in fields for width in field if width]
@@ -145,7 +146,7 @@ def _formatted_size(form: str, arguments: object) -> int:
 
 
 def _format_size(form: str, arguments: tuple[Any, ...]) -> int:
-    """Size ``form.format(*arguments)``."""
+    """Bound the size of ``form.format(*arguments)``."""
     if _NESTED_LOOKUP.search(form):
         return _TOO_MUCH
     fields = _FIELD.findall(form)

@@ -1,8 +1,8 @@
 """The bytes that the tokens of a vocabulary stand for.
 
-Two families of vocabularies are supported; the decoder tells which: byte-level BPE (GPT-2, Llama 3,
-Qwen, SmolLM2), where each character of a token stands for one byte, and SentencePiece, as BPE
-(Llama 2, Mistral) or Unigram, where "▁" is a space and <0x0A> a byte.
+Two families of vocabularies are supported: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2), where
+each character of a token stands for one byte; and SentencePiece, BPE (Llama 2, Mistral) or Unigram,
+where "▁" is a space and <0x0A> is a byte. The file's `decoder` shows which family it is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SPACE_MARK = "▁"
 class ByteScheme(NamedTuple):
     """Conversions between the tokens of a vocabulary and bytes.
 
-    token_bytes: a token's bytes, given its spelling. byte_piece: the spelling of a single byte.
-    drops_first_space: whether decoding drops a leading space.
+    token_bytes: function from a token's spelling to its bytes. byte_piece: function from a byte to
+    the spelling of its token. drops_first_space: whether decoding drops a leading space.
     """
 
     token_bytes: Callable[[str], bytes]
@@ -45,7 +45,7 @@ def _sentencepiece(piece: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Build GPT-2's byte alphabet: printable Latin-1 is itself, other bytes follow U+0100."""
+    """Build GPT-2's alphabet: printable Latin-1 maps to itself, other bytes to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {

@@ -1,8 +1,8 @@
-"""Text ↔ token ids, and ids → text while tokens arrive.
+"""Convert text to token ids, and ids to text, at once or while tokens arrive.
 
-In: a `tokenizer.json`. Every token stands for bytes; a text is the UTF-8 of its tokens' bytes, with
-malformed parts replaced by U+FFFD. `decode` and `TextStream` agree: the concatenated output of the
-stream equals `decode` of all ids, however they are split.
+In: a `tokenizer.json`. Every token stands for bytes. The text of tokens is their bytes decoded as
+UTF-8, with malformed parts replaced by U+FFFD. However ids are split among pushes, the concatenated
+output of a `TextStream` equals `decode` of all ids.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.token_bytes import byte_scheme
 from pilotfish.engines.unigram import check_marks, hide_controls, is_unigram
 
-# The calling thread encodes texts one by one: a thread pool would take cores from the drafter. The
-# library reads this at its first encoding.
+# Texts are encoded one by one in the calling thread: a thread pool would take cores from the
+# drafter. The library reads this variable at its first encoding.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-_CHUNK = 1 << 16  # characters per piece when tokens are counted
-_LONGEST_TOKEN = 1 << 10  # upper bound for the bytes of a token; Llama 3's longest has 128
+_CHUNK = 1 << 16  # size (characters) of the parts in which a long text's tokens are counted
+_LONGEST_TOKEN = 1 << 10  # bound on the bytes of a token; Llama 3's longest has 128
 
 
 class Tokenizer:
@@ -54,7 +54,7 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, name: str = TOKENIZER_NAME) -> Tokenizer:
-        """Make a tokenizer from the content of a `tokenizer.json`; `name` is used in errors."""
+        """Make a tokenizer from a `tokenizer.json`'s content; errors call the file `name`."""
         tokenizer = cls.__new__(cls)
         tokenizer._load(text, name)
         return tokenizer
@@ -77,15 +77,15 @@ class Tokenizer:
 
     @cached_property
     def _plain_tokenizer(self) -> tokenizers.Tokenizer:
-        """A tokenizer that reads special tokens as plain text.
+        """The tokenizer that reads the names of special tokens as plain text.
 
-        Switching `_tokenizer` back and forth would not be thread-safe.
+        A single tokenizer that is switched back and forth would not be thread-safe.
         """
         return _build_plain_tokenizer(self._json)
 
     @cached_property
     def _later_tokenizer(self) -> tokenizers.Tokenizer:
-        """`_plain_tokenizer` for pieces after the first, if only the first may get a "▁"."""
+        """The plain tokenizer for a text's later pieces, where only the first piece gets a "▁"."""
         parsed = json.loads(self._json)
         step = parsed.get("pre_tokenizer")
         later = without_first_space(step, only="first")
@@ -95,7 +95,7 @@ class Tokenizer:
 
     @cached_property
     def _continuing_tokenizer(self) -> tokenizers.Tokenizer:
-        """`_plain_tokenizer` without the space that some tokenizers put before a text."""
+        """The plain tokenizer without the space that some tokenizers put before a text."""
         parsed = json.loads(self._json)
         steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer")}
         without = {name: without_first_space(step) for name, step in steps.items()}
@@ -104,22 +104,25 @@ class Tokenizer:
         return _build_plain_tokenizer(json.dumps(parsed | without))
 
     def encode(self, text: str, *, special: bool = False, most: int | None = None) -> list[int]:
-        """Encode `text` without BOS. Other threads can run meanwhile.
+        """Encode `text` without BOS; other Python threads can run during the call.
 
         Args:
             text: any string; lone surrogates become "?".
-            special: whether a control token such as "<|im_start|>" is one token, as in a rendered
-                chat template, or plain text, as in a user's message.
-            most: refuse a text with clearly more tokens after counting about this many, which
-                bounds time and memory. A slightly longer text passes: check the result's length.
+            special: whether the name of a control token, such as "<|im_start|>", becomes that token
+            (for a rendered chat template) or plain text (for a user's message).
+            most: number of tokens at which a text is refused, to bound time and memory. The count
+            is approximate: a slightly longer text passes, so check the length of the result.
 
-        Raises `TextTooLongError` (see `most`), and `ArtifactError` if the tokenizer fails at the
-        text, as a bad regular expression can make it; so do all methods that encode.
+        This and all other methods that encode raise `TextTooLongError` (see `most`), and
+        `ArtifactError` if the tokenizer fails, e.g. in a bad regular expression.
         """
         return self._ids(self._tokenizer if special else self._plain_tokenizer, text, most)
 
     def encode_later(self, text: str, *, most: int | None = None) -> list[int]:
-        """Encode text after a special token; special tokens in it are plain text."""
+        """Encode text that follows a special token.
+
+        Names of special tokens in it are plain text.
+        """
         return self._ids(self._later_tokenizer, text, most)
 
     def _ids(self, tokenizer: tokenizers.Tokenizer, text: str, most: int | None) -> list[int]:
@@ -130,9 +133,10 @@ class Tokenizer:
         return ids
 
     def _check_length(self, tokenizer: tokenizers.Tokenizer, text: str, most: int) -> None:
-        """Count the tokens of the text's parts in turn, until there are too many.
+        """Count the tokens of the text part by part; raise `TextTooLongError` at more than `most`.
 
-        A cut between two parts may add tokens, but hardly more than the longest token has bytes.
+        A cut between parts may add tokens. The count subtracts the bytes of the longest token for
+        each part: a cut adds hardly more tokens than that.
         """
         count = 0
         for start in range(0, len(text), _CHUNK):
@@ -143,28 +147,29 @@ class Tokenizer:
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token as the vocabulary spells it, up to a bound."""
+        """The length (bytes) of the longest token's spelling, at most _LONGEST_TOKEN."""
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         return min(max(len(piece.encode("utf-8")) for piece in pieces), _LONGEST_TOKEN)
 
     def encode_rest(self, text: str) -> tokenizers.Encoding:
-        """Encode text that continues another: no space is put before it.
+        """Encode text that continues another text, so that no space is put before it.
 
-        Special tokens in it are plain text. The result has character offsets and word numbers of
-        its tokens; the text must have no lone surrogates.
+        Names of special tokens are plain text. The result has each token's character offsets and
+        word number. The text must have no lone surrogates.
         """
         return _encode(self._continuing_tokenizer, text)
 
     def byte_token(self, byte: int) -> int | None:
-        """Return the token of a single byte, or None."""
+        """Return the id of the token for a single byte; None if the vocabulary has none."""
         id: int | None = self._tokenizer.token_to_id(self._byte_scheme.byte_piece(byte))
         return id
 
     @cached_property
     def steps(self) -> dict[str, Any]:
-        """The file's description of how text becomes tokens.
+        """The part of `tokenizer.json` that describes how text becomes tokens.
 
-        "normalizer", "pre_tokenizer", "added_tokens", and "model" without vocabulary and merges.
+        It has "normalizer", "pre_tokenizer", "added_tokens", and "model" without vocabulary and
+        merges.
         """
         parsed = json.loads(self._json)
         steps = {name: parsed.get(name) for name in ("normalizer", "pre_tokenizer", "added_tokens")}
@@ -173,16 +178,20 @@ class Tokenizer:
 
     @cached_property
     def neighbours(self) -> frozenset[str]:
-        """All pairs of neighbouring characters in tokens as the vocabulary spells them."""
+        """All pairs of neighbouring characters in the spellings of tokens."""
         pieces = self._tokenizer.get_vocab(with_added_tokens=True)
         return frozenset(chain.from_iterable(map(character_pairs, pieces)))
 
     @cached_property
     def beginning(self) -> list[int]:
-        """The tokens to put before a raw text, such as BOS; [] if the model wants none."""
+        """The ids of the tokens that belong before a raw text, such as BOS.
+
+        The list is empty if there are none.
+        """
         plain = self._ids(self._tokenizer, "a", None)
         whole: list[int] = _encode(self._tokenizer, "a", whole=True).ids
-        # tokens after the text, such as EOS, are dropped: the text goes on
+        # Drop tokens that the tokenizer puts after a text, such as EOS: the model continues the
+        # text.
         starts = range(len(whole) - len(plain) + 1 if plain else 0)
         return next(
             (whole[:index] for index in starts if whole[index : index + len(plain)] == plain), []
@@ -194,7 +203,7 @@ class Tokenizer:
         return stream.push(ids) + stream.flush()
 
     def piece(self, id: int) -> str:
-        """Return the token as the vocabulary spells it; "" for an unknown id."""
+        """Return a token's spelling in the vocabulary; "" for an unknown id."""
         return self._tokenizer.id_to_token(id) or ""
 
     def token_bytes(self, id: int) -> bytes:
@@ -206,19 +215,19 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[int, tokenizers.AddedToken]:
-        """Control tokens by id, with their spelling and matching rules."""
+        """The control tokens by id, with their spellings and matching rules."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {id: token for id, token in added.items() if token.special}
 
     def named_controls(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the control tokens that occur in these texts."""
+        """Return the ids of the control tokens whose names occur in these texts."""
         whole = "\n".join(texts)
         return frozenset(
             id for id, token in self.special_tokens.items() if whole and token.content in whole
         )
 
     def normalized(self, text: str) -> str:
-        """Normalize a text as in the search for control tokens flagged as `normalized`."""
+        """Normalize a text, as the search for control tokens with the flag `normalized` does."""
         normalizer = self._tokenizer.normalizer
         text = text.encode("utf-8", "replace").decode("utf-8")
         result: str = text if normalizer is None else normalizer.normalize_str(text)
@@ -242,8 +251,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """SHA-256 (hex) over the token strings in the order of their ids.
 
-        The UTF-8 length precedes each as a little-endian u32; 0xFFFFFFFF alone stands for an id
-        without a token.
+        Each string is preceded by its length (bytes of UTF-8) as a little-endian u32. An id without
+        a token is 0xFFFFFFFF.
         """
         by_id = {
             id: piece for piece, id in self._tokenizer.get_vocab(with_added_tokens=True).items()
@@ -262,9 +271,10 @@ class Tokenizer:
 def _encode(
     tokenizer: tokenizers.Tokenizer, text: str, *, whole: bool = False, offsets: bool = True
 ) -> tokenizers.Encoding:
-    """Encode as a batch of one, since the library releases the interpreter's lock for batches.
+    """Encode a text as a batch of one: the library releases the interpreter's lock for batches.
 
-    offsets: whether to compute offsets, which adds half the time.
+    whole: whether to add tokens such as BOS. offsets: whether to compute offsets, which takes half
+    as much time again.
     """
     encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     with converting_errors("the tokenizer failed at a text"):
@@ -272,14 +282,14 @@ def _encode(
 
 
 def tokenizer_text(path: Path) -> str:
-    """Read a `tokenizer.json`, unchecked; `ArtifactError` if it cannot be read, or is no text."""
+    """Read a `tokenizer.json` without checks; raise `ArtifactError` if it is not readable text."""
     with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         return read_text(path)
 
 
 @contextmanager
 def converting_errors(what: str, kind: type[EngineError] = ArtifactError) -> Iterator[None]:
-    """Convert the library's errors to ours: bare `Exception`, and `BaseException` on panic."""
+    """Convert the library's errors (`Exception`, or `BaseException` on a panic) to `kind`."""
     try:
         yield
     except BaseException as error:
@@ -290,11 +300,11 @@ def converting_errors(what: str, kind: type[EngineError] = ArtifactError) -> Ite
 
 
 class TextStream:
-    """Decodes tokens that arrive a few at a time. Not thread-safe.
+    """A decoder of tokens that arrive a few at a time. Not thread-safe.
 
-    The text that `push` returns is final: an unfinished UTF-8 sequence waits for more tokens. The
-    cost of a push depends only on its own tokens. Control tokens are omitted, unless ``special``,
-    or listed in ``visible``.
+    The text that `push` returns is final: an unfinished UTF-8 sequence is held back until more
+    tokens arrive. The cost of a push depends only on the tokens pushed. Control tokens are omitted
+    unless ``special`` is true or ``visible`` lists them.
     """
 
     def __init__(
@@ -307,7 +317,7 @@ class TextStream:
         self._at_start = tokenizer.drops_first_space
 
     def push(self, ids: Iterable[int]) -> str:
-        """Return the text that these tokens complete; may be empty."""
+        """Add tokens; return the text that is now complete, which may be empty."""
         tokenizer = self._tokenizer
         data = b"".join(
             tokenizer.token_bytes(id)
@@ -320,7 +330,7 @@ class TextStream:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """Return an unfinished sequence as U+FFFD; then start a new text."""
+        """Return U+FFFD for an unfinished UTF-8 sequence, else ""; then start a new text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._at_start = self._tokenizer.drops_first_space
@@ -328,13 +338,13 @@ class TextStream:
 
 
 def _build_plain_tokenizer(text: str) -> tokenizers.Tokenizer:
-    """Build the library's tokenizer with special tokens as plain text."""
+    """Build a tokenizer of the library that reads names of special tokens as plain text."""
     parsed = json.loads(text)
     if is_unigram(parsed):
         text = json.dumps(hide_controls(parsed))
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
-    tokenizer.post_processor = None  # it would add tokens, and it trims offsets
+    tokenizer.post_processor = None  # the processor would add tokens and trim offsets
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -346,9 +356,9 @@ def character_pairs(text: str) -> Iterable[str]:
 
 
 def without_first_space(step: Any, only: str | None = None) -> Any:
-    """Change a normalizer or pre-tokenizer so that it puts no space before a text.
+    """Copy a normalizer or pre-tokenizer, changed so that it puts no space before a text.
 
-    only: the one `prepend_scheme` to remove; other ways of adding a space stay.
+    only: change only steps with this `prepend_scheme`; None = change all.
     """
     if step is None or (step["type"] == "Prepend" and only is None):
         return None

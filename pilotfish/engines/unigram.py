@@ -1,9 +1,10 @@
-"""Unigram vocabularies: read the names of control tokens as plain text.
+"""Unigram vocabularies: change the table so that names of control tokens are plain text.
 
-A BPE vocabulary builds tokens from characters and never arrives at "</s>". A Unigram model looks
-for every token of its table in the text, names of control tokens included, and the library's switch
-to read them as text does not change the table. So the tokenizer for plain text has a table in which
-they contain a space, which no text has after the earlier steps.
+BPE merges characters into tokens and never produces "</s>". A Unigram model looks for every token
+of its table in the text, also for the names of control tokens, and the library's option
+`encode_special_tokens` does not change the table. So the tokenizer for plain text gets a table in
+which the names of control tokens begin with a space. No text contains a space at that step, because
+earlier steps replace spaces.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ def check_marks(parsed: dict[str, Any], name: str) -> None:
 
 
 def hide_controls(parsed: dict[str, Any]) -> dict[str, Any]:
-    """Return the content with its control tokens under names that no text contains."""
+    """Return the content with control tokens renamed, so that no text contains their names."""
     table: list[list[Any]] = parsed["model"]["vocab"]
     added: list[dict[str, Any]] = parsed.get("added_tokens") or []
     names = {token["content"] for token in added if token["special"] and token["id"] < len(table)}
     if (unknown := parsed["model"].get("unk_id")) is not None:
         names.add(table[unknown][0])
     hidden = [[f" {piece}" if piece in names else piece, score] for piece, score in table]
-    # without their names in the table, the tokens would get new ids
+    # An added token that is not in the table would get a new id, so renamed tokens are removed.
     remaining = [token for token in added if token["content"] not in names]
     return parsed | {"model": parsed["model"] | {"vocab": hidden}, "added_tokens": remaining}
 
 
 def flatten_steps(step: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, with sequences unfolded."""
+    """Yield the single steps of a normalizer or pre-tokenizer, including those in sequences."""
     if step is None:
         return ()
     if step["type"] != "Sequence":

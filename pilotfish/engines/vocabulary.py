@@ -1,7 +1,7 @@
-"""A model's vocabulary: the data to read and write its tokens, without weights.
+"""A model's vocabulary: everything needed to encode and decode its tokens, without weights.
 
-An edge sends it to devices whose drafter has another vocabulary (docs/wire.md); they use it to
-encode prompts and decode answers.
+An edge sends the vocabulary to devices whose drafter has another one (docs/wire.md). These devices
+use it to encode prompts and decode answers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _ANSWER = "0f3a9c"  # a text that no template contains
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defaults=True):
-    """Tokenizer, chat templates and end tokens of a model.
+    """The tokenizer, the chat templates and the end tokens of a model.
 
-    tokenizer_json: content of its `tokenizer.json`. vocab_size: without padding. chat_templates:
-    templates besides the usual one, by name. special_tokens: tokens that templates may name, such
-    as bos_token; None: from an older release that did not store them; its two names follow from the
-    ids. Without these two fields, the encoding equals that of releases that did not have them.
+    tokenizer_json: content of the model's `tokenizer.json`. vocab_size: number of tokens, without
+    padding. chat_templates: templates by name, besides `chat_template`. special_tokens: tokens that
+    templates may name, such as bos_token; None if an older release did not store them: then
+    bos_token and eos_token follow from the ids. If these two fields have their defaults, the
+    encoding equals that of older releases.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=1024)]
@@ -53,7 +54,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @classmethod
     def from_artifact(cls, artifact: Artifact) -> Vocabulary:
-        """Read an artifact's vocabulary. Raises `ArtifactError` if its tokenizer is unreadable."""
+        """Read an artifact's vocabulary; raise `ArtifactError` if its tokenizer is unreadable."""
         manifest, path = artifact.manifest, artifact.tokenizer_path
         vocabulary = cls(
             model=manifest.model,
@@ -67,13 +68,13 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         )
         vocabulary.__dict__["fingerprint"] = (
             manifest.tokenizer_fingerprint
-        )  # known without the tokenizer
+        )  # so that the tokenizer need not be loaded for it
         vocabulary.__dict__["_tokenizer_name"] = str(path)
         return vocabulary
 
     @classmethod
     def decode(cls, data: bytes, model: str) -> Vocabulary:
-        """Decode `encode`'s bytes, for a model of this name; raises `ArtifactError` if invalid."""
+        """Decode the bytes that `encode` returned; raise `ArtifactError` if they are invalid."""
         with reading_file(lambda problem: ArtifactError(f"this is not a vocabulary: {problem}")):
             nameless = msgspec.msgpack.decode(data, type=cls)
         vocabulary = msgspec.structs.replace(nameless, model=model)
@@ -87,7 +88,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         return vocabulary
 
     def encode(self) -> bytes:
-        """Encode as bytes, without the model's name: models may share a vocabulary."""
+        """Encode the vocabulary without the model's name, since several models may share it."""
         return msgspec.msgpack.encode(msgspec.structs.replace(self, model=""))
 
     @cached_property
@@ -97,31 +98,31 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def _tokenizer_name(self) -> str:
-        """The name of its `tokenizer.json` in errors."""
+        """The name that errors give to the vocabulary's `tokenizer.json`."""
         return TOKENIZER_NAME
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """The tokenizer, loaded at the first use."""
         return Tokenizer.from_json(self.tokenizer_json, self._tokenizer_name)
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Compiler of grammars over its tokens."""
+        """The compiler of grammars over this vocabulary."""
         from pilotfish.engines.grammar import Grammars
 
         return Grammars(self.tokenizer, self.vocab_size, self.eos_ids)
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash of its token strings; with equal hashes, equal ids are equal tokens."""
+        """The hash of the token strings; with equal hashes, an id means the same token."""
         return self.tokenizer.fingerprint
 
     @cached_property
     def with_tools(self) -> Vocabulary:
-        """This vocabulary for chats with tools: with its template "tool_use", if any.
+        """The vocabulary for chats with tools, with the template "tool_use" if there is one.
 
-        If that template takes no tools in a known chat format, the usual one stays.
+        If that template takes no tools in a known chat format, `chat_template` is used.
         """
         template = self.chat_templates.get(TOOL_USE)
         if template is None or not chat_format_of(template).takes_tools(template):
@@ -132,18 +133,18 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """Its chat template; None for a model without one. Raises `TemplateError` if broken."""
+        """The chat template; None if there is none. Raises `TemplateError` if it is broken."""
         if self.chat_template is None:
             return None
         from pilotfish.engines.chat import (
             ChatTemplate,
-        )  # Jinja imports slowly, and no edge needs it
+        )  # import here: Jinja loads slowly, and an edge never needs it
 
         return ChatTemplate(self.chat_template, self._named_tokens)
 
     @property
     def _named_tokens(self) -> dict[str, str]:
-        """The tokens that templates may name."""
+        """The special tokens by the names that templates use."""
         if self.special_tokens is not None:
             return self.special_tokens
         piece = self.tokenizer.piece
@@ -154,7 +155,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def dialogue(self) -> Dialogue | None:
-        """Encoder of messages as a prompt; None for a model without a chat template."""
+        """The encoder of messages; None for a model without a chat template."""
         if self.template is None:
             return None
         from pilotfish.engines.dialogue import Dialogue
@@ -163,14 +164,15 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def chat_format(self) -> ChatFormat:
-        """Its syntax of calls and thoughts, recognised by its chat template."""
+        """The syntax of calls and thoughts, recognised from the chat template."""
         return chat_format_of(self.chat_template or "")
 
     @cached_property
     def turn_end(self) -> int | None:
-        """The token that ends the model's turn in a chat; None if it has no end token.
+        """The id of the token that ends the model's turn in a chat; None without end tokens.
 
-        Of several end tokens, it is the one that the chat template puts after an answer.
+        If there are several end tokens, this is the one that the chat template puts after an
+        answer.
         """
         if not self.eos_ids:
             return None
@@ -179,14 +181,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
     @cached_property
     def turn_mark(self) -> int | None:
-        """The control token that the chat template puts after an answer, an end token or not."""
+        """The id of the first control token after an answer in the chat template; None if none."""
         _, answer, rest = self._turns.rpartition(_ANSWER)
         ids = self.tokenizer.encode(rest, special=True) if answer else []
         return next((id for id in ids if self.tokenizer.is_special(id)), None)
 
     @cached_property
     def _turns(self) -> str:
-        """A question and an answer in the chat template; "" without one, or if it refuses them."""
+        """A question and an answer, rendered; "" without a template, or if it raises an error."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ANSWER}]
         try:
             return self.template.render(turns, add_generation_prompt=False) if self.template else ""
@@ -195,5 +197,5 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
 
 def used_templates(templates: dict[str, str]) -> dict[str, str]:
-    """Return the templates that are used here; the others need not cross a link."""
+    """Return the templates that this package uses; the others need not be sent to devices."""
     return {name: source for name, source in templates.items() if name == TOOL_USE}

@@ -1,1 +1,1 @@
-"""Export models: weights in (GGUF, safetensors), ONNX graph and manifest out. No torch."""
+"""Export models: read weights (GGUF, safetensors), write an ONNX graph and a manifest; no torch."""

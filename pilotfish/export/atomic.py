@@ -1,4 +1,4 @@
-"""Write a directory that appears complete or not at all, even if writing is interrupted."""
+"""Write a directory atomically: if writing is interrupted, the old content stays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.export_errors import ExportError
 
-OLD = "-old"  # name suffix of the old content during the replacement
+OLD = "-old"  # suffix of the name that the old directory has while it is replaced
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether a folder looks like an artifact."""
+    """Whether a folder has a manifest, as artifacts do."""
     return (folder / MANIFEST_NAME).is_file()
 
 
@@ -30,10 +30,11 @@ def replacing(
 ) -> Iterator[Path]:
     """Yield an empty hidden directory next to `out`; when the block ends, it replaces `out`.
 
-    `is_ours` decides whether the existing content of `out` may be replaced. That content stays
-    until `validate` has accepted the new one; it raises an EngineError for invalid content. An
-    exception removes the new directory. If an export was killed, the next one to the same place
-    removes its files and restores the content that it had moved away.
+    `is_ours` returns whether the existing content of `out` may be replaced. The existing content
+    stays until `validate` has accepted the new content; `validate` raises an EngineError for
+    invalid content. If the block raises, the new directory is removed. If an export is killed, the
+    next export to the same place removes the killed export's files, and restores the old content if
+    that was moved away.
 
     Raises:
         ExportError: if `out` is a file or a directory that `is_ours` rejects, or the new content is
@@ -63,7 +64,7 @@ def expect_replaceable(out: Path, is_ours: Callable[[Path], bool] = is_artifact)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make a hard link; copy the file where the file system or its owner does not allow one."""
+    """Make a hard link; copy the file if the file system or the file's owner forbids links."""
     try:
         os.link(source.resolve(), target)
     except OSError:
@@ -90,9 +91,9 @@ def _swap_in(partial: Path, out: Path) -> None:
 
 
 def _remove_leftovers(out: Path) -> None:
-    """Remove the directories of killed exports to `out`.
+    """Remove the directories that killed exports to `out` left.
 
-    If one was killed after it had moved `out` away, the old content is restored.
+    If an export was killed after it had moved `out` away, restore the old content.
     """
     for left in out.parent.glob(f".{out.name}.partial-*"):
         pid = left.name.rpartition(".partial-")[2].partition("-")[0]
@@ -109,7 +110,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Make a file's content, or a directory's entries, survive a power cut."""
+    """Flush a file's content, or a directory's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,10 +1,10 @@
-"""Quantised weights in blocks, the layout that kernels read.
+"""Quantised weights in blocks, in the layout that kernels read.
 
     w[n, order[k]] = (codes[n, k] − zero) · scales[n, k // block] + offsets[n, k // block]
 
-`zero` is 2^(bits−1) unless a block has its own. Kernels apply integer zero points at no cost.
-Offsets are for blocks whose lowest weight is no multiple of the scale; they need a second product
-(`export.dialects.quantized_weights`).
+`zero` is 2^(bits−1), unless the weight has zero points per block. Kernels apply integer zero points
+at no cost. A block has an offset if its smallest weight is no multiple of its scale; offsets need a
+second product (`export.dialects.quantized_weights`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALLEST, LARGEST = 16, 128  # block sizes that kernels support: powers of 2 in 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A weight [N, K] in blocks.
+    """A quantised weight [N, K] in blocks.
 
     Attributes:
         bits: bits per code, 4 or 8.
@@ -30,7 +30,7 @@ class Quantized:
         offsets: f32 [N, K / block]; None if all are 0.
         zeros: u8 [N, K / block], the code that stands for 0; None if all are `zero_point`.
         block: columns per block.
-        order: i64 [K], column of the weight for each column of codes; None if they are the same.
+        order: i64 [K], the weight's column for each column of codes; None if the order is the same.
     """
 
     bits: int
@@ -62,7 +62,7 @@ class Quantized:
         return sorted_columns
 
     def without_zeros(self) -> Quantized:
-        """Convert the blocks' zero points to offsets."""
+        """Return the same weight with offsets instead of zero points."""
         if self.zeros is None:
             return self
         offsets = (np.float32(self.zero_point) - self.zeros) * self.scales
@@ -71,7 +71,7 @@ class Quantized:
         return replace(self, offsets=offsets, zeros=None)
 
     def take(self, rows: NDArray[np.int64]) -> Quantized:
-        """Return these rows."""
+        """Return the rows with these indices."""
         return replace(
             self,
             codes=self.codes[rows],
@@ -81,7 +81,7 @@ class Quantized:
         )
 
     def fits(self, other: Quantized) -> bool:
-        """Whether the rows of both can be stacked into one weight."""
+        """Whether the rows of the two weights can be stacked into one weight."""
         if (self.bits, self.block) != (other.bits, other.block):
             return False
         if self.order is None or other.order is None:
@@ -121,6 +121,9 @@ def join(parts: Sequence[Quantized]) -> Quantized:
 
 
 def largest_block(group: int) -> int | None:
-    """Return the largest block size that divides a group of `group` columns; None without one."""
+    """Return the largest supported block size that divides `group` columns.
+
+    None if there is none.
+    """
     block = min(group & -group, LARGEST)
     return block if block >= SMALLEST else None

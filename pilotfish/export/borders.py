@@ -1,10 +1,10 @@
-"""Find the borders between the layers of a decoder's graph, where it can be cut.
+"""Find the borders between layers in a decoder's graph, where the graph can be cut.
 
-The **main stream** is every value that depends on the tokens. A layer begins at the first node of
-the main stream that reads the layer's `past`. Its border is the last place before that node where
-exactly one value of the main stream is live: the residual stream. All other live values depend only
-on positions, mask and layout, so the other side computes them again. The head begins at the value
-that `hidden_states` copies.
+The **main stream** is the set of all values that depend on the tokens. A layer begins at the first
+node of the main stream that reads the layer's `past`. The border before the layer is the last place
+before that node where exactly one value of the main stream is live: the residual stream. All other
+live values depend only on positions, mask and layout, so both sides of the cut compute them. The
+head begins at the value that `hidden_states` copies.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Subgraph:
 
     Attributes:
         nodes: nodes, in the graph's order.
-        inputs: names of the graph inputs that it reads.
-        weights: names of the initialisers that it reads.
+        inputs: names of the graph inputs that the nodes read.
+        weights: names of the initialisers that the nodes read.
     """
 
     nodes: list[Any]
@@ -37,7 +37,7 @@ class Subgraph:
 
 
 class Dependencies:
-    """Dependencies between the values of a graph, which is in topological order."""
+    """The dependencies between the values of a graph whose nodes are in topological order."""
 
     def __init__(self, graph: Any) -> None:
         self._nodes = list(graph.node)
@@ -47,7 +47,7 @@ class Dependencies:
         self._main_stream = self._dependents([TOKENS])
 
     def borders(self, layers: int) -> list[str]:
-        """Return the name of the residual stream that enters each layer except the first.
+        """Return for each layer except the first the name of the residual stream that enters it.
 
         Raises:
             ExportError: if several values of the main stream cross between two layers.
@@ -67,7 +67,7 @@ class Dependencies:
         return names
 
     def head_border(self) -> str:
-        """Return the name of the value that is copied to hidden states and yields the logits.
+        """Return the name of the value that `hidden_states` copies and that determines the logits.
 
         Raises:
             ExportError: if the logits depend on another value.
@@ -81,7 +81,7 @@ class Dependencies:
         return border
 
     def subgraph(self, outputs: Sequence[str], known: Collection[str]) -> Subgraph:
-        """Select the nodes that compute `outputs` from `known`, graph inputs and weights."""
+        """Select the nodes that compute `outputs`, given the values `known`."""
         nodes: set[int] = set()
         inputs: set[str] = set()
         weights: set[str] = set()
@@ -99,7 +99,7 @@ class Dependencies:
         return Subgraph([self._nodes[at] for at in sorted(nodes)], inputs, weights)
 
     def _dependents(self, sources: Collection[str]) -> set[str]:
-        """Return `sources` and all values that depend on them."""
+        """Return the names of `sources` and of all values that depend on them."""
         dependents = set(sources)
         for node in self._nodes:
             if not dependents.isdisjoint(node.input):
@@ -107,7 +107,7 @@ class Dependencies:
         return dependents
 
     def _layer_start(self, layer: int) -> int:
-        """Return the first node of the main stream that reads the layer's cache."""
+        """Return the index of the first node of the main stream that reads the layer's cache."""
         cached = self._dependents([f"past.{layer}.{what}" for what in KEY_VALUE])
         for at, node in enumerate(self._nodes):
             if not cached.isdisjoint(node.input) and not self._main_stream.isdisjoint(node.output):
@@ -115,7 +115,7 @@ class Dependencies:
         raise ExportError(f"this graph reads no cache of layer {layer}")
 
     def _live_values(self) -> list[set[str]]:
-        """List, for each node, the values of the main stream that later nodes read."""
+        """List for each node the values of the main stream that exist then and are read later."""
         last = {name: at for at, node in enumerate(self._nodes) for name in node.input}
         live = {TOKENS}
         live_after: list[set[str]] = []

@@ -13,10 +13,10 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 
 
 class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
-    """One artifact in the list.
+    """An artifact in the list.
 
-    `size` is the total size of its files, bytes. `stage` names the part of the model; None for a
-    whole model.
+    `size` is the total size of the files, bytes. `stage` describes the part of the model; None for
+    a whole model.
     """
 
     path: str

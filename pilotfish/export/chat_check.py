@@ -1,6 +1,6 @@
 """Check a model's chat templates and end tokens before an export writes anything.
 
-In: the model's vocabulary. Out: warnings; an unusable template is refused.
+In: the model's vocabulary. Out: warnings, or an ExportError for an unusable template.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACES = (
 
 
 def build_vocabulary(source: WeightSource) -> Vocabulary:
-    """Build the vocabulary that an artifact of this source would have."""
+    """Build the vocabulary that an artifact made from this source will have."""
     return Vocabulary(
         model=source.config.name,
         tokenizer_json=source.tokenizer_json,
@@ -37,10 +37,10 @@ def build_vocabulary(source: WeightSource) -> Vocabulary:
 
 
 def check_chat(vocabulary: Vocabulary) -> list[str]:
-    """Return the warnings, one sentence each, and log them.
+    """Check chat templates and end tokens; log and return the warnings, a sentence each.
 
     Raises:
-        ExportError: if a chat template does not compile; the text names its line.
+        ExportError: if a chat template does not compile; the message names the template's line.
     """
     for name, source in vocabulary.chat_templates.items():
         _check_template(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
@@ -63,7 +63,7 @@ def _check_template(vocabulary: Vocabulary, name: str) -> None:
 
 
 def _end_warnings(vocabulary: Vocabulary) -> list[str]:
-    """Yield a warning if answers would not end by themselves."""
+    """List the warning, if any, that the model's answers may not end by themselves."""
     spell = vocabulary.tokenizer.piece
     mark = vocabulary.turn_mark
     if not vocabulary.eos_ids:

@@ -1,8 +1,8 @@
 """Measure the cost of an artifact's precision on a built-in text: KL(p ‖ q) and α.
 
-p is the distribution of the source's weights in float32 (`export.reference`), q that of the
-artifact, both at temperature 1 at each position of the text. KL is in nats per token. α =
-Σ min(p, q) is the probability that p accepts a draft from q.
+At each position of the text, p is the next-token distribution from the source's weights in float32
+(`export.reference`), and q the artifact's, both at temperature 1. KL is in nats per token. α = Σ
+min(p, q) is the probability that a target with p accepts a draft from q.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pilotfish.export.sources import Progress, WeightSource
 from pilotfish.speculation.theory import beta
 
 log = logging.getLogger("pilotfish.export")
-ROWS = 32  # positions compared at a time
-LONGEST = 512  # tokens; a vocabulary of bytes cuts the text into more
+ROWS = 32  # number of positions that are compared at a time
+LONGEST = 512  # limit on the text (tokens), for vocabularies of bytes
 MEMORY = Path("/proc/meminfo")
 GIB = float(1 << 30)
 
@@ -38,7 +38,7 @@ def measure_cost(
     Args:
         source: the artifact's source.
         config: the model's shape, with the artifact's context.
-        path: the artifact's folder; temporary graphs of one layer each are written there.
+        path: the artifact's folder; temporary graphs, one per layer, are written there.
         progress: called as progress(label, done, total).
     """
     artifact = Artifact.open(path)
@@ -46,16 +46,16 @@ def measure_cost(
     if not reason:
         try:
             return _measure(source, config, artifact, progress)
-        except Exception as error:  # runtimes raise their own classes and plain RuntimeError
+        except Exception as error:  # runtimes raise many error classes
             reason = str(error).strip() or type(error).__name__
     log.warning("%s: the cost of the precision was not measured: %s", config.name, reason)
     return None
 
 
 def _shortage(artifact: Artifact, config: ModelConfig) -> str:
-    """Describe a lack of disk or memory; "" if both suffice.
+    """Describe a lack of disk space or memory; return "" if both are sufficient.
 
-    Needed: one layer's graph on disk, and in memory twice that graph and twice the artifact.
+    Needed are one layer's graph on disk, and twice this graph plus twice the artifact in memory.
     """
     part = largest_part(config)
     if shutil.disk_usage(artifact.path).free < part:
@@ -128,7 +128,7 @@ def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-# The text on which both are compared: prose, a dialogue, code, figures.
+# The text on which source and artifact are compared: prose, a dialogue, code, figures.
 TEXT = '''\
 The harbour had been quiet since the ferries stopped running, and the old lamp at the end of the \
 pier was only lit on Sundays. Anna walked out to it all the same, most evenings, with the dog \

@@ -1,4 +1,4 @@
-"""External data of an ONNX graph: one file of tensors, which may exceed 2 GB."""
+"""The external data of an ONNX graph: a file of tensors, which may exceed 2 GB."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import StringStringEntryProto, TensorProto
 
-PAGE = 4096  # tensors start on a page, so that a runtime can map them
+PAGE = 4096  # alignment of tensors (bytes), so that a runtime can map them
 
 
 class DataFile:
-    """A file to which tensors are appended; each is written when `put` returns."""
+    """A file to which tensors are appended; a tensor is on disk when `put` returns."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
@@ -23,11 +23,11 @@ class DataFile:
 
     @property
     def sha256(self) -> str:
-        """Digest of the bytes written so far."""
+        """The SHA-256 (hex) of the bytes written so far."""
         return self._digest.hexdigest()
 
     def put(self, tensor: TensorProto, *parts: NDArray[np.uint8]) -> None:
-        """Write the bytes of `tensor` and record their location in it."""
+        """Write the bytes of `tensor`, and record their place in `tensor`."""
         self.stream(tensor, parts)
 
     def stream(self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]]) -> None:

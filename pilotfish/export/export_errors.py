@@ -1,4 +1,4 @@
-"""Errors of exporting a model."""
+"""The errors of exports; each message gives the reason."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pilotfish.engines.engine_errors import EngineError
 
 
 class ExportError(EngineError):
-    """The source cannot be read, or its model is not supported; the text gives the reason."""
+    """The source cannot be read, or its model is not supported."""
 
     exit_code = 65  # EX_DATAERR
 
 
 class DownloadError(ExportError):
-    """The source could not be downloaded; the text names alternatives."""
+    """The source could not be downloaded; the message names alternatives."""
 
     exit_code = 69  # EX_UNAVAILABLE

@@ -1,9 +1,9 @@
 """Export a folder of ONNX Runtime GenAI's model builder unchanged.
 
 In: a folder with genai_config.json, a graph, its weights and a tokenizer. Out: an artifact with
-these files (hard links where the file system allows) and a manifest. Refused are graphs that could
-not run correctly: states that cannot be rolled back, several graphs, unknown inputs. If the graph
-ignores the configured window, the window limits the context.
+these files (hard links if the file system allows) and a manifest. Models that could not run
+correctly are refused: states that cannot be rolled back, several graphs, unknown inputs. If the
+graph ignores the configured attention window, the artifact's context is limited to the window.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def copy_genai(
     ignored: keys of the tokenizer's settings to ignore; "chat_template" omits the chat templates.
 
     Raises:
-        ExportError: if the folder is not from the builder or damaged, or its model, tokenizer or
-            chat template is unusable.
+        ExportError: if the folder is damaged or does not come from the builder, or if its model,
+        tokenizer or chat template is unusable.
     """
     report = progress or _silent
     folder = Path(source)
@@ -91,7 +91,7 @@ def copy_genai(
             raise ExportError(f"{folder}: two files of its graph would have the same name")
         for name_in_source, target in targets.items():
             link_or_copy(folder / name_in_source, directory / target)
-        # Hash the artifact's files: the source's may change meanwhile.
+        # Hash the artifact's files, because the source's files may change at any time.
         digests = hash_files([directory / target for target in targets.values()], report)
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(text, encoding="utf-8")
@@ -171,7 +171,7 @@ def _manifest(
             heads=section.num_attention_heads,
             kv_heads=section.num_key_value_heads,
             head_dim=section.head_size,
-            intermediate=section.hidden_size,  # unknown and unused
+            intermediate=section.hidden_size,  # the real width is unknown, and not used
             context=graph.context,
         ),
         vocab_size=size,

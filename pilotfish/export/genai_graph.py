@@ -1,7 +1,7 @@
 """Inspect a graph of ONNX Runtime GenAI's model builder.
 
-In: its folder and `genai_config.json`. Out: its files, inputs and outputs, and the context up to
-which it is correct. Weights are not read.
+In: the graph's folder and `genai_config.json`. Out: the graph's files, inputs and outputs, and the
+context (positions) up to which it computes correctly. Weights are not read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.genai.genai_config import GenaiConfig, GraphForm, Port, Ports, check_graph
 from pilotfish.export.export_errors import ExportError
 
-MOST_BYTES = 2**31  # limit of a protobuf message
-_ATTENTION = "GroupQueryAttention"  # can use one buffer for past and present keys and values
+MOST_BYTES = 2**31  # largest graph file (bytes): the limit of a protobuf message
+_ATTENTION = "GroupQueryAttention"  # the operator that can update keys and values in place
 _KINDS: dict[int, str] = {
     TensorProto.INT64: "int64",
     TensorProto.FLOAT: "float32",
@@ -28,15 +28,15 @@ _KINDS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class GenaiGraph:
-    """A graph that can be run.
+    """A graph that the engine can run.
 
     Attributes:
         files: names of the graph file and its weight files, within the folder.
         form: inputs and outputs.
         opset: opset version of ONNX's standard operators.
-        window: smallest attention window that the graph implements, positions; None without one.
-        context: positions up to which the graph is correct.
-        reason: why `context` is less than genai_config.json states; "" if it is not.
+        window: smallest attention window in the graph, positions; None if it has none.
+        context: number of positions up to which the graph computes correctly.
+        reason: reason why `context` is less than stated in genai_config.json; "" if it is equal.
     """
 
     files: list[str]
@@ -51,7 +51,7 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
     """Read and check a folder's graph.
 
     Raises:
-        ExportError: if it is damaged, contradicts the configuration, or cannot be run here.
+        ExportError: if the graph is damaged, contradicts the configuration, or cannot be run.
     """
     name = config.model.decoder.filename
     path = folder / name
@@ -61,7 +61,7 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
         raise ExportError(f"{path} is too large to be a graph")
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf raises foreign classes
+    except Exception as error:  # protobuf raises several error classes
         raise ExportError(f"{path} is no ONNX graph: {error}") from None
     graph = model.graph
     try:
@@ -96,7 +96,7 @@ def _ports(values: Iterable[ValueInfoProto]) -> Ports:
 
 
 def _windows(path: Path, graph: GraphProto, config: GenaiConfig) -> list[int]:
-    """Return the attention window of each layer in the graph, 0 for none."""
+    """Return the attention window of each layer in the graph, positions; 0 for no window."""
     layer_of = {name: at // 2 for at, name in enumerate(config.planes("past"))}
     windows: dict[int, int] = {}
     for node in graph.node:
@@ -116,7 +116,7 @@ def _windows(path: Path, graph: GraphProto, config: GenaiConfig) -> list[int]:
 def _context(
     path: Path, graph: GraphProto, config: GenaiConfig, windows: list[int]
 ) -> tuple[int, str]:
-    """Return the context up to which the graph is correct, and the reason for a reduced one."""
+    """Return the context up to which the graph computes correctly, and the reason for a limit."""
     context, reason = config.model.context_length, ""
     sliding = config.model.decoder.sliding_window
     if sliding is not None and sliding.window_size > 0:
@@ -149,7 +149,7 @@ def _context(
 
 
 def _branch_length(graph: GraphProto, node: NodeProto) -> int | None:
-    """Return the token count above which an If takes its first branch; None if unknown."""
+    """Return the number of tokens above which node If takes its first branch; None if unknown."""
     producers = {output: other for other in graph.node for output in other.output}
     condition = producers.get(node.input[0])
     if condition is None or condition.op_type != "Greater" or len(condition.input) != 2:
@@ -166,7 +166,7 @@ def _branch_length(graph: GraphProto, node: NodeProto) -> int | None:
 
 
 def _data_files(folder: Path, graph: GraphProto) -> list[str]:
-    """Return the names of the weight files, all of which must exist."""
+    """Return the names of the graph's weight files; raise if a file is missing."""
     names = set()
     for tensor in _tensors(graph):
         if tensor.data_location == TensorProto.EXTERNAL:

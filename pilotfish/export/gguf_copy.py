@@ -1,8 +1,8 @@
-"""Export a GGUF file unchanged, for llama.cpp to run: any architecture that llama.cpp supports.
+"""Export a GGUF file unchanged, so that llama.cpp runs it; llama.cpp's architectures are supported.
 
-In: "default" or a GGUF file. Out: an artifact with that file (a hard link where the file system
-allows), its tokenizer and a manifest. Refused are files that Pilotfish could not use: unknown
-tokenizers, and models that cannot be rolled back.
+In: "default" or a GGUF file. Out: an artifact with that file (a hard link if the file system
+allows), its tokenizer and a manifest. Files with an unknown tokenizer, and models that cannot be
+rolled back, are refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 STATES = ("ssm.", "wkv.", "shortconv.")
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BLOCK = re.compile(r"blk\.(\d+)\.")
-EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # one tensor per expert: files before 2024
+EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # files from before 2024 have a tensor per expert
 
 
 def copy_gguf(
@@ -57,8 +57,8 @@ def copy_gguf(
     ignored: "chat_template" omits the chat templates.
 
     Raises:
-        ExportError: if the file is no complete GGUF file, or its model, tokenizer or chat template
-            is unusable.
+        ExportError: if the file is not a complete GGUF file, or if its model, tokenizer or chat
+        template is unusable.
     """
     report = progress or _silent
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
@@ -86,7 +86,7 @@ def copy_gguf(
     )
     with replacing(Path(out)) as directory:
         link_or_copy(path, directory / GGUF_NAME)
-        # Hash the artifact's file: the source's may change meanwhile.
+        # Hash the artifact's file, because the source's file may change at any time.
         [digest] = hash_files([directory / GGUF_NAME], report).values()
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
@@ -120,9 +120,9 @@ def copy_gguf(
 
 
 def _dimensions(file: GgufFile) -> Dimensions:
-    """Read the sizes that every architecture has; refuse unusable models.
+    """Read the sizes that every architecture states; refuse unusable models.
 
-    Some architectures give a list with a number per layer; the largest counts.
+    Some architectures state a number per layer; then the largest number is used.
     """
     path, metadata = file.path, file.metadata
     architecture = metadata.get("general.architecture")
@@ -159,7 +159,7 @@ def _dimensions(file: GgufFile) -> Dimensions:
 
 
 def _check_consistency(fields: Fields, tensors: Collection[str], layers: int) -> None:
-    """Refuse contradictions on which llama.cpp would abort the process."""
+    """Refuse files with contradictions that make llama.cpp abort the process."""
     for key in EPSILONS:
         if key in fields.values and not math.isfinite(fields.positive(key)):
             raise fields.error(f"{fields.prefix}{key} is no number")
@@ -181,7 +181,7 @@ def _largest(value: object) -> object:
 
 
 def _expert_width(settings: Mapping[str, object], hidden: int) -> int:
-    """Return an expert's width, for models with experts in every layer."""
+    """Return the inner width of an expert, for models with experts in every layer."""
     width = settings.get("expert_feed_forward_length", hidden)
     return width if isinstance(width, int) else hidden
 

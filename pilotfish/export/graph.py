@@ -1,8 +1,8 @@
-"""Build an ONNX graph.
+"""Build an ONNX graph, operator by operator.
 
 In: operators and weights, one at a time. Out: `model.onnx` (structure and small constants) and its
-external data file, which may exceed 2 GB. `weight` writes a weight to disk before it returns, so
-memory holds one weight at a time.
+external data file, which may exceed 2 GB. `GraphWriter.weight` writes a weight to disk before it
+returns, so that only one weight is in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# Opset → IR version: one that the oldest runtime with that opset reads; 4-bit types need 10.
+# IR version for each opset: the oldest runtime with the opset must read it. 4-bit types need 10.
 IR_VERSION = {17: 8, 24: 10}
 
 Dim = int | str
@@ -37,7 +37,7 @@ ELEMENT: dict[str, int] = {
 
 
 class GraphWriter:
-    """Collects nodes and streams weights into `data`. A value is its name, as in ONNX."""
+    """A writer that collects nodes, and writes weights to `data`; values are identified by name."""
 
     def __init__(self, data: BinaryIO, data_name: str) -> None:
         self._data = DataFile(data, data_name)
@@ -50,7 +50,7 @@ class GraphWriter:
 
     @property
     def data_sha256(self) -> str:
-        """Digest of the external data written so far."""
+        """The SHA-256 (hex) of the external data written so far."""
         return self._data.sha256
 
     def input(self, name: str, dtype: str, shape: Sequence[Dim]) -> str:
@@ -64,7 +64,7 @@ class GraphWriter:
         return name
 
     def op(self, kind: str, *inputs: str, name: str = "", domain: str = "", **attrs: Any) -> str:
-        """Append an operator with one output and return that output."""
+        """Append an operator with one output; return the output's name."""
         return self.multi(kind, *inputs, names=[name or self._fresh(kind)], domain=domain, **attrs)[
             0
         ]
@@ -72,7 +72,7 @@ class GraphWriter:
     def multi(
         self, kind: str, *inputs: str, names: Sequence[str], domain: str = "", **attrs: Any
     ) -> list[str]:
-        """Append an operator with these output names ("" = output not used)."""
+        """Append an operator with the output names `names`; "" stands for an unused output."""
         node = helper.make_node(kind, inputs, names, domain=domain, **attrs)
         node.name = next(name for name in names if name)
         self._nodes.append(node)
@@ -93,9 +93,9 @@ class GraphWriter:
         return self._constants[key]
 
     def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
-        """Write `array` to the data file, as `dtype` if given (its bits are not converted).
+        """Write `array` to the data file; `dtype` relabels its bits without a conversion.
 
-        For "int4" the array is u8, with one value in the low four bits of each element.
+        For "int4" the array is u8, with a value in the low four bits of each element.
         """
         dtype = dtype or array.dtype.name
         payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "int4" else array)
@@ -107,7 +107,7 @@ class GraphWriter:
     def stream_weight(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
     ) -> str:
-        """Write a weight from its parts along the first axis, one part in memory at a time."""
+        """Write a weight from an iterator of its parts along the first axis, to save memory."""
         tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=shape)
         self._data.stream(
             tensor, (np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts)
@@ -120,7 +120,7 @@ class GraphWriter:
         return name in self._initializers
 
     def pop_operator(self, value: str) -> list[str]:
-        """Remove the last operator, whose output is `value`; return its inputs.
+        """Remove the last operator, which must have the output `value`; return its inputs.
 
         Dialects use this to fuse an operator with the previous one.
         """
@@ -152,7 +152,7 @@ class GraphWriter:
 
 
 def pack_nibbles(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pack values below 16, u8 [..., n], two per byte, the first in the low nibble."""
+    """Pack values below 16, u8 [..., n], into bytes: two per byte, the first in the low nibble."""
     flat = array.ravel()
     if flat.size % 2:
         flat = np.append(flat, np.uint8(0))

@@ -1,12 +1,13 @@
-"""Choose the tokens to keep in a drafter's head: those that its target uses most.
+"""Choose the tokens to keep in a drafter's head: the tokens that the target uses most.
 
-In: texts like the target's answers. Out: N tokens, ranked by their frequency in the texts, then by
-id, because byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao et al. 2025;
+In: texts that resemble the target's answers. Out: N tokens, ranked by their frequency in the texts,
+then by id, because byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao et al. 2025;
 VocabTrim, Goel et al. 2025). End tokens, and the control tokens of the chat template, are always
-included.
+kept.
 
-Texts are read in pieces, so their size does not matter. In a line of JSON only the answers count,
-found by the usual key names of data sets and chats; without any, all strings count.
+Texts are read in pieces, so they may be larger than the memory. In a line of JSON only the answers
+count, which are recognised by the usual keys of data sets and chats; if there are none, all strings
+count.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources import WeightSource
 
 Counts = NDArray[np.int64]
-PIECE = 1 << 16  # characters
-LONGEST_LINE = 1 << 24  # characters of JSON
-# Keys of a model's answer in a data set, and of a list of messages.
+PIECE = 1 << 16  # size (characters) of the pieces in which texts are read
+LONGEST_LINE = 1 << 24  # longest line of JSON (characters)
+# Keys that hold a model's answer in a data set, and keys that hold a list of messages.
 ANSWERS = ("answer", "text", "output", "response", "completion", "solution", "chosen")
 LISTS = ("messages", "conversations")
 
@@ -40,11 +41,12 @@ def choose_tokens(
 
     Args:
         counts: i64 [V], occurrences of each token.
-        useful: bool [V], tokens that can be drafted; the others are chosen last. None = all.
+        useful: bool [V], whether a token can be drafted; tokens that cannot are chosen last. None =
+        all can.
 
     Raises:
-        ExportError: if `count` is not below the vocabulary's size, or below the number of tokens
-            that must be kept.
+        ExportError: if `count` is not less than the vocabulary, or is less than the number of
+        tokens that must be kept.
     """
     size = source.vocab_size
     if count >= size:
@@ -67,7 +69,7 @@ def choose_tokens(
 
 
 def needed_tokens(source: WeightSource) -> Counts:
-    """Return the end tokens and the control tokens in the chat templates."""
+    """Return the ids that must be kept: end tokens, and control tokens in the chat templates."""
     tokenizer = Tokenizer.from_json(source.tokenizer_json)
     named = tokenizer.named_controls([source.chat_template or "", *source.chat_templates.values()])
     return np.array(sorted({*source.eos_ids, *named}), np.int64)
@@ -86,7 +88,7 @@ def read_texts(path: Path) -> Iterator[str]:
     """Yield the text of a file, or the answers of a JSON lines file (.jsonl), in pieces.
 
     Raises:
-        ExportError: if the file cannot be read, holds no text, or is not JSON although named so.
+        ExportError: if the file cannot be read or has no text, or if a .jsonl file is not JSON.
     """
     has_text = False
     with (
@@ -118,7 +120,7 @@ def _json_texts(path: Path, file: Any) -> Iterator[str]:
         with reading_file(partial(_no_json, path, number)):
             entry = json.loads(line)
         for text in _answers(entry):
-            # JSON can hold half of a surrogate pair, UTF-8 cannot.
+            # JSON can contain half of a surrogate pair, but UTF-8 cannot.
             yield text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -127,7 +129,7 @@ def _no_json(path: Path, number: int, problem: str) -> ExportError:
 
 
 def _answers(entry: Any) -> Iterator[str]:
-    """Yield a model's answers in an entry; all its strings if it does not mark any."""
+    """Yield the model's answers in an entry, or all its strings if no key marks an answer."""
     if isinstance(entry, dict):
         texts = [entry[name] for name in ANSWERS if isinstance(entry.get(name), str)]
         for name in LISTS:

@@ -1,7 +1,7 @@
-"""Export a model: source in, artifact directory out.
+"""Export a model: read a source, write an artifact directory.
 
-The directory appears complete or not at all: files are written to a directory next to it, synced,
-and renamed. Weights are processed one at a time.
+The directory is written atomically: files are written to a temporary directory next to it, which is
+synced and renamed. Weights are processed one at a time.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
-MOST_POSITIONS = 2**22  # rotary tables of 64 pairs are 2 GB there
-NEWEST_RUNTIME = (1, 31)  # assumed where none is installed
-# Dialect that copies its source → name of such a source, function that copies it.
+MOST_POSITIONS = 2**22  # bound on the context (positions): rotary tables of 64 pairs are 2 GB then
+NEWEST_RUNTIME = (1, 31)  # version of ONNX Runtime to assume if none is installed
+# Dialects that copy their source → what to call the source in errors, function that copies it.
 COPIED = {LLAMACPP: ("a GGUF file", copy_gguf), GENAI: ("a folder", copy_genai)}
 
 
@@ -74,27 +74,28 @@ def export_model(
     """Write the artifact of `source` to the directory `out`, replacing an artifact there.
 
     Args:
-        source: "default", a GGUF file, a Hugging Face directory or hub id, or an open source.
+        source: "default", a GGUF file, a Hugging Face directory or hub id, or an opened source.
         precision: precision of the weights; "stored" keeps the source's quantised blocks.
-        dialect: "opset24", "opset17", "contrib", or "auto": by precision and installed runtime.
-            "llamacpp" copies a GGUF file, "genai" a folder of ONNX Runtime GenAI's model builder;
-            both need the default `precision`.
-        first_layers: number of layers to keep; the final norm and the head stay.
-        context: maximum number of positions, which sets the size of the rotary tables; by default
-            the model's, with longrope the context of its short factors.
-        head_tokens: tokens that the head predicts, ascending, i64 [N] (see `export.head_tokens`);
-            by default all. Inputs may be any token. The artifact is only good for drafts.
+        dialect: "opset24", "opset17", "contrib", or "auto", which chooses by precision and
+        installed runtime. "llamacpp" copies a GGUF file, "genai" a folder of ONNX Runtime GenAI's
+        model builder; both require the default `precision`.
+        first_layers: number of first layers to keep; the final norm and the head are kept, too.
+        context: number of positions, which determines the size of the rotary tables; None = the
+        model's, or with longrope the context of the short factors.
+        head_tokens: i64 [N], ascending, the tokens that the head can predict (see
+        `export.head_tokens`); None = all. The model still reads any token. The artifact can only
+        draft.
         ignore_keys: unknown keys of the configuration to ignore; the manifest lists them.
-            "chat_template" omits the chat templates. No effect if `source` is an open source.
+            "chat_template" omits the chat templates. No effect if `source` is an opened source.
         check: measure the cost of the precision (`export.cost`) and write it into the manifest,
-            unless it is fp32. This runs the artifact, which needs memory.
+            unless the precision is fp32. This loads and runs the artifact.
         progress: called as progress(label, done, total).
 
     Raises:
-        ExportError: if the source cannot be read, contains something unsupported or unknown, its
-            configuration and weights contradict each other, its chat template does not compile or
-            writes an unknown token, it has no more than `first_layers` layers, or `out` holds
-            something that is no artifact.
+        ExportError: if the source cannot be read, has an unsupported or unknown setting, or has no
+        more than `first_layers` layers; if its configuration and weights contradict each other; if
+        its chat template does not compile or writes an unknown token; or if `out` contains
+        something other than an artifact.
     """
     if dialect in COPIED:
         form, copy = COPIED[dialect]
@@ -144,7 +145,7 @@ def export_model(
 
 
 def _with_context(config: ModelConfig, context: int | None) -> ModelConfig:
-    """Return the configuration with the artifact's context."""
+    """Return the configuration with `context` positions, or the default number."""
     wanted = context or config.short_context or config.context
     if wanted > config.context:
         raise ExportError(f"{config.name} has {config.context} positions, not {wanted}")
@@ -185,7 +186,7 @@ def _write_graph(
 
 
 class _CountingSource:
-    """Wraps a source and reports the number of weights read."""
+    """A wrapper of a source that reports the number of weights read."""
 
     def __init__(self, source: WeightSource, progress: Progress) -> None:
         self._source, self._progress = source, progress
@@ -198,7 +199,7 @@ class _CountingSource:
         return self._source.tensor(name)
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its own blocks."""
+        """Read one weight in its stored blocks."""
         self._count(name)
         return self._source.quantized(name)
 
@@ -255,13 +256,13 @@ def _manifest(
 
 
 def _write_tokens(path: Path, tokens: NDArray[np.int64]) -> str:
-    """Write the token of each row of the head, <u4 [N]; return the file's SHA-256."""
+    """Write the token id of each row of the head, <u4 [N]; return the file's SHA-256."""
     path.write_bytes(tokens.astype("<u4").tobytes())
     return file_sha256(path)
 
 
 def _states(config: ModelConfig) -> RecurrentStates | None:
-    """Describe the recurrent states of the layers; None if there are none."""
+    """Describe the layers' recurrent states for the manifest; None if there are none."""
     recurrence, layers = config.recurrence, config.recurrent
     if not layers and not all(config.layer(i).has_mixer for i in range(config.layers)):
         raise ExportError(
@@ -282,7 +283,7 @@ def _states(config: ModelConfig) -> RecurrentStates | None:
 
 
 def _caches(config: ModelConfig) -> list[CachedLayer] | None:
-    """List the layers with their own keys and values; None if the dimensions imply them."""
+    """List the layers that store keys and values; None if the dimensions imply the list."""
     if config.plain:
         return None
     return [
@@ -292,7 +293,7 @@ def _caches(config: ModelConfig) -> list[CachedLayer] | None:
 
 
 def _runtime() -> tuple[int, ...]:
-    """Return the installed runtime's version, for dialect "auto"."""
+    """Return the version of the installed ONNX Runtime, for the dialect "auto"."""
     try:
         return runtime_version()
     except ProviderError:

@@ -1,7 +1,8 @@
-"""A model's shape, in one format for all architectures and sources.
+"""The shape of a model, in one format for all architectures and sources.
 
-In: Hugging Face's config.json or GGUF metadata (read by `export.sources`). Out: `ModelConfig`, from
-which the graph is written. `Form` lists the parts of a layer; other fields are sizes and factors.
+In: Hugging Face's config.json or GGUF metadata, which `export.sources` reads. Out: `ModelConfig`,
+which determines the graph except its weights. `Form` lists the parts of a layer; the other fields
+are sizes and factors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pilotfish.export.parts import Experts, Factors, Recurrence, Rope, Streams, 
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 Kind = Literal["attention", "conv", "delta", "space", "both", "selective", "none"]
-CACHED: tuple[Kind, ...] = ("attention", "both")  # kinds with keys and values
+CACHED: tuple[Kind, ...] = ("attention", "both")  # kinds of layers that have keys and values
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -22,20 +23,21 @@ class Layer(msgspec.Struct, frozen=True):
 
     Attributes:
         rope: rotary embedding; None = no rotation.
-        window: number of positions that a token attends to, itself included; None = all.
+        window: number of positions that a token attends to, including its position; None = all.
         experts: whether the feed-forward part is a mixture of experts.
-        kind: token mixer: attention, a gated short convolution (conv, LFM2), linear attention by
-            the gated delta rule after a convolution (delta, Qwen3.5), a state space (space,
-            Mamba-2), attention in parallel with one (both, Falcon-H1), a selective state space
-            (selective, Mamba), or none.
-        has_mlp: whether there is a feed-forward part. A layer with only a mixer or only a
-            feed-forward part has one norm, input_layernorm.
+        kind: token mixer: "attention"; "conv", a gated short convolution (LFM2); "delta", a
+        convolution and linear attention by the gated delta rule (Qwen3.5); "space", a state space
+        (Mamba-2); "both", attention and a state space in parallel (Falcon-H1); "selective", a
+        selective state space (Mamba); or "none".
+        has_mlp: whether there is a feed-forward part. A layer without a mixer or without a
+        feed-forward part has only one norm, input_layernorm.
         head_dim, kv_heads, intermediate: sizes; None = the model's.
-        kv_source: index of the earlier layer whose keys and values this layer reads; it then has no
-            k and v projections and no cache. None = its own.
-        tied_values: whether values are the keys before norm and rotation.
-        sparsity: fraction of the gate's channels set to 0, by a cutoff at mean + z · deviation of a
-            token's channels (Gemma 3n).
+        kv_source: index of the earlier layer with the keys and values that this layer reads; this
+        layer then has no k and v projections and no cache. None = the layer has its keys and
+        values.
+        tied_values: whether values equal the keys before norm and rotation.
+        sparsity: fraction of the gate's channels that is set to 0 (Gemma 3n). The cutoff for a
+        token is the mean of its channels + z · their standard deviation.
     """
 
     rope: Rope | None = None
@@ -57,7 +59,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class AttentionHeads(NamedTuple):
-    """Numbers of query and key heads of one layer, and their width."""
+    """The numbers of query heads and of key heads of a layer, and the width of a head."""
 
     queries: int
     keys: int
@@ -65,7 +67,7 @@ class AttentionHeads(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Query heads per key head."""
+        """The number of query heads per key head."""
         return self.queries // self.keys
 
 
@@ -74,25 +76,29 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         norm: type of all norms.
-        norms: names of a layer's norms. input_layernorm and post_attention_layernorm precede
-            attention and feed-forward part; attention_out_norm and mlp_out_norm follow them.
-        norm_bias: whether layer norms have biases (those of q and k never have).
+        norms: names of a layer's norms. input_layernorm precedes attention,
+        post_attention_layernorm the feed-forward part; attention_out_norm and mlp_out_norm follow
+        them.
+        norm_bias: whether layer norms have biases (norms of q and k never do).
         learned_norms: whether norms have weights.
         biases: modules with a bias; * stands for an expert's number.
         gated: whether the feed-forward part is activation(gate) · up instead of activation(up).
-        parallel: whether attention and feed-forward part read the same residual stream.
-        qk_norm: norm of q and k: per head with one weight for all heads ("head") or a weight per
-            head ("heads"), or over all heads together ("all"); None without one.
-        qk_norm_late: whether that norm follows the rotation instead of preceding it.
-        value_norm: whether values are normed per head, without weights.
-        gated_attention: whether the attention output is multiplied by sigmoid(gate) of the input.
+        parallel: whether attention and feed-forward part read the same residual stream, before
+        either is added.
+        qk_norm: norm of q and k: per head with equal weights for all heads ("head"); per head with
+        weights of each head ("heads"); over all heads together ("all"); None = no norm.
+        qk_norm_late: whether the norm of q and k follows the rotation, instead of preceding it.
+        value_norm: whether values have a norm per head, without weights.
+        gated_attention: whether attention's output is multiplied by sigmoid(gate), a projection of
+        its input.
         sub_norms: whether a norm precedes the output projection of attention and feed-forward part.
-        sinks: whether the softmax has one more learned score per head, for no token (gpt-oss).
-        sum_norms: whether norms follow the residual sum (opt-350m).
+        sinks: whether the softmax includes a learned score per head that belongs to no token
+        (gpt-oss).
+        sum_norms: whether norms are applied after the residual sum (opt-350m).
         final_norm: whether a norm follows the last layer.
         embed_norm: whether a norm follows the embedding.
         learned_positions: whether there is a table of position embeddings.
-        layer_scale: whether a layer's output, residual included, is multiplied by a learned scalar.
+        layer_scale: whether the residual stream after a layer is multiplied by a learned scalar.
     """
 
     norm: Literal["rms", "layer"] = "rms"
@@ -116,7 +122,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the graph of a decoder depends on, except its weights.
+    """Everything that determines the graph of a decoder, except its weights.
 
     Attributes:
         name: the model's name, for display.
@@ -126,20 +132,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         head_dim: width of a head; heads · head_dim may differ from `hidden`.
         intermediate: inner width of the feed-forward part.
         context: maximum number of positions.
-        vocab_size: rows of the embedding, padding included.
-        tied: whether the output projection is the embedding.
-        pattern: properties of the layers; layer i has those of entry i modulo its length.
+        vocab_size: number of rows of the embedding, including padding.
+        tied: whether the output projection has the weights of the embedding.
+        pattern: properties of the layers; layer i has the entry i modulo the pattern's length.
         experts: sizes of the mixtures of experts, if any layer has one.
-        embedding: width of the embedding if it is not `hidden` (opt-350m: project_in/out).
+        embedding: width of the embedding if it differs from `hidden` (opt-350m: project_in/out).
         position_offset: row of the learned position table for position 0 (opt: 2).
         score_scale: factor of q · k; None = 1 / √head_dim.
-        score_cap, logit_cap: c in c · tanh(x / c).
-        embed_scale, residual_scale, logit_scale: factors (gemma, granite, cohere).
-        recurrence: sizes of the recurrent layers; None without any.
+        score_cap, logit_cap: c in c · tanh(x / c), applied to scores and to logits; None = no cap.
+        embed_scale, residual_scale, logit_scale: factors of embeddings, of a part's output before
+        the residual sum, and of logits (gemma, granite, cohere).
+        recurrence: sizes of the recurrent layers; None if there are none.
         factors: factors of a layer's parts (Falcon-H1).
-        token_inputs: sizes of the per-layer embeddings; None without.
-        streams: parallel residual streams; None with a single one.
-        head_tokens: rows of an output projection that was cut to some tokens (never tied).
+        token_inputs: sizes of the per-layer embeddings; None if there are none.
+        streams: sizes of parallel residual streams; None with a single stream.
+        head_tokens: number of rows of a cut output projection, which is never tied; None if it is
+        whole.
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -179,7 +187,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.pattern[index % len(self.pattern)]
 
     def heads_of(self, index: int) -> AttentionHeads:
-        """Return the heads of a layer's attention, its own or the model's."""
+        """Return the numbers and width of a layer's heads."""
         layer = self.layer(index)
         return AttentionHeads(
             self.heads, layer.kv_heads or self.kv_heads, layer.head_dim or self.head_dim
@@ -187,24 +195,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> bool:
-        """Whether each layer has a recurrent state or its own keys and values of `plain_heads`."""
+        """Whether exactly the layers without states store keys and values of `plain_heads`."""
         states = set(self.recurrent)
         has_all_caches = self.cached == [i for i in range(self.layers) if i not in states]
         return has_all_caches and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
 
     @property
     def plain_heads(self) -> AttentionHeads:
-        """The heads of layers without sizes of their own."""
+        """The numbers and width of heads in layers that do not override the model's."""
         return AttentionHeads(self.heads, self.kv_heads, self.head_dim)
 
     @property
     def recurrent(self) -> list[int]:
-        """The layers with a recurrent state."""
+        """The indices of the layers with a recurrent state."""
         return [i for i in range(self.layers) if self.layer(i).kind not in {"attention", "none"}]
 
     @property
     def cached(self) -> list[int]:
-        """The layers with a cache of their own keys and values."""
+        """The indices of the layers that store keys and values."""
         kinds = map(self.layer, range(self.layers))
         return [
             i for i, layer in enumerate(kinds) if layer.kind in CACHED and layer.kv_source is None
@@ -212,12 +220,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def window(self) -> int | None:
-        """The smallest window of any layer; None if no layer has one."""
+        """The smallest attention window of any layer, positions; None if no layer has one."""
         kinds = (self.layer(i) for i in range(min(self.layers, len(self.pattern))))
         return min((kind.window for kind in kinds if kind.window is not None), default=None)
 
     @property
     def short_context(self) -> int | None:
-        """The context of longrope's short frequencies; None without longrope."""
+        """The largest context for longrope's short frequencies, positions.
+
+        None without longrope.
+        """
         stated = (kind.rope.short_context for kind in self.pattern if kind.rope is not None)
         return min((context for context in stated if context is not None), default=None)

@@ -1,8 +1,8 @@
-"""Write the network of any architecture, as its `ModelConfig` describes it.
+"""Write the network that a `ModelConfig` describes, for any architecture.
 
-The order of operations is Llama's; `Form` and the numbers of `ModelConfig` add, omit or scale
-parts. The dialect decides how an operation is written, and how experts are computed. The value
-between layers is the residual stream, [T, hidden], or several streams, [T, streams, hidden].
+The order of operations is Llama's; `Form` and the factors of `ModelConfig` add, omit or scale
+parts. The dialect decides how an operation and the experts are written. The value between layers is
+the residual stream, [T, hidden], or several parallel streams, [T, streams, hidden].
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
 def write_layer(
     net: Dialect, config: ModelConfig, i: int, x: str, layer_inputs: str | None = None
 ) -> str:
-    """Write layer i, which keeps the shape of x; `layer_inputs` [T, width] belong to the layer."""
+    """Write layer i and return its output, in the shape of x; `layer_inputs`: [T, width]."""
     if config.streams is not None:
         return write_streams(
             net,
@@ -80,7 +80,7 @@ def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
     form, layer = config.form, f"model.layers.{i}"
 
     def norm(value: str, name: str, *, summed: bool = False) -> str:
-        """Apply the norm `name` if the layer has it at this place."""
+        """Apply the norm `name` if the layer has this norm before (`summed`: after) the sum."""
         here = name in form.norms and summed == form.sum_norms
         return net.norm(value, f"{layer}.{name}") if here else value
 
@@ -168,9 +168,9 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
-    """Write a mixture of experts; h [T, hidden] → [T, hidden]. `module` is the feed-forward part.
+    """Write a mixture of experts, the feed-forward part `module`; h [T, hidden] → [T, hidden].
 
-    The router is not quantised: a rounding error there selects another expert.
+    The router is not quantised, because a rounding error could select another expert.
     """
     scores = net.linear(h, f"{module}.router", rounded=False)
     mixed = net.experts(h, scores, module)
@@ -185,13 +185,15 @@ def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
 
 
 def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_out: str) -> str:
-    """Write a mixture of experts parallel to a dense feed-forward part (Gemma 4).
+    """Write a mixture of experts that is parallel to a dense feed-forward part (Gemma 4).
 
     Args:
-        x: residual stream before the feed-forward part, [T, hidden]; router and experts read it.
+        x: residual stream before the feed-forward part, [T, hidden], the input of router and
+        experts.
         mlp_out: output of the dense part, [T, hidden].
     """
-    # The router's input has root mean square 1 / √hidden: scores do not grow with the width.
+    # The router's input has root mean square 1 / √hidden, so that scores do not grow with the
+    # width.
     router_input = net.scale(net.norm(x, f"{module}.router_norm"), net.config.hidden**-0.5)
     scores = net.linear(router_input, f"{module}.router", rounded=False)
     mixed = net.experts(net.norm(x, f"{module}.experts_norm"), scores, module)

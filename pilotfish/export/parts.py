@@ -1,4 +1,4 @@
-"""Sizes of the parts that some models have: rotation, experts, states, inputs and streams."""
+"""The sizes of parts that only some models have: rotation, experts, states, inputs, streams."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Rope(msgspec.Struct, frozen=True):
     """A rotary embedding.
 
     Attributes:
-        frequencies: angle per position of each pair of channels, rad. The first 2 · len channels
-            rotate, the others do not.
-        scale: factor of cos and sin (attention factor of yarn and longrope).
-        interleaved: whether channels 2i and 2i + 1 are a pair, instead of i and i + half.
-        long: frequencies for contexts beyond `short_context` (longrope).
-        short_context: largest context of `frequencies` (longrope), positions.
+        frequencies: angle per position of each pair of channels, rad. n frequencies rotate the
+        first 2n channels; the other channels do not rotate.
+        scale: factor of cos and sin (the attention factor of yarn and longrope).
+        interleaved: whether channels 2i and 2i + 1 are a pair, instead of i and i + n.
+        long: frequencies for contexts greater than `short_context` (longrope).
+        short_context: largest context, positions, for which `frequencies` apply (longrope).
     """
 
     frequencies: tuple[float, ...]
@@ -36,13 +36,14 @@ class Rope(msgspec.Struct, frozen=True):
 
 
 class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """Per-layer embeddings of a token (Gemma 3n, 4): a second input of each layer.
+    """The per-layer embeddings of a token, a second input of each layer (Gemma 3n, 4).
 
-    They are the sum of a row of a table and of a normed projection of the token's embedding.
+    They are the sum of the token's row in a table, and of a projection, with norm, of its
+    embedding.
 
     Attributes:
-        width: width per layer.
-        rows: rows of the table; tokens beyond them use row 0.
+        width: numbers per layer.
+        rows: number of rows of the table; tokens with greater ids use row 0.
     """
 
     width: int
@@ -50,16 +51,16 @@ class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True):
-    """Parallel residual streams: AltUp, with Laurel (Gemma 3n).
+    """The parallel residual streams of Gemma 3n: AltUp, with Laurel.
 
-    A layer predicts each stream from all, computes the active one, and corrects all streams by the
-    error of that prediction.
+    A layer predicts each stream from all streams, computes the active stream, and corrects all
+    streams by the error in the prediction of the active stream.
 
     Attributes:
         count: number of streams.
-        active: index of the stream that layers compute.
-        scaled: whether the active stream is scaled by channel before it updates the others.
-        rank: rank of the low-rank path parallel to attention.
+        active: index of the active stream.
+        scaled: whether the active stream is scaled per channel before it updates the other streams.
+        rank: rank of Laurel's low-rank path, which is parallel to attention.
     """
 
     count: int
@@ -71,20 +72,20 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of experts: each token uses a few of a layer's feed-forward parts.
 
-    Token x uses the experts with the highest scores x · router. Their outputs are summed, weighted
-    by the softmax of the scores.
+    A token with input x uses the experts with the highest scores x · router. Their outputs are
+    summed with the softmax of the scores as weights.
 
     Attributes:
         count: number of experts.
         chosen: number of experts per token.
         width: inner width of an expert.
-        normed: whether the softmax is over the chosen scores instead of all.
-        shared: inner width of the expert that every token uses; None without one.
-        shared_gate: whether the shared expert is weighted by σ(x · shared_expert_gate).
-        parallel_mlp: whether layers also have a dense feed-forward part, with a norm for each
-            branch, and a norm and factors of the router (Gemma 4).
-        steepness, lift, limit: α, l and c of g · σ(αg) · (u + l), with g ≤ c and |u| ≤ c (gpt-oss);
-            at 1, 0 and None it is activation(g) · u.
+        normed: whether the softmax is over the chosen experts' scores, instead of all scores.
+        shared: inner width of the shared expert, which every token uses; None if there is none.
+        shared_gate: whether the shared expert's output is multiplied by σ(x · shared_expert_gate).
+        parallel_mlp: whether layers also have a dense feed-forward part (Gemma 4). If so, both
+        branches and the router have norms, and the router has factors.
+        steepness, lift, limit: α, l and c of gpt-oss's experts, g · σ(αg) · (u + l) with g ≤ c and
+        |u| ≤ c. With 1, 0 and None, an expert computes activation(g) · u.
     """
 
     count: int
@@ -100,17 +101,17 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of a state space (Mamba, Mamba-2) besides the sizes of its heads.
+    """The properties of a state space (Mamba, Mamba-2), without the sizes of its heads.
 
-    In terms of linear attention, its B are keys, its C queries, its x values.
+    In terms of linear attention, B is the key, C the query, x the value.
 
     Attributes:
-        shortest, longest: bounds of a token's step Δ.
-        norm: position of the group norm of the output: after the gate ("behind"), before it, or
-            none.
+        shortest, longest: bounds of the step Δ of a token.
+        norm: position of the output's group norm: after the gate ("behind"), before the gate, or
+        none.
         scales: factors of the projected gate, x, B, C and Δ (Falcon-H1).
-        rank: width of the low-rank projection of Δ in a selective state space; None in others.
-        epsilon: epsilon of the norm of the low-rank Δ, B and C (Falcon Mamba); None without it.
+        rank: width of the low-rank projection of Δ in a selective state space; None in a plain one.
+        epsilon: epsilon of the norms of the low-rank Δ, B and C (Falcon Mamba); None without norms.
     """
 
     shortest: float = 0.0
@@ -122,13 +123,14 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recurrence(msgspec.Struct, frozen=True):
-    """Sizes of the recurrent layers, the same in all of a model.
+    """The sizes of a model's recurrent layers, equal in all of them.
 
     Attributes:
-        taps: width of the convolution, tokens, the current one included.
-        heads, key_heads: numbers of value heads, and of query and key heads; 0 = no matrix state.
+        taps: width of the convolution, tokens, including the current token.
+        heads: number of value heads; 0 = only convolutions, no matrix state.
+        key_heads: number of query heads and of key heads.
         key_dim, value_dim: widths of key heads and value heads.
-        space: properties of a state space; None under the delta rule.
+        space: properties of a state space; None for the delta rule.
     """
 
     taps: int
@@ -140,42 +142,42 @@ class Recurrence(msgspec.Struct, frozen=True):
 
     @property
     def keys(self) -> int:
-        """Width of all keys, and of all queries."""
+        """The width of all keys together, and of all queries together."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Width of all values."""
+        """The width of all values together."""
         return self.heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Width of the convolution: queries, keys and values.
+        """The number of the convolution's channels: queries, keys and values.
 
-        In a selective state space the values only; the others are projected from its output.
+        In a selective state space only values, because its output is projected to queries and keys.
         """
         return self.values if self._selective else 2 * self.keys + self.values
 
     @property
     def rates(self) -> int:
-        """Rates per token: of each head's decay and, under the delta rule, its writing."""
+        """The number of rates per token: a decay per head and, for the delta rule, a write rate."""
         if self._selective:
             return 0
         return self.heads if self.space else 2 * self.heads
 
     @property
     def width(self) -> int:
-        """Width of a token's inputs to the recurrence, which the trail stores."""
+        """The width of a token's inputs to the recurrence, which the trail stores."""
         return self.channels + self.rates
 
     @property
     def projected(self) -> int:
-        """Width of a state space's input projection: the gate and the recurrence's inputs."""
+        """The width of a state space's input projection: the gate and the recurrence's inputs."""
         return self.values + self.width
 
     @property
     def low(self) -> int:
-        """Width of a selective state space's second projection: low-rank Δ, B and C."""
+        """The width of a selective state space's second projection: low-rank Δ, B and C."""
         return 2 * self.keys + (self.space.rank or 0 if self.space else 0)
 
     @property
@@ -184,10 +186,11 @@ class Recurrence(msgspec.Struct, frozen=True):
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
-    """Factors of the inputs and outputs of a layer's parts (Falcon-H1).
+    """The factors of the inputs and outputs of a layer's parts (Falcon-H1).
 
     Attributes:
-        attention_in, attention_out, space_in, space_out: factors around attention and state space.
+        attention_in, attention_out, space_in, space_out: factors of input and output of attention
+        and of the state space.
         gate, mlp_out: factors of the feed-forward part's gate and of its output.
     """
 

@@ -1,17 +1,17 @@
 """Quantise weights to 4 or 8 bits, in blocks along the input width.
 
-In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, so that w ≈ (code −
-2^(bits−1)) · scale. The same numbers serve MatMulNBits and DequantizeLinear.
+In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, with w ≈ (code −
+2^(bits−1)) · scale. MatMulNBits and DequantizeLinear both use these codes and scales.
 
 **Weights that were already quantised keep their values.** Dequantised blocks of GGUF's Q4_0 and
-Q8_0 are on such a grid; those of Q4_1 and Q4_K are with an offset per block, w = (code − 8) · scale
-+ offset. `_grid` finds the grid. Rounding Q4_1 again would cost a drafter a quarter of its
-acceptance (docs/engines.md).
+Q8_0 have this form exactly; blocks of Q4_1 and Q4_K have it with an offset per block, w = (code −
+8) · scale + offset. `_grid` finds the form. Rounding Q4_1 a second time would cost a drafter a
+quarter of its acceptance (docs/engines.md).
 
-Other weights are rounded to the nearest code, symmetrically. Zero points were measured and are not
-used: integer ones gain no more than a better search for scales would, and with float ones ONNX
-Runtime's kernel takes 50 times as long. Offsets are a separate product with the block sums of x
-(`export.dialects.quantized_weights`).
+Other weights are rounded symmetrically to the nearest code. Measurements spoke against zero points:
+integer zero points gain no more accuracy than a better search for scales would, and with float zero
+points ONNX Runtime's kernel takes 50 times as long. Offsets need a separate product with the block
+sums of x (`export.dialects.quantized_weights`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from pilotfish.export.blocks import BLOCK, Quantized
 from pilotfish.export.export_errors import ExportError
 
-CHUNK = 1 << 18  # weights quantised at a time, to fit the CPU's cache
-SAMPLE = 64  # blocks examined to detect a weight that was quantised before
-ROUNDING = 1e-6  # float32's error of code · scale + offset, relative to a block's largest weight
+CHUNK = 1 << 18  # number of weights that are quantised at a time, to fit the CPU's cache
+SAMPLE = 64  # number of blocks that are examined to detect earlier quantisation
+ROUNDING = 1e-6  # bound on the rounding error in float32, relative to a block's largest weight
 
 
 class _Blocks(NamedTuple):
@@ -38,19 +38,20 @@ class _Blocks(NamedTuple):
     offsets: NDArray[np.float32]
 
     def equal(self, blocks: NDArray[np.float32], half: int) -> NDArray[np.bool_]:
-        """Return which of `blocks` [n, BLOCK] these equal up to float32's rounding, bool [n]."""
+        """Return which blocks equal `blocks` [n, BLOCK] up to float32's rounding, bool [n]."""
         again = (self.codes - np.float32(half)) * self.scales[:, None] + self.offsets[:, None]
         allowed = ROUNDING * np.abs(blocks).max(axis=1, keepdims=True)
         matches: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
         return matches
 
 
-# Rounds (blocks [n, BLOCK], half, count) to codes below 2 · half; the farthest weight gets `count`.
+# A function that rounds (blocks [n, BLOCK], half, count) to codes below 2 · half. The weight
+# farthest from the zero point is `count` steps away.
 _Rounding = Callable[[NDArray[np.float32], int, int], _Blocks]
 
 
 class _Grid(NamedTuple):
-    """A rounding method with `most` steps, or with one of `others` if that makes a block exact."""
+    """A rounding method with `most` steps, or one of the step counts `others` if that is exact."""
 
     method: _Rounding
     most: int
@@ -60,10 +61,10 @@ class _Grid(NamedTuple):
 def quantize(
     name: str, weight: NDArray[np.float32], bits: int, *, offsets_allowed: bool = True
 ) -> Quantized:
-    """Round `weight` [N, K]; offsets are used only if `offsets_allowed`.
+    """Quantise `weight` [N, K] to `bits` bits, without offsets unless `offsets_allowed`.
 
     Raises:
-        ExportError: if K is no multiple of BLOCK.
+        ExportError: if K is not a multiple of BLOCK.
     """
     rows, width = weight.shape
     if width % BLOCK:
@@ -84,7 +85,7 @@ def quantize(
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
-    """Round blocks [n, BLOCK], exactly if a step count of the grid allows it, else to nearest."""
+    """Round blocks [n, BLOCK]: exactly if some step count of the grid permits, else to nearest."""
     rounded = grid.method(blocks, half, grid.most)
     for count in grid.others:
         inexact = np.flatnonzero(~rounded.equal(blocks, half))
@@ -98,11 +99,11 @@ def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
 
 
 def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
-    """Return the grid that most blocks of a sample are on; the default grid without one."""
+    """Return the grid that fits most blocks of a sample exactly, or else the default grid."""
     half = 2 ** (bits - 1)
     sample = blocks[:: max(len(blocks) // SAMPLE, 1)]
     sample = sample[sample.any(axis=1)]
-    # 8 bits are nearly exact without an offset.
+    # With 8 bits, the symmetric form is nearly exact, so offsets are not tried.
     methods = [(_round_symmetric, half)]
     if bits == 4 and shifted:
         methods.append((_round_shifted, 2 * half - 1))
@@ -115,7 +116,8 @@ def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
 
 def _round_symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
     """Round to multiples of a scale; the largest weight becomes −count steps."""
-    # The scale takes the opposite sign of the largest weight, because only −half has a code.
+    # The scale has the opposite sign of the largest weight, because −half has a code and +half has
+    # none.
     largest = np.abs(blocks).argmax(axis=1)
     scales = blocks[np.arange(len(blocks)), largest] / np.float32(-count)
     scales[scales == 0] = 1.0
@@ -126,7 +128,7 @@ def _round_symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blo
 def _round_shifted(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:
     """Round to steps above the smallest weight; the largest weight is `count` steps."""
     low = blocks.min(axis=1)
-    scales = (blocks.max(axis=1) - low) / np.float32(count)  # 0 where all weights are equal
+    scales = (blocks.max(axis=1) - low) / np.float32(count)  # 0 if all weights of a block are equal
     steps = np.where(scales == 0, np.float32(1), scales)
     codes = np.rint((blocks - low[:, None]) / steps[:, None])
     return _Blocks(codes, scales, low + half * scales)

@@ -1,15 +1,16 @@
-"""Recurrent layers, which keep a state instead of keys and values: convolutions, linear attention.
+"""Recurrent layers, which have a state instead of keys and values: convolutions, linear attention.
 
-Reducing a length does not roll a state back. So a graph starts from an earlier state and replays
-the inputs of the c tokens since then (see pilotfish.engines.states). All is f32, one slot per pass:
+A state cannot be rolled back like keys and values. So a graph starts from an earlier state and
+replays the inputs of the c tokens since that state (see pilotfish.engines.states). A run has one
+slot, and all these values are f32:
 
     past.{i}.inputs [M, width]: inputs of the tokens before this pass, M = taps − 1 + c
     present.{i}.inputs [T, width]: inputs of this pass
-    past.{i}.state, settled.{i}.state, present.{i}.state [1, heads, key_dim, value_dim]: states c
-        tokens before this pass, immediately before it, and after it
+    past.{i}.state, settled.{i}.state, present.{i}.state [1, heads, key_dim, value_dim]: the states
+            c tokens before this pass, just before this pass, and after this pass
 
-The state of a short convolution is its inputs, so c = 0 and it has no other. State spaces are in
-`export.state_space` and `export.selective_scan`.
+The state of a short convolution consists of its last inputs, so c = 0, and there is no `state`.
+`export.state_space` and `export.selective_scan` write state spaces.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ALL = np.iinfo(np.int64).max
 
 
 def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Mix tokens by a convolution with a gate before and after it (LFM2)."""
+    """Write LFM2's token mixer: a convolution with a gate before and a gate after it."""
     module, dims = f"model.layers.{i}.conv", recurrence(config)
     before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
     inputs = prepend_earlier(net, i, net.multiply(before, x), config.hidden)
@@ -35,7 +36,7 @@ def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Mix tokens by linear attention, after a convolution of q, k and v (Qwen3.5)."""
+    """Write Qwen3.5's token mixer: a convolution of q, k and v, then linear attention."""
     module, dims = f"model.layers.{i}.linear_attn", recurrence(config)
     projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
     fresh, gate = net.split(projected, [dims.width, dims.values])
@@ -50,7 +51,10 @@ def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
-    """Output this pass's inputs [T, width]; return them after the earlier ones, [M + T, width]."""
+    """Declare this pass's inputs [T, width] an output.
+
+    Return earlier and new ones, [M + T, width].
+    """
     past, present = f"past.{layer}.inputs", f"present.{layer}.inputs"
     net.graph.input(past, "float32", ["M", width])
     net.graph.op("Identity", to_float32(net, inputs), name=present)
@@ -100,7 +104,7 @@ def _unit_heads(net: Dialect, dims: Recurrence, x: str) -> str:
 
 
 def run_recurrence(net: Dialect, dims: Recurrence, layer: int, rows: list[str]) -> str:
-    """Replay the c missing tokens, then this pass's; return this pass's outputs, [1, T, …]."""
+    """Write the recurrence over c replayed and T new tokens; return the new outputs, [1, T, …]."""
     graph = net.graph
     shape: list[Dim] = [1, dims.heads, dims.key_dim, dims.value_dim]
     names = [f"{when}.{layer}.state" for when in ("past", "settled", "present")]

@@ -1,7 +1,7 @@
 """Compute a model's predictions in float32, one layer at a time.
 
-In: a source of weights and a text. Out: logits. Only one layer's weights are on disk and in memory
-at a time, so the model may be larger than the machine's memory.
+In: a source of weights and a text. Out: logits. Only one layer's weights at a time are in the
+temporary graph and in memory, so the model may be larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 
 
 class Reference:
-    """Runs a model in float32, reading its weights from the source for each text.
+    """A float32 run of a model, which reads the weights from the source for each text.
 
     Args:
         source: the model's weights.
@@ -52,13 +52,13 @@ class Reference:
 
     @property
     def parts(self) -> int:
-        """Number of graphs that `states` runs."""
+        """The number of graphs that `states` runs."""
         return self._config.layers + 1
 
     def states(self, tokens: NDArray[np.int64], done: Callable[[], None]) -> Floats:
         """Return the last layer's outputs for a text [T], f32 [T, hidden].
 
-        Calls `done` after each graph.
+        `done` is called after each graph.
         """
         config = _with_context(self._config, len(tokens))
 
@@ -79,7 +79,7 @@ class Reference:
 
             return write
 
-        values: dict[str, Floats] = {}  # inputs of later layers
+        values: dict[str, Floats] = {}  # values that later layers read
         for write in (embedding, *map(layer, range(config.layers))):
             with self._session(config, write) as session:
                 names = [item.name for item in session.get_outputs()]
@@ -152,7 +152,7 @@ def _layer_inputs_shape(config: ModelConfig) -> list[Dim]:
 
 
 def _is_read(config: ModelConfig, output: str) -> bool:
-    """Whether later layers read this output: a per-layer input, or the cache of another layer."""
+    """Whether later layers read this output: a per-layer input, or a cache that they share."""
     if output.startswith(LAYER_INPUTS):
         return True
     sources = {config.layer(i).kv_source for i in range(config.layers)}
@@ -160,7 +160,7 @@ def _is_read(config: ModelConfig, output: str) -> bool:
 
 
 def _with_context(config: ModelConfig, length: int) -> ModelConfig:
-    """Return the configuration for a text of this length, with the same rotary factors."""
+    """Return the configuration for `length` positions, with the same choice of rotary factors."""
     beyond = config.short_context is not None and config.context > config.short_context
     least = (config.short_context or 0) + 1 if beyond else 0
     return msgspec.structs.replace(config, context=max(length, least))

@@ -2,9 +2,9 @@
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(low · W + bias)
 
-x passes a convolution; Δ (through a low-rank projection, `low`), B and C are projected from its
-output. In terms of linear attention, each channel is a head with one value, C is the query and B
-the key, shared by all heads. `export.recurrent` describes inputs and states.
+x is the output of a convolution. B, C and `low`, the low-rank form of Δ, are projections of x. In
+terms of linear attention, each channel is a head with one value; C is the query and B the key, and
+all heads share them. `export.recurrent` describes inputs and states.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pilotfish.export.recurrent import (
 
 
 def write_selective_scan(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Mix tokens; h [T, hidden] → [T, hidden]."""
+    """Write the token mixer; h [T, hidden] → [T, hidden]."""
     op, module, dims = net.graph.op, f"model.layers.{i}.mamba", recurrence(config)
     fresh, gate = net.split(net.linear(h, f"{module}.in_proj"), [dims.values] * 2)
     inputs = prepend_earlier(net, i, fresh, dims.width)
@@ -52,7 +52,7 @@ def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
     parts = net.split(all_three, [rank, dims.key_dim, dims.key_dim])
     if epsilon is not None:
         parts = [_rms_norm(net, part, epsilon) for part in parts]
-    # Not quantised: the weight is small, and it sets the decay of the state.
+    # This weight is not quantised: it is small, and it determines the state's decay.
     steps = net.linear(from_float32(net, parts[0]), f"{module}.dt_proj", rounded=False)
     return [net.graph.op("Softplus", to_float32(net, steps)), *parts[1:]]
 

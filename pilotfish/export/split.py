@@ -1,9 +1,10 @@
-"""Cut an artifact into the stages of a pipeline: an artifact in, a folder of artifacts out.
+"""Cut an artifact into the stages of a pipeline: read an artifact, write a folder of artifacts.
 
 `out`/stage-1, `out`/stage-2, … each have a graph (`export.stage_graphs`), its weights and a
-manifest whose `stage` names the layers and the original artifact. The head (hidden states to
-logits) is in the first stage, which receives the last stage's hidden states. Weights are copied
-from file to file. Each weight is in one stage; rotary tables are in every stage that reads them.
+manifest; the manifest's `stage` names the layers and the original artifact. The head (hidden states
+to logits) is in the first stage's folder: the last stage's hidden states return to the first stage.
+Weights are copied from file to file, each to one stage; rotary tables are copied to every stage
+that reads them.
 """
 
 from __future__ import annotations
@@ -45,17 +46,18 @@ def split_artifact(
 ) -> list[Artifact]:
     """Write the stages of the artifact at `path` to `out`/stage-1, `out`/stage-2, …
 
-    The artifact's hashes are checked first. `out` appears complete or not at all, and replaces
-    existing stages.
+    The artifact's hashes are checked first. `out` is written atomically and replaces existing
+    stages.
 
     Args:
-        stages: number of stages, of equal size; the first ones get the remaining layers.
+        stages: number of stages of equal size; if layers remain, the first stages get one more
+        each.
         layers: number of layers of each stage.
         progress: called as progress(label, done, total), in bytes.
 
     Raises:
         ArtifactError: if there is no artifact, or its files do not match their hashes.
-        ExportError: if it cannot be cut this way, or `out` holds something else than stages.
+        ExportError: if the model cannot be cut this way, or `out` has other content than stages.
     """
     artifact = Artifact.open(path)
     report = progress or _silent
@@ -106,7 +108,7 @@ def split_artifact(
 def plan_cuts(
     artifact: Artifact, stages: int | None = None, layers: Sequence[int] | None = None
 ) -> list[StageRange]:
-    """Plan the layers of each stage; arguments as in `split_artifact`.
+    """Plan the layers of each stage; see `split_artifact` for the arguments.
 
     Raises:
         ExportError: if the arguments contradict each other or the model.
@@ -164,7 +166,7 @@ def _cut(artifact: Artifact, cuts: Sequence[StageRange]) -> list[dict[str, Model
         stages[0][HEAD_NAME] = parts.head()
     except ExportError:
         raise
-    except Exception as error:  # onnx raises foreign classes; KeyError for a missing name
+    except Exception as error:  # onnx raises many error classes, and KeyError for a missing name
         raise ExportError(
             f"{artifact.graph_path} is no graph as `pilotfish export model` writes it: {error}"
         ) from error
@@ -211,7 +213,7 @@ def _weight_bytes(graphs: Graphs) -> int:
 
 
 class _Weights:
-    """Copies weights of the original artifact, one at a time."""
+    """A copier of the original artifact's weights, one at a time."""
 
     def __init__(self, artifact: Artifact, total: int, progress: Progress) -> None:
         self._artifact = artifact

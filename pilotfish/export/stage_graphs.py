@@ -5,8 +5,8 @@
     last       states → hidden_states [N, width] f32, for the rows that `logit_rows` names
 
 States are the residual stream after a stage's last layer, for all T packed tokens. A float16 graph
-casts them to float32 and back, without loss. All other inputs are those of the whole graph (see
-`export.dialects.dialect`); each stage numbers its caches from 0.
+casts them to float32 and back, without loss. A stage has all other inputs of the whole graph (see
+`export.dialects.dialect`), and numbers its caches from 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOAT = TensorProto.FLOAT
 
 
 class StageGraphs:
-    """Cuts a graph of `layers` layers into parts; weights stay in their file.
+    """A cutter of a graph of `layers` layers; weights stay in their file.
 
     Raises:
         ExportError: if the graph cannot be cut between all layers.

@@ -1,10 +1,10 @@
-"""State spaces (Mamba-2): each head's state decays at a rate that the token sets.
+"""State spaces (Mamba-2): each head's state decays at a rate that depends on the token.
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(projected + bias), clipped
 
-x, B and C pass a convolution. A and D are per head, B and C per group of heads. In terms of linear
-attention, C is the query, B the key and Δ·x the value. `export.recurrent` describes inputs and
-states.
+x, B and C are outputs of a convolution. Each head has A and D; each group of heads has B and C. In
+terms of linear attention, C is the query, B the key and Δ·x the value. `export.recurrent` describes
+inputs and states.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pilotfish.export.recurrent import (
 
 
 def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    """Mix tokens; h [T, hidden] → [T, hidden]."""
+    """Write the token mixer; h [T, hidden] → [T, hidden]."""
     module, dims = f"model.layers.{i}.mamba", recurrence(config)
     space = _space(dims)
     projected = _scale_projection(net, dims, net.linear(h, f"{module}.in_proj"))
@@ -82,7 +82,7 @@ def _scale_heads(net: Dialect, dims: Recurrence, x: str, factors: str) -> str:
 
 
 def _gate_and_norm(net: Dialect, dims: Recurrence, module: str, x: str, gate: str) -> str:
-    """Gate and norm an output [T, values] in f32, in the order that the configuration states."""
+    """Apply gate and norm to an output [T, values] in f32, in the configuration's order."""
     op, order = net.graph.op, _space(dims).norm
     if order != "before":
         x = op("Mul", x, gate)

@@ -1,7 +1,8 @@
 """Parallel residual streams: AltUp (arXiv 2301.13310), with Laurel's low-rank path (Gemma 3n).
 
-x [T, n, hidden] holds n streams. A layer predicts each stream as a mix of all, computes the active
-one, and corrects all by the error of its prediction. Coefficients depend on the token.
+x [T, n, hidden] holds n streams. A layer predicts each stream as a mix of all streams, computes the
+active stream, and corrects all streams by the error in the active stream's prediction. The
+coefficients depend on the token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pilotfish.export.token_inputs import add_layer_inputs
 
 Part = Callable[[str], str]
 """Writes a part of a layer, [T, hidden] → [T, hidden]."""
-MIN_MEAN_SQUARE = 1e-5  # lower bound of a divisor
+MIN_MEAN_SQUARE = 1e-5  # lower bound of the mean square that divides, against division by 0
 
 
 def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
@@ -33,7 +34,7 @@ def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
 
 
 def join_streams(net: Dialect, config: ModelConfig, x: str) -> str:
-    """Return the mean of all streams, [T, hidden], scaled to the magnitude of the first."""
+    """Return the mean of all streams, [T, hidden], after scaling each to the first's magnitude."""
     if config.streams is None:
         return x
     streams = [_stream(net, x, i) for i in range(config.streams.count)]
@@ -53,7 +54,7 @@ def write_streams(
     attend: Part,
     feed: Part,
 ) -> str:
-    """Write layer i, [T, n, hidden] → [T, n, hidden]; `layer_inputs` [T, width] are the layer's."""
+    """Write layer i; x [T, n, hidden] → [T, n, hidden]. `layer_inputs`: [T, width]."""
     layer, streams = f"model.layers.{i}", config.streams
     assert streams is not None
     predicted = _predict(net, streams, layer, x)
@@ -88,7 +89,7 @@ def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs
 
 
 def _predict(net: Dialect, streams: Streams, layer: str, x: str) -> str:
-    """Predict each stream as itself plus a mix of all."""
+    """Predict each stream as its old value plus a mix of all streams."""
     modalities = _modalities(net, layer, _stream(net, x, streams.active))
     mix = net.linear(modalities, f"{layer}.altup.prediction_coefs", rounded=False)
     mixed = net.graph.op("MatMul", net.reshape(mix, [-1, streams.count, streams.count]), x)
@@ -107,7 +108,7 @@ def _correct(net: Dialect, streams: Streams, layer: str, predicted: str, active:
 
 
 def _modalities(net: Dialect, layer: str, x: str) -> str:
-    """Compute the modality of each token, [T, n], which sets the mixing coefficients."""
+    """Compute each token's modality vector, [T, n], which determines the mixing coefficients."""
     normed = net.scale(net.norm(x, f"{layer}.altup.router_norm"), 1 / net.config.hidden)
     return net.graph.op("Tanh", net.linear(normed, f"{layer}.altup.modality_router", rounded=False))
 

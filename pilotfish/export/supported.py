@@ -8,24 +8,24 @@ from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.dialects.opset17 import Opset17
 
-# The version that tests/reference uses.
+# Version of transformers in tests/reference.
 TRANSFORMERS = "5.23"
 TREES = "trees and chains"
 
 
 class SupportedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of models.
+    """A class of models.
 
     Attributes:
         model_type: `model_type` in config.json.
         models: published models of this class.
         dialects: dialect → its precisions.
         drafts: supported drafts: token trees and chains, or chains only.
-        stages: whether it can be cut into pipeline stages, under a standard dialect. If layers of
-            the class can share keys and values, this holds for models in which none do.
-        gguf: whether its GGUF files can be exported as graphs.
-        tested: version of transformers that it was tested against.
-        hidden_states: whether the graph outputs hidden states; every graph does.
+        stages: whether models can be cut into pipeline stages, in a standard dialect. If layers of
+        the class can share keys and values, this is true only of models without such layers.
+        gguf: whether the class's GGUF files can be exported as graphs.
+        tested: version of transformers that the tests compare with.
+        hidden_states: whether the graph returns hidden states; always true.
     """
 
     model_type: str

@@ -1,8 +1,8 @@
 """Per-layer embeddings of the tokens, a second input of each layer (Gemma 3n and 4).
 
-They are the sum of a row of a table, with `width` numbers per layer, and of a projection of the
-token's embedding, normed per layer. The table is the largest weight of these models; it is only
-used for look-ups.
+They are the sum of the token's row in a table, with `width` numbers per layer, and of a projection
+of the token's embedding, with a norm per layer. The table is the largest weight of these models,
+and is used only for look-ups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
 def write_token_inputs(net: Dialect, config: ModelConfig, x: str) -> Sequence[str | None]:
-    """Write the second input of each layer, [T, width]; x are the embeddings, [T, hidden]."""
+    """Write the second input of each layer, [T, width], from the embeddings x [T, hidden]."""
     inputs = config.token_inputs
     if inputs is None:
         return [None] * config.layers

@@ -1,4 +1,4 @@
-"""Shapes of weights, and the settings of a model that determine them."""
+"""The shapes of weights, and the fields of `ModelConfig` that determine them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,15 @@ def norm_weights(config: ModelConfig, name: str, width: WeightSize) -> Weights:
 
 
 def layer_size(config: ModelConfig, field: str, stated: int | None) -> WeightSize:
-    """Return a layer's size `stated`, or the model's size if None."""
+    """Return the layer's size `stated`, or the model's size `field` if `stated` is None."""
     return size_of(config, field) if stated is None else WeightSize(stated, ("model_type",))
 
 
 def multiply_sizes(*sizes: WeightSize) -> WeightSize:
-    """Multiply sizes; the product names the fields of all, or only model_type if one does."""
+    """Multiply sizes.
+
+    The product has all factors' fields, or only model_type if a factor has it.
+    """
     fields = tuple(field for size in sizes for field in size.fields)
     causes = ("model_type",) if "model_type" in fields else fields
     return WeightSize(math.prod(size.value for size in sizes), causes)

@@ -1,7 +1,7 @@
 """The names and shapes of a model's weights.
 
-In: a `ModelConfig`. Out: name and shape of each weight. Names follow Llama's modules in Hugging
-Face's checkpoints, whatever names a file uses:
+In: a `ModelConfig`. Out: name and shape of each weight. Names are those of Llama's modules in
+Hugging Face's checkpoints, even if a file uses others:
 
     model.embed_tokens, model.embed_positions, model.embed_norm, model.project_in, model.project_out
     model.layers.{i}.input_layernorm            before attention

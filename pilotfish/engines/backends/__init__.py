@@ -1,7 +1,7 @@
-"""Backends by provider name. To add one, add a file and a line here.
+"""The backends by provider name. To add a backend, add a file, and a line here.
 
-A provider is chosen only after it has run the model. The log of `pilotfish.engines` says which
-provider was chosen and why others were not.
+A provider is chosen only after it has run the model. The logger `pilotfish.engines` records the
+chosen provider and the reasons against the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PROVIDERS = {  # best first
     "cuda": "pilotfish.engines.backends.cuda:CudaBackend",
     "cpu": "pilotfish.engines.backends.cpu:CpuBackend",
 }
-# Providers that "auto" tries. ONNX Runtime's TensorRT builds engines for minutes: only on request.
+# Providers that "auto" tries. "tensorrt-ep" is not among them, because it builds engines at load,
+# for minutes.
 AUTO = ("tensorrt", "cuda", "cpu")
 
 
@@ -39,12 +40,14 @@ def open_backend(
     probe: Callable[[Backend], None],
     providers: Mapping[str, str] = PROVIDERS,
 ) -> tuple[Backend, str]:
-    """Load on the first provider that passes `probe`; return the backend and its name.
+    """Load a model on the first provider that passes `probe`; return backend and provider name.
 
     Args:
-        provider: a name of `providers`, or "auto": the best that works without building anything.
-        probe: runs the model, and raises if it cannot.
-        providers: class path of each backend; PROVIDERS for graphs that Pilotfish exports.
+        provider: a name of `providers`, or "auto": the best provider that works without building an
+        engine.
+        probe: function that runs the model on a backend, and raises if that fails.
+        providers: class path of each backend by provider name; PROVIDERS for graphs that Pilotfish
+        exported.
 
     Raises:
         ProviderError: if no runtime is installed, or no requested provider works.
@@ -59,7 +62,7 @@ def open_backend(
         try:
             backend = _load_class(providers[name])(load)
             probe(backend)
-        except Exception as error:  # runtimes raise their own classes and plain RuntimeError
+        except Exception as error:  # runtimes raise many error classes
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             reasons.append(f"{name}: {reason}")
             log.info("provider %s cannot be used: %s", name, reason)
@@ -74,12 +77,12 @@ def open_backend(
 def no_provider_error(
     artifact: Artifact, graph: Path, wanted: Sequence[str], reasons: Sequence[str]
 ) -> ProviderError:
-    """Build the error for a graph that none of these providers ran.
+    """Build the error for a graph that none of the `wanted` providers could run.
 
-    The CPU runs any intact graph, so a failure there calls for a check of the files.
+    The CPU can run any intact graph: if it failed, the files are verified.
 
     Raises:
-        ArtifactError: instead, if a file is damaged.
+        ArtifactError: if a file is damaged.
     """
     if "cpu" in wanted:
         artifact.verify()

@@ -1,9 +1,9 @@
-"""The interface between slots and the runtime that computes their passes.
+"""The interface between `Slots` and the runtime that computes passes.
 
-A backend has loaded one artifact and holds the keys and values of its slots. `bind` returns the
-inputs of a run over neighbouring slots as host arrays, which `engines.passes` fills; `Binding.run`
-computes and writes the answers into host arrays. The backend decides where keys and values are
-stored and what it copies. Not thread-safe: one owner.
+A backend has loaded one artifact and holds the keys and values of all slots. `bind` prepares a run
+over neighbouring slots: `engines.passes` fills its inputs, which are host arrays, and `Binding.run`
+computes the outputs and writes them into host arrays. The backend decides where keys and values are
+stored and what is copied. Not thread-safe: only one thread may use it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pilotfish.engines.states import StateCache, StateStep
 
 KEY_VALUE = ("key", "value")
 
-# Answer arrays by output name (cache outputs excluded), f32 [rows, width]; all have equal rows.
+# Output arrays by output name, without the cache's outputs: f32 [rows, width], with equal rows.
 Answers: TypeAlias = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """A model to load, and how to load it.
+    """A model to load, and the options for loading it.
 
     Attributes:
-        context: least number of positions per slot.
-        flexible: accept an engine that was built for fewer positions.
-        build: allow building an engine now, which takes minutes.
+        context: required number of positions per slot.
+        flexible: whether an engine that was built for fewer positions is acceptable.
+        build: whether an engine may be built now, which takes minutes.
     """
 
     artifact: Artifact
@@ -47,39 +47,41 @@ class Load:
 
 
 class Binding(ABC):
-    """One run over neighbouring slots."""
+    """The inputs of runs over the same neighbouring slots, and the means to run."""
 
     @abstractmethod
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
         """Return the array that the graph will read as `name`; the caller fills all of it.
 
-        A backend may hold integers narrower than `dtype`.
+        A backend may return integers narrower than `dtype`.
         """
 
     def bind_states(self, step: StateStep) -> None:
         """Make the next run read and write these states.
 
-        Slots call this only if `Backend.states` is set; a backend that sets it overrides this.
+        `Slots` calls this only if `Backend.states` is not None; such a backend overrides this
+        method.
         """
-        raise NotImplementedError  # unreachable: other backends refuse such models at load
+        raise NotImplementedError  # unreachable: other backends refuse models with states
 
     @abstractmethod
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """Run the graph; write `rows` rows of each answer to `answers`, starting at `row`."""
+        """Run the graph; write `rows` rows of each output into `answers`, from `row` on."""
 
 
 class Backend(ABC):
-    """A loaded graph with the keys and values of its slots.
+    """A loaded graph, and the keys and values of all slots.
 
     Attributes:
         cache: keys and values.
         context: positions per slot.
-        batches: whether one run can cover several slots.
-        widths: row width of each answer, by its name.
-        narrow: most tokens of a pass that shares a run; None = no limit.
-        widest: most tokens that a run takes from one pass; None = no limit.
-        states: recurrent states, for models that have them; a run then covers one slot.
-        trusted: whether the probe may assume that the graph reads the cache as it was written.
+        batches: whether a run can cover several slots.
+        widths: row width of each output, by its name.
+        narrow: longest pass (tokens) that may share a run with other passes; None = no limit.
+        widest: longest pass (tokens) that one run can take; None = no limit.
+        states: recurrent states; None if the model has none. A run of a model with states covers
+        one slot.
+        trusted: whether the probe may skip the check that the graph reads the cells that it wrote.
     """
 
     cache: KVCache
@@ -95,26 +97,26 @@ class Backend(ABC):
     def bind(self, first: int, count: int) -> Binding:
         """Prepare runs over slots first … first + count − 1.
 
-        Valid until the cache's buffers move.
+        The binding is valid until the cache's buffers move.
         """
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Allocate an array for answers, in the memory that the backend writes fastest."""
+        """Allocate an output array in the memory that the backend can write fastest."""
         return np.empty(shape, np.float32)
 
 
 def kv_names(layers: Iterable[int]) -> list[str]:
-    """Name the planes of these layers, key and value alternating, without `past.`/`present.`."""
+    """List the planes' names of these layers: key, value, key, …, without `past.` or `present.`."""
     return [f"{layer}.{role}" for layer in layers for role in KEY_VALUE]
 
 
 def plane_names(cached: Iterable[CachedLayer]) -> list[str]:
-    """Name the planes of a cache in order."""
+    """List the planes' names of these cached layers, in the order of the cache."""
     return kv_names(each.layer for each in cached)
 
 
 def refuse_states(manifest: Manifest) -> None:
-    """Raise `ProviderError` for a model with recurrent states."""
+    """Raise `ProviderError` if the model has recurrent states."""
     if manifest.states is not None:
         raise ProviderError(
             f"{manifest.architecture} has recurrent states, which only the CPU backend supports: "

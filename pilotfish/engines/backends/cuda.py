@@ -1,7 +1,7 @@
-"""ONNX Runtime on a GPU: keys and values stay in its memory, bound as both past and present.
+"""ONNX Runtime on a GPU: keys and values stay in GPU memory, bound as past and as present.
 
-Each run binds its small inputs again: ONNX Runtime copies host inputs when they are bound, not when
-the graph runs. Measurements on a GPU are in docs/engines.md.
+Each run binds its small inputs again, because ONNX Runtime copies host inputs at the time of
+binding. docs/engines.md has measurements on a GPU.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FIRST_CAPACITY = 256
 
 
 class CudaBackend(Backend):
-    """ONNX Runtime's CUDA provider; a subclass is another provider that uses CUDA memory.
+    """The backend for ONNX Runtime's CUDA provider, and base for others that use CUDA memory.
 
     Attributes:
         provider: ONNX Runtime's name of the provider.
-        others: providers for operators that the provider lacks.
+        others: further providers, for operators that the provider lacks.
         device: IOBinding's name of the memory that holds keys and values.
-        apart: whether a run must write to another buffer than it reads.
+        apart: whether a run must not write to the buffer that it reads.
         dialect: the dialect to recommend for this provider.
     """
 
@@ -58,23 +58,26 @@ class CudaBackend(Backend):
         )
         self.context = load.context
         self.batches, self.widths = graph_form(self._session)
-        self._cuda = Cuda()  # after the session, which may have loaded the library
+        self._cuda = Cuda()  # create it after the session, which may load libcudart
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
         )
         self._names = plane_names(manifest.cached)
 
     def options(self, load: Load) -> dict[str, str]:
-        """Return the provider's own options."""
+        """Return the options of the provider."""
         return {}
 
     def capacities(self, load: Load) -> list[int]:
-        """Return the cache's capacities; twice the context only for padding between slots."""
+        """List the capacities of the cache.
+
+        The last, twice the context, is for padding in shared runs.
+        """
         longest = [2 * load.context] if load.slots > 1 else []
         return doubling_capacities(min(FIRST_CAPACITY, load.context), load.context) + longest
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind the slots' parts of the cache."""
+        """Bind these slots' part of each plane."""
         binding = DeviceBinding(self._session, self._cuda)
         dtype = self.cache.dtype.type
         for plane, name in enumerate(self._names):
@@ -85,12 +88,12 @@ class CudaBackend(Backend):
         return binding
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Allocate pinned memory."""
+        """Allocate an output array in pinned memory."""
         return self._cuda.host_array(shape, np.float32)
 
 
 class DeviceBinding(Binding):
-    """One IOBinding with its cache on the device and everything else on the host."""
+    """An IOBinding with the cache in GPU memory and everything else in host memory."""
 
     def __init__(self, session: Any, cuda: Cuda) -> None:
         self._session = session
@@ -112,6 +115,6 @@ class DeviceBinding(Binding):
         for name, answer in answers.items():
             part = answer[row : row + rows]
             self.io.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
-        self._cuda.synchronize()  # ONNX Runtime uses another stream than the cache's copies
+        self._cuda.synchronize()  # ONNX Runtime runs on another stream than the cache's copies
         self._session.run_with_iobinding(self.io)
         self.io.synchronize_outputs()

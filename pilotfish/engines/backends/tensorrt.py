@@ -1,7 +1,7 @@
-"""TensorRT itself: an engine, one execution context per profile, everything on one stream.
+"""TensorRT without ONNX Runtime: an engine, an execution context per profile, one stream.
 
-A run's inputs share one pinned block, whose copy on the GPU has fixed addresses. Keys and values
-never leave the GPU. Not run on a GPU yet: see docs/engines.md.
+The inputs of a run share one pinned block, which is copied to fixed addresses on the GPU. Keys and
+values never leave the GPU. This has not run on a GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 if TYPE_CHECKING:
     import tensorrt as trt
 
-ALIGNMENT = 256  # bytes; alignment of tensors, as cudaMalloc's
+ALIGNMENT = 256  # alignment (bytes) of tensors, equal to cudaMalloc's
 MASK = "attention_mask"
 
 Shape = tuple[int, ...]
@@ -43,17 +43,17 @@ class _Context:
     handle: trt.IExecutionContext
     shapes: dict[str, Shape] = field(default_factory=dict)
     addresses: dict[str, int] = field(default_factory=dict)
-    piece: object = None  # the binding whose part of the cache it reads and writes
+    piece: object = None  # the binding that set the cache's addresses
 
 
 class TensorRTBackend(Backend):
-    """Runs an engine of the standard dialects."""
+    """The backend for TensorRT engines of the standard dialects."""
 
     def __init__(self, load: Load) -> None:
         refuse_states(load.artifact.manifest)
         if not load.build:
             check_engine_exists(load.artifact)
-        tensorrt_version()  # reports the most common fault first
+        tensorrt_version()  # raise first if TensorRT is missing, the most common fault
         self._cuda = Cuda()
         manifest = load.artifact.manifest
         request = EngineRequest.for_this_machine(
@@ -88,11 +88,11 @@ class TensorRTBackend(Backend):
         self._rows = 0
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind the slots' parts of the cache."""
+        """Bind these slots' part of each plane."""
         return TensorRTBinding(self, first, count)
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
-        """Allocate pinned memory."""
+        """Allocate an output array in pinned memory."""
         return self._cuda.host_array(shape, np.float32)
 
     def input(self, name: str, shape: Shape) -> NDArray[Any]:
@@ -108,12 +108,12 @@ class TensorRTBackend(Backend):
         cache: dict[str, tuple[int, int]],
         answers: Answers,
     ) -> None:
-        """Run once: copy inputs up, compute, copy answers down.
+        """Run the engine once: copy inputs to the GPU, compute, copy outputs back.
 
-        piece: identifies `cache`: its addresses are set only when `piece` changes.
+        piece: identity of `cache`; addresses are set again only when `piece` changes.
         shapes: shapes of all inputs.
-        cache: read and write address of each plane.
-        answers: arrays to fill, with all of their rows.
+        cache: address to read and address to write, for each plane.
+        answers: output arrays; all their rows are filled.
         """
         slots, size = shapes["unpack"]
         is_prefill = slots == 1 and size > (self.narrow or size)
@@ -136,7 +136,7 @@ class TensorRTBackend(Backend):
         self._cuda.synchronize()
 
     def _create_context(self, profile: int) -> _Context:
-        """Create a context for one profile; switching profiles would be slow."""
+        """Create an execution context for one profile: switching a context's profile is slow."""
         handle = self._loaded.engine.create_execution_context()
         if handle is None or not handle.set_optimization_profile_async(profile, self._cuda.stream):
             raise ProviderError("TensorRT has no memory for the engine's activations")
@@ -144,7 +144,7 @@ class TensorRTBackend(Backend):
         return _Context(handle)
 
     def _lay_out_inputs(self, largest: dict[str, int]) -> None:
-        """Assign each input a place in the block; the mask, by far the longest, comes last."""
+        """Assign each input an offset in the block; the mask, by far the longest, comes last."""
         self._offsets: dict[str, int] = {}
         end = 0
         for name in sorted(largest, key=lambda name: name == MASK):
@@ -158,7 +158,7 @@ class TensorRTBackend(Backend):
                 self._set_address(context, name, self._device.address + place)
 
     def _reserve_answers(self, rows: int) -> None:
-        """Allocate device memory for the answers if it has fewer than `rows` rows."""
+        """Allocate GPU memory for outputs if it has fewer than `rows` rows."""
         if rows > self._rows:
             self._rows = rows
             for name, width in self.widths.items():
@@ -172,7 +172,7 @@ class TensorRTBackend(Backend):
             context.addresses[name] = address
 
     def _set_shapes(self, context: _Context, shapes: dict[str, Shape]) -> None:
-        """Set the shapes that changed, and check that the context then knows all shapes."""
+        """Set the shapes that changed; check that the context can infer all others."""
         if context.shapes == shapes:
             return
         for name, shape in shapes.items():
@@ -187,7 +187,7 @@ class TensorRTBackend(Backend):
 
 
 class TensorRTBinding(Binding):
-    """Shapes and addresses of runs over neighbouring slots."""
+    """The shapes and addresses for runs over the same neighbouring slots."""
 
     def __init__(self, backend: TensorRTBackend, first: int, count: int) -> None:
         self._backend = backend
@@ -216,7 +216,7 @@ class TensorRTBinding(Binding):
 
 
 def _tensor_dtypes(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each input and output; shape tensors, which are on the host, raise."""
+    """Return the dtype of each input and output; raise for shape tensors, which are on the host."""
     import tensorrt as trt
 
     dtypes = {}
@@ -229,9 +229,9 @@ def _tensor_dtypes(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
 
 
 def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:
-    """Whether the engine writes each cache over the one that it reads, as KVCacheUpdate does.
+    """Whether the engine updates the cache in place, as TensorRT's KVCacheUpdate does.
 
-    Any other engine needs two addresses.
+    Any other engine needs separate buffers to read and to write.
     """
     if not hasattr(engine, "get_aliased_input_tensor"):
         return False

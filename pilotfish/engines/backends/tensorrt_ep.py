@@ -1,8 +1,8 @@
 """ONNX Runtime's TensorRT provider: it builds an engine at load and stores it in our cache.
 
-One profile covers all passes, since shapes outside it would trigger another build. TensorRT must
-not write to the buffer that it reads, so the cache is `apart`. Not run on a GPU yet: see
-docs/engines.md.
+One profile covers all passes, because a shape outside the profile would trigger a new build.
+TensorRT must not write to the buffer that it reads, so the cache is `apart`. This has not run on a
+GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pilotfish.engines.tensorrt.profiles import Profiles
 
 
 class TensorRTProviderBackend(CudaBackend):
-    """Runs the standard dialects."""
+    """The backend for graphs of the standard dialects."""
 
     provider: ClassVar[str] = "TensorrtExecutionProvider"
     others: ClassVar[tuple[str, ...]] = ("CUDAExecutionProvider",)
@@ -31,7 +31,7 @@ class TensorRTProviderBackend(CudaBackend):
         super().__init__(load)
 
     def options(self, load: Load) -> dict[str, str]:
-        """Return the options for profile and caches."""
+        """Return the provider's options: the profile, and the folder for engines."""
         folder = cache_directory() / "engines" / load.artifact.manifest.digest / "onnxruntime"
         folder.mkdir(parents=True, exist_ok=True)
         minimum, optimum, maximum = (

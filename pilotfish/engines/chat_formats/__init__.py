@@ -1,4 +1,4 @@
-"""Chat formats: how model families write calls and thoughts. A new one is a file and a line."""
+"""The chat formats of model families. To add a format, add a file, and a line here."""
 
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 from pilotfish.engines.chat_formats.gemma import GEMMA, GEMMA_4

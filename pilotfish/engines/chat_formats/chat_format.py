@@ -1,7 +1,8 @@
-"""A chat format: how a model family presents tools, and how it writes calls and thoughts.
+"""A chat format: a model family's way to present tools, and to write calls and thoughts.
 
-In:  a chat template's source, messages, tools. Out: the messages and tools to render. Templates
-     without tools get them as plain instructions, in the form that the family was trained on.
+In:  a chat template's source, messages, tools. Out: the messages and tools to render. If a template
+does not render tools, they are added to the messages as plain text, in the form that the family was
+trained on.
 """
 
 import json
@@ -22,11 +23,12 @@ _RESULT = "<tool_response>\n{}\n</tool_response>"
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Syntax of calls: trigger, opening, the calls separated by ``between``, closing.
+    """The syntax of calls: trigger, opening, the calls with ``between`` between them, closing.
 
-    A call is ``before``, the tool's name, ``behind``, the arguments as JSON, ``end``. The texts may
-    contain control tokens. trigger: starts the calls; plain text of a turn that may have calls
-    cannot contain it or, unless ``anywhere``, start with it. gap: optional text after the trigger.
+    A call is ``before``, the tool's name, ``behind``, the arguments as JSON, ``end``. These texts
+    may contain control tokens. trigger: text that starts the calls. If ``anywhere``, plain text of
+    a turn cannot contain the trigger; otherwise it only cannot start with it. gap: optional text
+    after the trigger.
     """
 
     trigger: str
@@ -40,7 +42,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     anywhere: bool = True
 
     def format(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Write these calls, each a name and its arguments."""
+        """Write calls, given as pairs of name and arguments."""
         texts = [
             f"{self.before}{name}{self.behind}{json.dumps(arguments, ensure_ascii=False)}{self.end}"
             for name, arguments in calls
@@ -57,11 +59,11 @@ def call_id(prefix: str = "call_", length: int = 24) -> str:
 class ChatFormat:
     """The chat format of one model family.
 
-    matches: recognises a chat template of the family. calls: syntax of calls; None: calls cannot be
-    constrained. parallel: whether a turn may have several calls. takes_tools: whether a template
-    renders tools itself. convert: rewrites messages and tools for a template that takes tools in
-    its own way. thought: begin and end of a thought, if the template contains the end. call_id:
-    makes the id of a call.
+    matches: function that recognises the family's chat templates. calls: syntax of calls; None if
+    calls cannot be constrained. parallel: whether a turn may have several calls. takes_tools:
+    function that returns whether a template renders tools. convert: function that rewrites messages
+    and tools for the family's templates. thought: begin and end of a thought, used if the template
+    contains the end. call_id: function that makes the id of a call.
     """
 
     name: str
@@ -76,7 +78,7 @@ class ChatFormat:
     def to_template(
         self, template: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
-        """Return the messages and the tools to give to the template.
+        """Return the messages and the tools that the template should render.
 
         Raises `TemplateError` for malformed calls.
         """
@@ -88,7 +90,7 @@ class ChatFormat:
         return messages, [tool.openai_object for tool in tools] or None
 
     def to_plain_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-        """Write tools, calls and results as plain text."""
+        """Rewrite messages so that tools, calls and results are plain text."""
         plain: list[Message] = []
         last_is_converted = False
         for message in messages:

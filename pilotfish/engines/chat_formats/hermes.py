@@ -1,10 +1,10 @@
-"""Hermes, Qwen 2.5 and 3, SmolLM, Granite 4; also the fallback for unknown templates."""
+"""The format of Hermes, Qwen 2.5 and 3, SmolLM and Granite 4; also used for unknown templates."""
 
 import re
 
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 
-# Other families write XML between these marks.
+# Some other families use the same marks with XML between them, not JSON.
 _JSON = re.compile(r'\\?"arguments\\?"')
 
 HERMES = ChatFormat(

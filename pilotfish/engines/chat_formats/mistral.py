@@ -1,4 +1,4 @@
-"""Mistral: a control token, then a list of calls; since late 2025 only names and arguments.
+"""Mistral: a control token, then a list of calls; since late 2025, only name and arguments.
 
 The templates require ids of nine letters and digits.
 """

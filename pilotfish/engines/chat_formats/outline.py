@@ -1,7 +1,7 @@
-"""Outline of an assistant's turn: an optional thought, then plain text, structured text or calls.
+"""The outline of an assistant's turn: an optional thought, then text, structured text or calls.
 
-In:  a chat format, tools, and a grammar for the answer. Out: an `Outline`; as a `Grammar` it
-     travels over the link, and each end turns it into a source for llguidance.
+In:  a chat format, tools, and a grammar for the answer. Out: an `Outline`. It is sent over the link
+as a `Grammar`, and device and edge each write llguidance's source from it.
 """
 
 import json
@@ -26,10 +26,10 @@ _LEADING_SPACE = f"{_SPACE}{{0,{SPACES}}}"  # optional space before a call
 class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The allowed content of a turn.
 
-    thought: begin and end of a thought, which comes first. thinking: the prompt already began it.
-    content: grammar of the answer; None: any text. calls: syntax of calls. tools: name and JSON
-    schema of each callable tool. called: at least one call is required. several: several calls are
-    allowed.
+    thought: begin and end marks of the thought at the turn's start. thinking: whether the prompt
+    ends within the thought. content: grammar of the answer; None = any text. calls: syntax of
+    calls. tools: name and JSON schema of each callable tool. called: whether at least one call is
+    required. several: whether several calls are allowed.
     """
 
     thought: tuple[str, str] | None = None
@@ -50,9 +50,11 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         content: Grammar | None = None,
         thinking: bool = False,
     ) -> "Outline":
-        """Outline a turn in this chat format; `GrammarError` if its calls cannot be constrained.
+        """Make the outline of a turn.
 
-        thinking: the prompt ends within a thought.
+        Raise `GrammarError` if the format's calls cannot be constrained.
+
+        thinking: whether the prompt ends within a thought.
         """
         if tools is not None and chat_format.calls is None:
             raise GrammarError(
@@ -87,7 +89,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def marks(self) -> list[str]:
-        """The texts whose control tokens a reader must see."""
+        """The texts with control tokens that a `TurnReader` must see."""
         calls = self.calls
         call_marks = () if calls is None else (
             calls.trigger, calls.opening, calls.before, calls.behind, calls.end, calls.between,
@@ -104,7 +106,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def read_outline(text: str) -> Outline:
-    """Decode the text of a grammar of kind "turn"; raises `GrammarError` if malformed."""
+    """Decode the text of a grammar of kind "turn"; raise `GrammarError` if it is malformed."""
     try:
         outline = msgspec.json.decode(text, type=Outline)
     except (ValueError, RecursionError) as error:
@@ -134,7 +136,10 @@ class Controls:
         return name in self._ids
 
     def literal(self, text: str) -> str:
-        """Write a Lark expression that matches exactly this text, control tokens as such."""
+        """Write a Lark expression for exactly this text.
+
+        Names of control tokens match the tokens.
+        """
         parts = [
             f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)
             for part in self._pattern.split(text)
@@ -144,11 +149,11 @@ class Controls:
 
 
 def lark_rules(outline: Outline, controls: Controls) -> str:
-    """Write the Lark rules of a turn; ``@content`` and ``@tool0``… refer to its other grammars.
+    """Write the Lark rules of a turn; ``@content``, ``@tool0``, … refer to separate grammars.
 
-    Plain text is a regular expression that ends where a mark is complete, so nothing depends on a
-    lexer's lookahead. It cannot spell a mark that is a control token either, since a reader sees
-    only text.
+    Plain text is a regular expression that ends where a mark is complete, so no rule depends on the
+    lexer's lookahead. Plain text cannot spell the name of a mark that is a control token, because a
+    reader of the text could not tell them apart.
     """
     rules = [f"GAP: /{_SPACE}{{1,{SPACES}}}/"]
     thought = forbidden_start = ""
@@ -168,7 +173,7 @@ def lark_rules(outline: Outline, controls: Controls) -> str:
 
 
 def _thought_rules(marks: tuple[str, str], controls: Controls, *, is_begun: bool) -> list[str]:
-    """Write the rules of a thought; a single terminal if its marks are plain text."""
+    """Write the rules of a thought: a single terminal if its marks are plain text."""
     begin, end = marks
     inside = f"({_terminal_without(end)})"
     if end in controls:
@@ -184,7 +189,7 @@ def _thought_rules(marks: tuple[str, str], controls: Controls, *, is_begun: bool
 def _call_rules(
     outline: Outline, calls: Calls, controls: Controls, forbidden_start: str
 ) -> tuple[str, list[str]]:
-    """Return the expression that starts the calls, and the rules that it needs."""
+    """Return the expression for all calls, and the rules that this expression uses."""
     literal = controls.literal
     each = [
         f"{literal(calls.before + name + calls.behind)} @tool{index} {literal(calls.end)}"
@@ -204,7 +209,7 @@ def _call_rules(
             f"BEFORE? {literal(calls.trigger)} calls",
             [*rules, f"BEFORE: {_text_terminal(calls, forbidden_start)}"],
         )
-    before = ""  # structured content must not be cut off by a space
+    before = ""  # a space here could cut off structured content
     if words or outline.called:
         before = (
             f"({_text_terminal(calls, forbidden_start)})"
@@ -215,7 +220,7 @@ def _call_rules(
 
 
 def _text_terminal(calls: Calls | None, forbidden_start: str) -> str:
-    """Write the terminal of plain text: no call in it, no thought at its start."""
+    """Write the terminal of plain text, which has no call in it and no thought at its start."""
     terminal = f"/{_ANY}/"
     if forbidden_start:
         terminal += f" & ~/{_escape_regex(forbidden_start)}{_ANY}/"
@@ -226,7 +231,7 @@ def _text_terminal(calls: Calls | None, forbidden_start: str) -> str:
 
 
 def _terminal_without(text: str) -> str:
-    """Write a terminal of any text that does not contain `text`."""
+    """Write a terminal for any text that does not contain `text`."""
     return f"/{_ANY}/ & ~/{_ANY}{_escape_regex(text)}{_ANY}/"
 
 
@@ -241,7 +246,7 @@ def _escape_regex(text: str) -> str:
 def llguidance_source(
     outline: Outline, controls: Controls, plain_source: Callable[[Grammar], str]
 ) -> str:
-    """Write the source for llguidance. plain_source: makes the source of a plain `Grammar`."""
+    """Write llguidance's source; `plain_source` writes that of a grammar which is no turn."""
 
     def part(name: str, grammar: Grammar) -> dict[str, Any]:
         source = plain_source(grammar)  # Lark, or JSON with one grammar

@@ -8,7 +8,7 @@ from pilotfish.engines.chat_formats.tools import Tool
 
 
 def _in_system_message(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    # the template renders neither calls nor results
+    # The template renders neither calls nor results, so they become plain text.
     plain = PHI.to_plain_text(messages, ())
     if not tools:
         return plain

@@ -1,8 +1,8 @@
-"""Split a streamed turn into thought, text and calls.
+"""Split a streamed turn into its thought, text and calls.
 
-In:  the text of an answer as it arrives, with the control tokens of its outline. Out: `TurnPart`s.
-     Text is held back while it could still become a mark. Text that does not follow the outline,
-     as without a grammar, counts as plain text.
+In:  the text of an answer as it arrives, with the control tokens of the outline's marks. Out:
+`TurnPart`s. Text is held back while it could still become a mark. Text that does not follow the
+outline (possible without a grammar) counts as plain text.
 """
 
 import json
@@ -16,9 +16,11 @@ _JSON_MARKS = re.compile(r'["{}\[\]\\]')
 
 
 class TurnPart(NamedTuple):
-    """A part of a turn. call: number of the call, for calls and arguments; id: id of a call.
+    """A part of a turn.
 
-    The text of a call is the tool's name; its arguments follow as JSON fragments.
+    call: index of the call, for kinds "call" and "arguments". id: id of the call.
+
+    The text of a "call" is the tool's name; "arguments" parts follow with fragments of JSON.
     """
 
     kind: Literal["content", "reasoning", "call", "arguments"]
@@ -68,37 +70,37 @@ class Turn(NamedTuple):
 
 
 class TurnReader:
-    """Reads one turn. call_id: makes the id of a call."""
+    """The reader of one turn. call_id: function that makes the id of a call."""
 
     def __init__(self, outline: Outline, call_id: Callable[[], str]) -> None:
         self._outline = outline
         self._calls = outline.calls if outline.tools else None
         self._names = frozenset(name for name, _ in outline.tools)
         self._call_id = call_id
-        self._buffer = ""  # not consumed yet
+        self._buffer = ""  # text that is not consumed yet
         self._parts: list[TurnPart] = []
         self._call_text = ""  # text since the trigger, in case it is no call after all
         self._call_count = 0
         self._depth, self._quoted, self._escaped = 0, False, False
-        # parser state: consumes the buffer; returns whether to run the next state
+        # Parser state: a function that consumes from the buffer and returns whether to go on.
         self._state: Callable[[], bool] = self._at_start
-        self._skip_space = False  # drop leading space: it belongs to the mark before
+        self._skip_space = False  # whether to drop leading space, which belongs to the last mark
         if outline.thought is None:
             self._state = self._in_text
         elif outline.thinking:
             self._begin_thought("")
 
     def push(self, text: str) -> list[TurnPart]:
-        """Return the parts that this text completes."""
+        """Add text; return the parts that are now certain."""
         self._buffer += text
         while self._buffer and self._state():
             pass
         return self._take_parts()
 
     def end(self) -> list[TurnPart]:
-        """Return the rest at the end of the turn.
+        """End the turn; return its last parts.
 
-        Drops a call whose arguments never started.
+        A call without the beginning of arguments is dropped.
         """
         if self._state == self._in_thought:
             self._emit("reasoning", self._buffer.rstrip())
@@ -126,9 +128,10 @@ class TurnReader:
     # Thought and plain text
 
     def _may_lead_to(self, mark: str) -> bool:
-        """Whether the buffer starts, or may still start, with the mark after some space.
+        """Whether the buffer starts with the mark, or may do so after more text arrives.
 
-        Like the grammar, this allows at most `SPACES` spaces unless a call is required.
+        Spaces may precede the mark: as in the grammar, at most `SPACES`, or any number if a call is
+        required.
         """
         buffer = self._buffer
         most = len(buffer) if self._outline.called else SPACES
@@ -183,7 +186,10 @@ class TurnReader:
         return False
 
     def _emit_before(self, kind: Literal["content", "reasoning"], mark: str) -> str:
-        """Emit text that cannot be part of the mark or of space before it; return the rest."""
+        """Emit the text that cannot belong to the mark or to space before the mark.
+
+        Return the rest.
+        """
         buffer = self._buffer
         most = min(len(buffer), len(mark) - 1)
         overlap = next((n for n in range(most, 0, -1) if mark.startswith(buffer[-n:])), 0)
@@ -194,7 +200,7 @@ class TurnReader:
     # Calls
 
     def _expect_text(self, text: str, then: Callable[[], bool]) -> bool:
-        """Consume exactly this text, then switch to `then`; return whether to go on."""
+        """Consume exactly this text, then switch to state `then`; return whether to go on."""
         if self._buffer.startswith(text):
             self._call_text += text
             return self._switch(then, self._buffer[len(text) :])
@@ -223,7 +229,7 @@ class TurnReader:
         return self._switch(self._in_arguments, rest)
 
     def _in_arguments(self) -> bool:
-        """Emit a JSON object until it ends."""
+        """Emit the text of a JSON object until the object ends."""
         index = 0
         while index < len(self._buffer):
             if self._escaped:

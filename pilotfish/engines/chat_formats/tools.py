@@ -15,7 +15,7 @@ from pilotfish.engines.notices import NOTICES
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
 _MOST_LEVELS = (
-    512  # levels of a schema: half of Python's recursion limit, so any caller can read it
+    512  # deepest nesting (levels): half of Python's recursion limit, so any code can read it
 )
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
@@ -31,7 +31,10 @@ _OPEN_KEYWORDS = frozenset(
 
 @dataclass(frozen=True)
 class Tool:
-    """A function. schema: JSON schema of its arguments. strict: all of it must be enforced."""
+    """A function.
+
+    schema: JSON schema of the arguments. strict: whether all of it must be enforced.
+    """
 
     name: str
     description: str
@@ -40,7 +43,7 @@ class Tool:
 
     @classmethod
     def read(cls, value: object) -> "Tool":
-        """Read OpenAI's object."""
+        """Read a tool from OpenAI's object."""
         function = value.get("function") if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping) or not isinstance(function, Mapping):
             raise ValueError('A tool is {"type": "function", "function": {"name": …}}')
@@ -68,13 +71,14 @@ class Tool:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The schema for calls: it allows no properties but those listed, unless it says so.
+        """The schema for calls, in which properties that the tool does not list are forbidden.
 
-        Otherwise a call could have arguments that the function does not take.
+        JSON Schema allows such properties by default, and the function would not accept them. If
+        the tool's schema states a rule for them, that rule stays.
         """
         if _OPEN_KEYWORDS.intersection(self.schema):
             return dict(self.schema)
-        properties = self.schema.get("properties") or {}  # Go programs send null for none
+        properties = self.schema.get("properties") or {}  # Go programs send null if there are none
         required = self.schema.get("required") or []
         if isinstance(properties, Mapping) and isinstance(required, Sequence):
             unlisted = {name: True for name in required if isinstance(name, str)}
@@ -113,7 +117,7 @@ def _parse_schema(name: str, parameters: object) -> dict[str, Any]:
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Whether JSON has more than `levels` levels; a cycle has."""
+    """Whether a JSON value is nested more than `levels` deep, or contains itself."""
     layer = [value]
     for _ in range(levels):
         if not layer:
@@ -135,9 +139,9 @@ def _is_deeper(value: object, levels: int) -> bool:
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools of a turn. choice: "auto", "none", "required", or the only callable tool's name.
+    """The tools of a turn. choice: "auto", "none", "required", or the name of the tool to call.
 
-    parallel: allow several calls in a turn.
+    parallel: whether a turn may have several calls.
     """
 
     tools: tuple[Tool, ...]
@@ -182,9 +186,9 @@ class Tools:
 def arguments_of(name: str, value: object) -> Mapping[str, Any]:
     """Return the arguments of a call as a JSON object; programs may send them as JSON text.
 
-    A call that was cut off comes back as incomplete JSON in every later request of its
-    conversation. It then counts as a call without arguments, as in vLLM; an error would make the
-    conversation unusable.
+    If a call was cut off, its arguments are incomplete JSON in every later request of the
+    conversation. They are then replaced by {}, as in vLLM: an error would make the conversation
+    unusable.
     """
     arguments = value
     if isinstance(value, str):

@@ -1,9 +1,9 @@
-"""ONNX Runtime on the CPU over a graph of ONNX Runtime GenAI: one slot per run.
+"""ONNX Runtime on the CPU, for graphs of ONNX Runtime GenAI's builder: one slot per run.
 
-GroupQueryAttention reads and writes a slot's whole buffers of keys and values, which are longer
-than their content. The sum of the mask marks the end of the pass: only cells before it are read, so
-a rollback just lowers the sum. Layers with windows have full-length buffers, too, so a rollback
-finds every cell again. A run computes the answers of all its tokens.
+GroupQueryAttention gets a slot's whole buffers of keys and values, which are longer than their
+content. The sum of the mask gives the end of the content: cells after it are not read, so a
+rollback just lowers the sum. Layers with attention windows also have buffers of full length, so a
+rollback loses no cell. A run computes outputs for all its tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pilotfish.engines.kv import HostCache
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.runtime import open_session
 
-MOST_RUN_TOKENS = 128  # most tokens of a run; the logits of all are in memory
+MOST_RUN_TOKENS = 128  # most tokens of a run, to bound the memory for all their logits
 _DTYPES = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
 class GenaiBackend(Backend):
-    """A graph of ONNX Runtime GenAI's builder, on the cores of this machine.
+    """The backend for graphs of ONNX Runtime GenAI's builder, on the cores of this machine.
 
     Raises:
         ArtifactError: if graph, genai_config.json and manifest contradict each other.
@@ -60,7 +60,10 @@ class GenaiBackend(Backend):
         return GenaiBinding(self, first)
 
     def rows(self, name: str, count: int) -> NDArray[Any]:
-        """Return a buffer for `count` rows of an answer, in the graph's dtype; runs share it."""
+        """Return a buffer for `count` rows of an output, in the graph's dtype.
+
+        All runs share it.
+        """
         buffer = self._rows.get(name)
         if buffer is None or len(buffer) < count:
             buffer = np.empty((count, self.widths[name]), self.form.kinds[name])
@@ -69,7 +72,7 @@ class GenaiBackend(Backend):
 
 
 class GenaiBinding(CpuBinding):
-    """Runs of one slot."""
+    """The binding for runs of one slot."""
 
     def __init__(self, backend: GenaiBackend, slot: int) -> None:
         super().__init__(backend.session, [])
@@ -79,7 +82,7 @@ class GenaiBinding(CpuBinding):
             self.bind_in_place(past, present, backend.cache.piece(plane, slot, 1))
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
-        """Run the graph once; write the last `rows` tokens' answers."""
+        """Run the graph once; write the outputs of the last `rows` tokens."""
         backend, section = self._backend, self._backend.config.model.decoder
         size = self._inputs[section.inputs["input_ids"]].shape[1]
         computed = {}

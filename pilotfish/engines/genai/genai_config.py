@@ -1,8 +1,9 @@
 """Read `genai_config.json`, and compare it with the graph's inputs and outputs.
 
-ONNX Runtime GenAI's model builder writes the file next to each graph. This reads only what a run
-needs: names of inputs and outputs, sizes, and the window. The exporter calls `check_graph` with the
-graph as `onnx` reads it, the engine with the graph as ONNX Runtime reads it.
+ONNX Runtime GenAI's model builder writes the file next to each graph. This module reads only the
+parts that a run needs: names of inputs and outputs, sizes, and the window. The exporter calls
+`check_graph` with the inputs and outputs that `onnx` reports, the engine with those that ONNX
+Runtime reports.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ FLOAT_DTYPES = ("float32", "float16")  # numpy has no bfloat16
 KNOWN_INPUTS = {"input_ids", "attention_mask", "position_ids", "past_key_names", "past_value_names"}
 HIDDEN_STATES = "hidden_states"
 
-# Bounds, so that no number in a file can cause a huge allocation.
+# Bounds on numbers, so that no file can cause a huge allocation.
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Few = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
 Positions = Annotated[int, msgspec.Meta(ge=2, le=1 << 24)]
 
 
 class SlidingWindow(msgspec.Struct, frozen=True):
-    """`model.decoder.sliding_window`: for these layers, or for all if none are listed."""
+    """The section `model.decoder.sliding_window`; it applies to all layers if `layers` is empty."""
 
     window_size: int
     layers: list[int] = []
@@ -65,7 +66,7 @@ class GenaiConfig(msgspec.Struct, frozen=True):
     model: ModelSection
 
     def planes(self, side: Literal["past", "present"]) -> list[str]:
-        """Name the keys and values in the order of `kv.KVCache`.
+        """List the graph's names of keys and values, in the order of planes in `kv.KVCache`.
 
         Raises:
             ArtifactError: if the file has no such names.
@@ -95,8 +96,8 @@ Ports: TypeAlias = Mapping[str, Port]
 class GraphForm(NamedTuple):
     """Inputs and outputs of a graph that passed `check_graph`.
 
-    positions: whether it reads positions. kv_dtype: dtype of keys and values. widths: row width of
-    each answer, logits last. kinds: dtype of each answer.
+    positions: whether the graph has an input for positions. kv_dtype: dtype of keys and values.
+    widths: row width of each output, logits last. kinds: dtype of each output.
     """
 
     positions: bool
@@ -123,7 +124,7 @@ def read_genai_config(path: Path) -> GenaiConfig:
 
 
 def _unsupported(config: GenaiConfig) -> str | None:
-    """Return why this model cannot run here; None if it can."""
+    """Return the reason why this engine cannot run the model; None if it can."""
     section = config.model.decoder
     states = sorted(name for name in section.inputs if "conv" in name or "recurrent" in name)
     if states:
@@ -200,7 +201,7 @@ def _required_port(ports: Ports, name: str) -> Port:
 def _expect_port(
     name: str, port: Port, kinds: tuple[str, ...], shape: tuple[int | None, ...]
 ) -> None:
-    """Raise unless the port has one of these dtypes and this shape; None is any size."""
+    """Raise unless the port has one of these dtypes and this shape, where None is any size."""
     fits = len(port.shape) == len(shape) and all(
         not isinstance(size, int) or wanted is None or size == wanted
         for size, wanted in zip(port.shape, shape, strict=True)

@@ -1,8 +1,8 @@
-"""A graph of ONNX Runtime GenAI's model builder, run unchanged: tokens in; logits out.
+"""Run an unchanged graph of ONNX Runtime GenAI's model builder: tokens in, logits out.
 
-It reads chains only, since the graph's mask has one row per slot. It returns hidden states if the
-graph has them. Slots, `rollback` and `keep_path` are those of `engines.slots`; slots run one after
-the other.
+The engine reads only chains, because the graph's mask has one row per slot. It returns hidden
+states if the graph does. `engines.slots` implements slots, `rollback` and `keep_path`; each slot
+needs a run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROVIDERS = {"cpu": "pilotfish.engines.genai.backend:GenaiBackend"}
 
 
 class GenaiDecoder(Decoder):
-    """Runs an artifact of the dialect genai with `slots` sequences; see `Decoder`."""
+    """The engine for artifacts of the dialect genai; see `Decoder`."""
 
     engine_dialect = GENAI
 
@@ -42,7 +42,7 @@ class GenaiDecoder(Decoder):
     ) -> None:
         [item], [length] = passes, lengths
         end = length + len(item.tokens)
-        # The mask is as wide as the buffers, which change seldom; only its sum matters.
+        # Only the mask's sum matters. It is as wide as the buffers, so its shape seldom changes.
         mask = binding.input(self._input_name("attention_mask"), (1, self._cache.capacity))
         mask[0, :end], mask[0, end:] = 1, 0
         if self._graph.form.positions:

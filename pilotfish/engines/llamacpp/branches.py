@@ -1,12 +1,12 @@
-"""A slot's chain and tree as sequences of llama.cpp, which accepts no masks of ours.
+"""A slot's chain and tree, as sequences of llama.cpp, which accepts no masks from its caller.
 
-In llama.cpp a token sees the cells of its own sequence. So each path from the trunk to a leaf is a
-sequence, a *line*; a node belongs to the lines of all leaves below it. Line 0 holds the chain and
-the first child of each node after it. Other lines share cells with it, and take more when a branch
-needs them; nothing is computed or moved.
+In llama.cpp a token sees the cells of its sequence. So each path from the trunk to a leaf is a
+sequence, called a *line*; a node belongs to the lines of all leaves below it. Line 0 holds the
+chain, and then the first child of each node. Other lines share cells with line 0, and get more of
+its cells when a branch begins later; sharing neither computes nor moves cells.
 
-`plan` computes the changes of a pass and applies none; then come `enter`, the run, and `commit` or
-`undo`.
+For each pass: `plan` computes the changes without applying them, then `enter` copies cells, then
+llama.cpp runs, then `commit` or `undo`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pilotfish.engines.passes import Pass
 
 
 class CellMemory(Protocol):
-    """The cells of all sequences; positions are counted from 0."""
+    """The cells of all sequences; positions count from 0."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Add the cells of `source` at start … end − 1 to sequence `target`."""
@@ -45,11 +45,12 @@ class SlotGrowth:
     """The changes that a pass makes to a slot.
 
     Attributes:
-        trunk, parents, depths, lines: the tree after the pass; lines: one through each node.
+        trunk, parents, depths: the tree after the pass.
+        lines: for each node, a line through it.
         positions: position of each new token, [S].
-        sequences: llama.cpp's sequence ids of each new token, [S][lines].
+        sequences: llama.cpp's sequence ids for each new token, [S][lines].
         copies: copies to make before the run.
-        ends: length of each line that the pass changes, after the run.
+        ends: length after the run, for each line that the pass changes.
     """
 
     trunk: int
@@ -63,29 +64,29 @@ class SlotGrowth:
 
 
 class Branches:
-    """One slot. ids: its sequence ids; the first one holds the chain."""
+    """The lines of one slot. ids: sequence ids of the slot; the first is line 0."""
 
     def __init__(self, memory: CellMemory, ids: range) -> None:
         self._memory, self._ids = memory, ids
-        self._ends = [0] * len(ids)  # positions that each line holds
-        self._shared = [0] * len(ids)  # leading positions that it shares with line 0's chain
+        self._ends = [0] * len(ids)  # number of positions that each line holds
+        self._shared = [0] * len(ids)  # leading positions that each line shares with line 0
         self._trunk = 0
-        # The nodes after the trunk, in the order of their passes, and a line through each.
+        # The nodes after the trunk in the order of their passes, and a line through each node.
         self._parents: list[int] = []
         self._depths: list[int] = []
         self._lines: list[int] = []
 
     @property
     def length(self) -> int:
-        """Number of tokens in the slot, all nodes counted."""
+        """The number of tokens in the slot, including all nodes of the tree."""
         return self._trunk + len(self._parents)
 
     def plan(self, item: Pass) -> SlotGrowth:
-        """Compute the changes of a checked pass.
+        """Compute the changes that a pass makes; the pass has been checked.
 
         Raises:
             CapacityError: if the tree has more leaves than the slot has sequences.
-            ValueError: if it continues a tree that the slot does not hold.
+            ValueError: if the pass continues a tree that the slot does not hold.
         """
         if item.parents is None:
             return self._plan_chain(len(item.tokens))
@@ -116,14 +117,14 @@ class Branches:
 
     def enter(self, growth: SlotGrowth) -> None:
         """Make the copies of a plan."""
-        for line in {*growth.lines} - {0, *self._lines}:  # new lines keep the trunk at most
+        for line in {*growth.lines} - {0, *self._lines}:  # new lines share at most the trunk
             self._shared[line] = min(self._shared[line], growth.trunk)
             self._cut(line, self._shared[line])
         for source, target, start, end in growth.copies:
             self._memory.copy(self._ids[source], self._ids[target], start, end)
 
     def commit(self, growth: SlotGrowth) -> None:
-        """Record that the pass has run."""
+        """Record the changes after a successful run."""
         for copy in growth.copies:
             self._shared[copy.target] = growth.trunk
         for line, end in growth.ends.items():
@@ -132,7 +133,7 @@ class Branches:
         self._depths, self._lines = growth.depths, growth.lines
 
     def undo(self, growth: SlotGrowth) -> None:
-        """Remove the cells that a failed pass left."""
+        """Remove the cells that a failed run left."""
         for line in {*growth.ends, *(copy.target for copy in growth.copies)}:
             self._memory.cut(self._ids[line], self._ends[line])
 
@@ -153,10 +154,10 @@ class Branches:
         self._set_chain(length, 0)
 
     def keep_path(self, path: Sequence[int]) -> None:
-        """Keep only these nodes of the tree.
+        """Keep the nodes of this path, and drop the tree's other nodes.
 
         Raises:
-            ValueError: if they are no path from the trunk down; then nothing changes.
+            ValueError: if the nodes are no path from the trunk down; then nothing changes.
         """
         nodes = [int(node) for node in path]
         if (
@@ -196,9 +197,10 @@ class Branches:
         )
 
     def _continued_lines(self, trunk: int, parents: list[int]) -> list[int]:
-        """Return a line through each node of a tree that a pass continues.
+        """Return a line through each existing node of the tree that a pass continues.
 
-        The tree may begin in the chain before the last pass, or within that pass, before a branch.
+        The tree may begin in the chain before the last pass, or within the last pass before any
+        branch.
         """
         before, within = self._trunk - trunk, trunk - self._trunk
         if before >= 0:
@@ -214,11 +216,11 @@ class Branches:
     def _add_lines(
         self, trunk: int, parents: list[int], depths: list[int], lines: list[int]
     ) -> list[Copy]:
-        """Add a line through each new node to `lines`; return the copies for new lines."""
+        """Append a line through each new node to `lines`; return the copies that new lines need."""
         grown = len(lines)
         free = [line for line in range(1, len(self._ids)) if line not in set(lines)]
         free.reverse()
-        continued = set(parents[:grown])  # nodes whose line already continues
+        continued = set(parents[:grown])  # nodes that already have a child on their line
         copies: list[Copy] = []
         for node in range(grown, len(parents)):
             parent = parents[node]
@@ -234,7 +236,7 @@ class Branches:
                 )
             line = free.pop()
             lines.append(line)
-            while parent >= grown:  # up to a node whose cells exist
+            while parent >= grown:  # go up to a node that has cells
                 parent = parents[parent]
             source = lines[parent] if parent >= 0 else 0
             end = trunk + depths[parent] + 1 if parent >= 0 else trunk
@@ -251,7 +253,7 @@ class Branches:
             self._ends[line] = end
 
     def _set_chain(self, trunk: int, count: int) -> None:
-        """Set the tokens after the trunk to a chain of `count`."""
+        """Make the nodes after the trunk a chain of `count` tokens."""
         self._trunk, self._parents = trunk, list(range(-1, count - 1))
         self._depths, self._lines = list(range(count)), [0] * count
 

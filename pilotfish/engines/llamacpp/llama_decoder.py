@@ -1,8 +1,8 @@
-"""A GGUF file of any architecture, run by llama.cpp: tokens in; logits and hidden states out.
+"""Run a GGUF file of any architecture with llama.cpp: tokens in, logits and hidden states out.
 
-One pool holds the cells of all slots; each slot has its own sequences for its chain and the
-branches of its tree (`branches`). Models that cannot be rolled back, and trees with more leaves
-than a slot has sequences, are refused.
+One pool holds the cells of all slots. Each slot has several of llama.cpp's sequences, for its chain
+and the branches of its tree (`branches`). Refused are models that llama.cpp cannot roll back, and
+trees with more leaves than a slot has sequences.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from pilotfish.engines.llamacpp.native import (
 from pilotfish.engines.passes import Pass, check_all
 
 PROVIDERS = ("auto", "cpu", "cuda")
-MOST_LEAVES = 64  # leaves of a slot's tree; with few slots, 256 sequences each would waste memory
-# A run computes logits of all its tokens or of none, and a second run reads all weights again. If
-# more tokens than this need no logits, they get a run of their own.
+MOST_LEAVES = 64  # bound on the leaves of a slot's tree: more sequences per slot would waste memory
+# Most tokens in a run that need no logits. llama.cpp computes logits of all tokens of a run or of
+# none. So more tokens without logits get a separate run, although it reads all weights again.
 MOST_SPARE = 32
 
 
 class LlamaDecoder(LanguageModel):
-    """Runs a GGUF artifact with `slots` sequences.
+    """The engine for GGUF artifacts.
 
     Args:
         context: positions per slot; None = the model's.
-        threads: threads per run; None = the cores that this process may use.
+        threads: CPU threads per run; None = one per core that this process may use.
         provider: "cpu"; "cuda": all layers on the GPU; "auto": the GPU if llama.cpp supports it.
 
     Raises:
@@ -76,7 +76,7 @@ class LlamaDecoder(LanguageModel):
             Branches(self._cells, range(slot * leaves, (slot + 1) * leaves))
             for slot in range(slots)
         ]
-        # The tokens in each slot, to recompute cells that layers with windows have overwritten.
+        # Token ids in each slot, to recompute cells that layers with windows have overwritten.
         self._tokens: list[list[int]] = [[] for _ in range(slots)]
         self._rows = 0
         self._probe()
@@ -101,9 +101,9 @@ class LlamaDecoder(LanguageModel):
         self._reread_lost(slot)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep only the nodes at `path` of the last tree (or of the last pass, a chain).
+        """Keep the nodes at `path` of the last tree (or chain), and drop its other nodes.
 
-        See `LanguageModel.keep_path`. Moves no cell.
+        This moves no cell. See `LanguageModel.keep_path`.
         """
         branches, tokens = self._slots[slot], self._tokens[slot]
         branches.keep_path(path)
@@ -111,14 +111,14 @@ class LlamaDecoder(LanguageModel):
         tokens[trunk:] = [tokens[trunk + int(node)] for node in path]
 
     def check(self, passes: Sequence[Pass]) -> None:
-        """Raise as `forward` would for passes that cannot run."""
+        """Raise the error that `forward` would raise for these passes; run nothing."""
         lengths = [branches.length for branches in self._slots]
         check_all(passes, lengths, self.context, self.vocab_size)
 
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """Append each pass to its slot and answer it; at most one pass per slot.
+        """Append each pass to its slot and compute its output; at most one pass per slot.
 
-        Appends nothing if it raises.
+        If this raises, nothing is appended.
 
         Raises:
             CapacityError: if a slot would exceed its context, or its tree has too many leaves.
@@ -147,7 +147,7 @@ class LlamaDecoder(LanguageModel):
     # --- runs ------------------------------------------------------------------------------
 
     def _run(self, passes: Sequence[Pass], growths: Sequence[SlotGrowth]) -> list[slice]:
-        """Run all tokens; return the rows of the answers that belong to each pass."""
+        """Run the tokens of all passes; return the output rows of each pass."""
         tokens = np.concatenate([item.tokens for item in passes]).astype(np.int32)
         positions = np.array([index for growth in growths for index in growth.positions], np.int32)
         sequences = [ids for growth in growths for ids in growth.sequences]
@@ -182,17 +182,17 @@ class LlamaDecoder(LanguageModel):
         return places
 
     def _allocate(self, rows: int) -> None:
-        """Make room for the answers of `rows` rows."""
+        """Allocate buffers for `rows` rows of outputs."""
         if rows > self._rows:
             self._rows = rows
             self._logits: NDArray[np.float32] = np.empty((rows, self._model.vocabulary), np.float32)
             self._hidden: NDArray[np.float32] = np.empty((rows, self._model.width), np.float32)
 
     def _reread_lost(self, slot: int) -> None:
-        """Read a slot again if other slots took cells within its last tokens' window.
+        """Run a slot's tokens again if llama.cpp overwrote cells in the window of its last token.
 
-        llama.cpp may overwrite cells that no token after a slot's last one would attend to; after a
-        rollback, tokens attend to them again.
+        llama.cpp may overwrite cells outside the window of the next token. After a rollback, the
+        window begins earlier and may include such cells.
         """
         length, window = self.length(slot), self._model.window
         if not window or not length:
@@ -224,7 +224,7 @@ class LlamaDecoder(LanguageModel):
         try:
             model = NativeModel(self.artifact.gguf_path, gpu=gpu)
         except ProviderError:
-            self.artifact.verify()  # a damaged file is the likeliest reason
+            self.artifact.verify()  # a damaged file is the most likely reason
             raise
         if model.vocabulary < self.vocab_size:
             raise self.artifact.altered_error(self.artifact.gguf_path.name)

@@ -26,13 +26,13 @@ from pilotfish.engines.engine_errors import ProviderError
 log = logging.getLogger("pilotfish.engines")
 
 MOST_RUN_TOKENS = 256  # tokens per run
-# Tokens per run with answers: memory for this many logits is allocated, and from 64 tokens on, CPU
-# flash attention uses another algorithm, which rounds differently.
+# Most tokens of a run with logits. Memory for all these logits is allocated. From 64 tokens on,
+# flash attention on the CPU uses another algorithm, which rounds differently.
 MOST_ANSWERED = 48
-MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-FIRST_CELLS = 512  # initial capacity
+MOST_SEQUENCES = 256  # llama.cpp's bound on sequences, LLAMA_MAX_SEQ
+FIRST_CELLS = 512  # initial capacity (cells)
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
-GUESSED_TYPE = 1024  # flag in a file's type: guessed, since the file does not state it
+GUESSED_TYPE = 1024  # flag in a file's type if llama.cpp guessed it
 FLOAT_TYPES = (0, 1, 32)  # file types F32, F16, BF16
 _error_lines: deque[str] = deque(
     maxlen=4
@@ -89,7 +89,7 @@ class NativeModel:
     Attributes:
         vocabulary: width of the logits.
         width: width of the hidden states.
-        window: tokens that a layer attends to; 0 = all.
+        window: size (tokens) of the attention window; 0 = none.
         blocks: whether the weights are quantised.
 
     Raises:
@@ -124,7 +124,7 @@ class Cells:
 
     Args:
         sequences: number of sequence ids.
-        limit: most cells.
+        limit: largest number of cells, over all sequences.
         threads: threads per run.
     """
 
@@ -140,7 +140,7 @@ class Cells:
         """Make room for this many cells of all sequences together.
 
         Raises:
-            ProviderError: if memory is short; then nothing changes.
+            ProviderError: if there is not enough memory; then nothing changes.
         """
         if cells > self.capacity:
             self._open(min(max(cells, 2 * self.capacity), max(cells, self._limit)))
@@ -155,7 +155,7 @@ class Cells:
             raise ProviderError("llama.cpp cannot roll this model back")
 
     def first(self, sequence: int) -> int:
-        """Return the first position that every layer holds; -1 for an empty sequence."""
+        """Return the first position that is present in every layer; -1 for an empty sequence."""
         position: int = self._api.llama_memory_seq_pos_min(self._memory, sequence)
         return position
 
@@ -166,10 +166,10 @@ class Cells:
         sequences: Sequence[Sequence[int]],
         answered: bool,
     ) -> None:
-        """Append at most MOST_RUN_TOKENS tokens (MOST_ANSWERED, if answered) to their sequences.
+        """Append at most MOST_RUN_TOKENS tokens to their sequences; compute outputs if `answered`.
 
         Raises:
-            ProviderError: if it fails; some of the tokens may then be in the cells.
+            ProviderError: if the run fails; some of the tokens may then be in the cells.
         """
         api, size = self._api, len(tokens)
         counts = np.array([len(ids) for ids in sequences], np.int32)
@@ -187,7 +187,7 @@ class Cells:
         ):
             kind = dict(api.llama_batch._fields_)[name]
             setattr(batch, name, ctypes.cast(array.ctypes.data, kind))
-        # with embeddings on, llama.cpp answers every token; otherwise none
+        # With embeddings on, llama.cpp computes outputs for every token; otherwise for none.
         api.llama_set_embeddings(self._context, answered)
         if code := api.llama_decode(self._context, batch):
             raise _failure(f"llama.cpp could not run {size} tokens ({code})")
@@ -204,7 +204,10 @@ class Cells:
         )
 
     def _open(self, cells: int) -> None:
-        """Open a context with room for `cells`; copy the previous one's cells into it."""
+        """Open a llama.cpp context with room for `cells`.
+
+        Copy the previous context's cells into it.
+        """
         api, model = self._api, self._model
         options = api.llama_context_default_params()
         options.n_ctx = -(-cells // 256) * 256
@@ -214,10 +217,11 @@ class Cells:
         options.n_threads = options.n_threads_batch = self._threads
         options.pooling_type = api.LLAMA_POOLING_TYPE_NONE
         options.attention_type = api.LLAMA_ATTENTION_TYPE_CAUSAL
-        # Quantised weights: activations are rounded to 8 bits, which amplifies tiny differences;
-        # CPU flash attention computes a token alone as it does among up to MOST_ANSWERED. Other
-        # weights: flash attention would round to half precision, and plain attention matches our
-        # own engine. GPUs have their own kernels.
+        # With quantised weights, activations are rounded to 8 bits, which amplifies tiny
+        # differences. There we use flash attention: on the CPU it gives a token the same result
+        # alone and among up to MOST_ANSWERED tokens. With other weights, flash attention would
+        # round to half precision, and plain attention agrees with our ONNX engine. On a GPU, flash
+        # attention is always used.
         fused = model.gpu or model.blocks
         options.type_k = options.type_v = api.GGML_TYPE_F16 if fused else api.GGML_TYPE_F32
         options.flash_attn_type = (
@@ -225,8 +229,8 @@ class Cells:
         )
         options.embeddings = True
         options.offload_kqv = options.op_offload = model.gpu
-        options.kv_unified = True  # else sequences cannot share cells
-        options.swa_full = True  # else rollbacks fail
+        options.kv_unified = True  # so that sequences can share cells
+        options.swa_full = True  # so that rollbacks work in layers with windows
         context = api.llama_init_from_model(model.handle, options)
         if not context:
             raise _failure(f"llama.cpp has no room for a context of {options.n_ctx} tokens")
@@ -254,5 +258,5 @@ def _take_over(api: Any, old: Any, new: Any) -> None:
 
 
 def chunks(order: Sequence[int], size: int) -> Iterable[Sequence[int]]:
-    """Split into pieces of at most `size`."""
+    """Split a sequence into pieces of at most `size` items."""
     return (order[start : start + size] for start in range(0, len(order), size))

@@ -1,1 +1,1 @@
-"""TensorRT: engines that are built on the machine that runs them, and cached."""
+"""TensorRT engines, which are built on the machine that runs them, and cached."""

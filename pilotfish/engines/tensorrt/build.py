@@ -1,7 +1,7 @@
-"""Get an engine for an artifact: from the cache, or by building it on this machine.
+"""Load an artifact's engine from the cache, or build it on this machine.
 
-A build reads `model.onnx` with TensorRT's own parser and measures kernels on this GPU, for minutes.
-Not run on a GPU yet: see docs/engines.md.
+A build reads `model.onnx` with TensorRT's parser and times kernels on this GPU, which takes
+minutes. This has not run on a GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ log = logging.getLogger("pilotfish.engines")
 
 Progress = Callable[[str, int, "int | None"], None]
 
-CAPACITY = "C"  # name of the capacity in graphs
+CAPACITY = "C"  # symbolic name of the cache's capacity in graphs
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A wanted engine: the artifact, TensorRT version, GPU, number of slots, and context."""
+    """A description of a wanted engine: artifact, TensorRT version, GPU, slots and context."""
 
     tensorrt: str  # version
     gpu: Gpu
@@ -103,8 +103,8 @@ class LoadedEngine:
 def find_engine(request: EngineRequest, *, flexible: bool) -> LoadedEngine | None:
     """Find the smallest cached engine with enough slots and context; None if there is none.
 
-    If `flexible`, any context is enough, and the longest wins. Deletes engines that TensorRT
-    refuses.
+    If `flexible`, an engine for any context will do, and the one for the longest is chosen. Engines
+    that TensorRT refuses to load are deleted.
     """
     cache = EngineCache()
     fitting = [
@@ -124,10 +124,10 @@ def find_engine(request: EngineRequest, *, flexible: bool) -> LoadedEngine | Non
 def ensure_engine(
     request: EngineRequest, progress: Progress | None = None
 ) -> tuple[LoadedEngine, bool]:
-    """Return exactly this engine and whether it was built; a lock prevents a double build.
+    """Load or build exactly this engine; return it and whether it was built now.
 
     Raises:
-        BuildError: if TensorRT cannot build it, or cannot read what it built.
+        BuildError: if TensorRT cannot build the engine, or cannot load the result.
     """
     cache, key = EngineCache(), request.key
     engine = _load_engine(request)
@@ -152,7 +152,7 @@ def ensure_engine(
 
 
 def _load_engine(request: EngineRequest) -> LoadedEngine | None:
-    """Load an engine from the cache; None if missing, damaged, or refused by TensorRT."""
+    """Load an engine from the cache; None if it is missing, damaged, or refused by TensorRT."""
     cache, key = EngineCache(), request.key
     plan = cache.read(key)
     if plan is None:
@@ -182,7 +182,7 @@ def build(
     profiles, messages = request.profiles, logger()
     builder = trt.Builder(messages)
     network = builder.create_network(network_flags())
-    parser = trt.OnnxParser(network, messages)  # owns the weights: must outlive the build
+    parser = trt.OnnxParser(network, messages)  # it owns the weights, so it must outlive the build
     _parse(request, parser, profiles)
     config = builder.create_builder_config()
     if request.artifact.manifest.precision == "fp16" and not is_strongly_typed():
@@ -196,7 +196,8 @@ def build(
             raise BuildError(f"TensorRT refuses the profile {each.name}: its log says why (-v)")
     timings = config.create_timing_cache(earlier_timings)
     if timings is None or not config.set_timing_cache(timings, ignore_mismatch=False):
-        timings = config.create_timing_cache(b"")  # from another driver, or damaged
+        # the earlier timings are damaged, or another driver's
+        timings = config.create_timing_cache(b"")
         config.set_timing_cache(timings, ignore_mismatch=False)
     if hasattr(trt, "IProgressMonitor"):
         monitor = _monitor(progress, stop)
@@ -225,7 +226,7 @@ def _parse(request: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -
 
 
 def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressMonitor:
-    """Report the outermost phases of a build; TensorRT calls it from its own threads."""
+    """Make a monitor that reports a build's outermost phases; TensorRT's threads call it."""
     import tensorrt as trt
 
     total: dict[str, int] = {}
@@ -251,7 +252,7 @@ def _monitor(progress: Progress | None, stop: threading.Event) -> trt.IProgressM
 
 
 def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
-    """Run `work` on a thread, so that Ctrl-C works: the builder does not return for minutes."""
+    """Run `work` on a thread, so that Ctrl-C works: the builder runs for minutes in C++."""
     stop = threading.Event()
     outcome: list[tuple[bytes, bytes]] = []
     failure: list[BaseException] = []
@@ -276,7 +277,7 @@ def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tu
 
 
 def check_engine_exists(artifact: Artifact) -> None:
-    """Raise ProviderError if there is certainly no engine, before a GPU is touched."""
+    """Raise ProviderError if no engine of the artifact is cached; this needs no GPU."""
     if not EngineCache().knows(artifact.manifest.digest):
         raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")
 

@@ -1,9 +1,9 @@
-"""Cache of built engines and kernel timings, below `cache_directory()/engines`.
+"""The cache of built engines and kernel timings, in `cache_directory()/engines`.
 
-An engine is valid for one version of TensorRT, one GPU, one artifact and one set of profiles: the
-key contains all of them, and the file contains the key. A file is a line of JSON and the plan. It
-appears whole or not at all, and is used only if length, SHA-256 and key match. All files may be
-deleted.
+An engine is valid for one version of TensorRT, one GPU model, one artifact and one set of profiles.
+The key contains all of these. A file is a line of JSON, with the key, and then the plan (TensorRT's
+serialised engine). Files are written atomically, and used only if length, SHA-256 and key match.
+All files may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HEADER_LIMIT = 1 << 16
 
 
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that an engine depends on; another value of any field needs another engine.
+    """The facts that an engine depends on; if any field differs, another engine is needed.
 
-    `artifact` is its digest, `compute` the GPU's compute capability, `profiles` the digest of all
-    shapes. `slots` and `context` follow from the profiles, and tell which decoders it serves.
+    `artifact` is the artifact's digest, `compute` the GPU's compute capability, `profiles` the
+    digest of all shapes. `slots` and `context` are the numbers for which the profiles were made.
     """
 
     tensorrt: str
@@ -44,11 +44,11 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """A hash of the key, 32 hex digits."""
+        """The hash of the key, 32 hex digits, used as file name."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
     def same_machine(self, other: EngineKey) -> bool:
-        """Whether model, TensorRT and GPU are the same, whatever the profiles."""
+        """Whether model, TensorRT and GPU are equal; slots, context and profiles may differ."""
         return self == msgspec.structs.replace(
             other, slots=self.slots, context=self.context, profiles=self.profiles
         )
@@ -67,7 +67,7 @@ class EngineCache:
         self._folder = folder or cache_directory() / "engines"
 
     def path(self, key: EngineKey) -> Path:
-        """Return the path of this engine, cached or not."""
+        """Return the path of this engine's file, whether it exists or not."""
         return self._folder / key.artifact / f"{key.name}{SUFFIX}"
 
     def knows(self, artifact: str) -> bool:
@@ -75,7 +75,7 @@ class EngineCache:
         return any((self._folder / artifact).glob(f"*{SUFFIX}"))
 
     def keys(self, key: EngineKey) -> list[EngineKey]:
-        """List cached engines for the same model, TensorRT and GPU, smallest first."""
+        """List the keys of cached engines for the same model, TensorRT and GPU, smallest first."""
         keys = []
         for path in self.path(key).parent.glob(f"*{SUFFIX}"):
             header = _read_engine_file(path)[0]
@@ -84,7 +84,10 @@ class EngineCache:
         return sorted(keys, key=lambda each: (each.slots, each.context))
 
     def read(self, key: EngineKey) -> bytes | None:
-        """Return the plan; None if it is missing, damaged or another engine's (logged)."""
+        """Return the plan.
+
+        Return None, and log the reason, if its file is missing, damaged or another engine's.
+        """
         path = self.path(key)
         if not path.is_file():
             return None
@@ -102,7 +105,7 @@ class EngineCache:
         return plan
 
     def write(self, key: EngineKey, plan: bytes | memoryview) -> Path:
-        """Write a plan, whole or not at all."""
+        """Write a plan atomically."""
         path = self.path(key)
         digest = hashlib.sha256(plan).hexdigest()
         header = _Header(key=key, size=len(plan), sha256=digest)
@@ -120,7 +123,10 @@ class EngineCache:
 
     @contextmanager
     def lock(self, key: EngineKey) -> Iterator[None]:
-        """Keep other processes from building this engine; released when the process ends."""
+        """Lock the building of this engine against other processes.
+
+        A process's end frees the lock.
+        """
         path = self.path(key).with_suffix(".lock")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
@@ -133,7 +139,7 @@ class EngineCache:
 
 
 def _read_engine_file(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
-    """Read the header and, if `whole`, the plan; no header if the file does not begin with one."""
+    """Read a file's header and, if `whole`, its plan; the header is None if it is invalid."""
     try:
         with path.open("rb") as file:
             header = msgspec.json.decode(file.readline(HEADER_LIMIT), type=_Header)

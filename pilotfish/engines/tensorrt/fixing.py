@@ -1,8 +1,8 @@
 """Replace a symbolic size in an ONNX graph's inputs and outputs by a number.
 
-TensorRT's KVCacheUpdate, which opset 24's TensorScatter becomes, needs a cache of static length,
-while our graphs leave the capacity open. This edits the bytes of the file, since devices need no
-onnx package: it rewrites only the messages on the path to a dimension.
+TensorRT turns opset 24's TensorScatter into KVCacheUpdate, which needs a cache of static length; in
+our graphs the capacity is symbolic. This module edits the file's bytes, because devices have no
+onnx package. It rewrites only the protobuf messages on the path to a dimension.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryv
 
 
 def _read_varint(message: memoryview, index: int) -> tuple[int, int]:
-    """Read the number at `at`; return it and the position after it."""
+    """Read the varint at `index`; return its value and the index after it."""
     value = shift = 0
     while True:
         if index >= len(message):

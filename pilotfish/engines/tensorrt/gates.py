@@ -3,11 +3,11 @@
 Versions are recognised by their features, not by their number:
 
     8.6     networks need EXPLICIT_BATCH; fp16 needs a flag; integers are 32 bits wide
-    10      STRONGLY_TYPED: types come from the graph; IProgressMonitor
-    10.15   the parser knows the operators of the dialect opset24; get_aliased_input_tensor
+    10      STRONGLY_TYPED (types come from the graph) and IProgressMonitor are new
+    10.15   the parser knows the operators of the dialect opset24; get_aliased_input_tensor is new
     11      EXPLICIT_BATCH and the flag FP16 are gone
 
-Functions import TensorRT when they need it: it is large, and mostly not installed.
+Each function imports TensorRT when it needs it: the package is large, and mostly not installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pilotfish.tensorrt")
 _loggers: dict[type[trt.ILogger], trt.ILogger] = {}
 
-# Operators that the dialect opset24 needs and older parsers lack.
+# Operators of the dialect opset24 that older parsers lack.
 OPSET24_OPERATORS = ("TensorScatter", "RMSNormalization", "RotaryEmbedding")
 JETSON = Path("/etc/nv_tegra_release")
 
@@ -54,9 +54,10 @@ def tensorrt_version() -> str:
 
 
 def logger() -> trt.ILogger:
-    """Route TensorRT's messages to our log, errors as warnings: callers judge their severity.
+    """Return a logger that writes TensorRT's messages to our log, with errors as warnings.
 
-    Returns the same object each time: TensorRT needs one logger for as long as anything lives.
+    Callers decide how severe an error is. The result is always the same object: TensorRT needs one
+    logger for as long as any of its objects exists.
     """
     import tensorrt as trt
 
@@ -89,7 +90,7 @@ def is_strongly_typed() -> bool:
 
 
 def network_flags() -> int:
-    """Return the flags to create networks with."""
+    """Return the flags for the creation of networks."""
     import tensorrt as trt
 
     flags = trt.NetworkDefinitionCreationFlag

@@ -1,7 +1,8 @@
-"""Optimisation profiles: the shapes that an engine is built for.
+"""Optimisation profiles: the ranges of input shapes that an engine is built for.
 
-There are two: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK tokens of
-one. The decoder splits its passes (`Backend.narrow`, `Backend.widest`), so every run fits one.
+There are two profiles: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK
+tokens of one slot. The decoder splits its passes (`Backend.narrow`, `Backend.widest`), so that
+every run fits a profile.
 
     T packed tokens   N rows wanted   B slots   S tokens of the widest pass   C capacity
 """
@@ -16,9 +17,9 @@ from pilotfish.engines.backends.backend import kv_names
 from pilotfish.engines.device_cache import doubling_capacities
 from pilotfish.engines.manifest import Manifest
 
-NARROW = 16  # a chain, or a small tree
-CHUNK = 128  # chunk of Decoder.prefill
-ALIGNMENT = 64  # of capacities, in cells
+NARROW = 16  # tokens per slot in `decode`: enough for a chain or a small tree
+CHUNK = 128  # tokens in `prefill`: the chunk of Decoder.prefill
+ALIGNMENT = 64  # capacities are multiples of this number of cells
 FIRST_CAPACITY = 256
 USUAL_CAPACITY = 1024
 USUAL_SLOTS, USUAL_WINDOW = 8, 4
@@ -29,7 +30,7 @@ Shapes = dict[str, Shape]
 
 @dataclass(frozen=True)
 class Profile:
-    """Shapes of all inputs, by name: minimum, optimum and maximum."""
+    """The minimum, optimum and maximum shapes of all inputs, by input name."""
 
     name: str
     minimum: Shapes
@@ -37,7 +38,7 @@ class Profile:
     maximum: Shapes
 
     def holds(self, shapes: Shapes) -> bool:
-        """Whether a run with these inputs fits."""
+        """Whether a run with these input shapes fits the profile."""
         return all(
             low <= size <= high
             for name, shape in shapes.items()
@@ -47,7 +48,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The shapes that an engine is built for; the capacity is fixed if the dialect requires it."""
+    """The two profiles of an engine; the capacity has one value if the dialect requires that."""
 
     decode: Profile
     prefill: Profile
@@ -59,9 +60,12 @@ class Profiles:
     def for_slots(
         cls, manifest: Manifest, slots: int, context: int, *, fixed: bool = False
     ) -> Profiles:
-        """Make profiles for these slots and positions; `fixed`: see `engines.tensorrt.fixing`."""
+        """Make the profiles.
+
+        `fixed`: whether the capacity is static (`engines.tensorrt.fixing`).
+        """
         narrow, widest = min(NARROW, context), min(CHUNK, context)
-        # A slot's end may be within the padding of another slot's wider pass.
+        # In a shared run, a slot is padded to the widest pass, beyond its context.
         cells = context + (narrow if slots > 1 else 0)
         last = -(-cells // ALIGNMENT) * ALIGNMENT
         capacities = [last] if fixed else doubling_capacities(min(FIRST_CAPACITY, last), last)
@@ -106,7 +110,7 @@ class Profiles:
 
     @property
     def digest(self) -> str:
-        """A hash that changes with any shape."""
+        """A hash of all shapes, 16 hex digits."""
         listed = [[p.name, p.minimum, p.optimum, p.maximum] for p in self.both]
         return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -114,7 +118,7 @@ class Profiles:
 def input_shapes(
     manifest: Manifest, batch: int, size: int, total: int, rows: int, capacity: int
 ) -> Shapes:
-    """Return the input shapes of `batch` slots: widest pass `size` tokens, all passes `total`."""
+    """Return the input shapes of a run of `batch` slots; `size`: tokens of its widest pass."""
     windowed = {} if manifest.window is None else {"cell_positions": (batch, capacity)}
     return {
         "input_ids": (total,),

@@ -1,4 +1,4 @@
-"""Architectures by `model_type` in config.json. To add one, add an entry to a table."""
+"""The architectures by `model_type` in config.json. To add one, add an entry to a table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An entry of the table of architectures: the differences of a class of checkpoints from Llama's.
+"""An entry of the table of architectures: how a class of checkpoints differs from Llama.
 
-Keys are those of Llama's config.json; `key_names` maps them to another class's names. A class does
-not have the keys that its entry's `keys` lacks, so a configuration with such a key is refused.
+Keys are named as in Llama's config.json; `key_names` maps them to the class's names. `keys` lists
+all keys that the class has; a configuration with any other key is refused.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ LLAMA_FORM = Form()
 
 
 class Stated(Protocol):
-    """Looks up a configuration's value of a key, or the class's default."""
+    """A function that looks up a key in a configuration, or else the class's default."""
 
     def __call__(self, key: str) -> Any:
-        """Return the value of one of Llama's keys."""
+        """Return the value of a key, given by Llama's name."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """A checkpoint's names and layouts of weights, if they differ from `export.weights`.
+    """A class's names and layouts of weights, where they differ from ours (`export.weights`).
+
+    "→ ours" means: a table from the checkpoint's names to our names.
 
     Attributes:
-        body: module that contains everything except the head; names may omit it.
-        stack: module of the layers within the body.
-        outer: module outside the layers → ours; within the body unless it is the head.
+        body: name of the module that contains everything except the head; weight names may omit it.
+        stack: name of the list of layers within the body.
+        outer: module outside the layers → ours. All but the head are in the body.
         modules: module of a layer → ours; * stands for an expert's number.
         tensors: tensor of a layer → ours, if more than its module's name differs.
-        fused: module → our modules whose rows it concatenates, in this order.
-        by_head: whether the rows of fused modules are grouped by head: q, k, v by key head (its
-            queries, its k, its v); q and gate by head; parts of linear attention by key head.
-        stacked: tensor of a layer with all experts → our tensors of each expert, in row order.
+        fused: fused module → our modules, in the order in which it concatenates their rows.
+        by_head: whether the rows of fused modules are grouped by head. q, k and v are grouped by
+        key head (its queries, its k, its v), q and gate by query head, the parts of linear
+        attention by key head.
+        stacked: tensor that holds all experts of a layer → our tensors of an expert, in row order.
         columns: whether stacked tensors are [experts, in, out].
-        alternating: whether the rows of several weights in a stacked tensor alternate.
-        listed: module that is a list of weights, one per head → ours.
+        alternating: whether the rows of an expert's weights alternate in a stacked tensor.
+        listed: module with a list of weights, one per head → ours.
         transposed: whether linear modules are stored as [in, out].
-        dropped: name suffixes of tensors that are computed or no weights.
+        dropped: name suffixes of tensors that are not weights, or can be computed.
         aside: name prefixes of modules that are not part of the model.
     """
 
@@ -63,13 +66,14 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Properties of a class's mixtures of experts that its keys do not state.
+    """Properties of a class's mixtures of experts that no key states.
 
     Attributes:
-        normed: whether the softmax is over the chosen scores; None = by the key `norm_topk_prob`.
-        shared_gate: whether the shared expert is weighted.
+        normed: whether the softmax is over the chosen scores only; None = the key `norm_topk_prob`
+        decides.
+        shared_gate: whether the shared expert's output is multiplied by a gate.
         lift: number added to the up projection (`Experts.lift`).
-        switch: key that states whether there are experts; None = there always are.
+        switch: key that states whether there are experts; None = there are always experts.
         parallel_mlp: whether layers also have a dense feed-forward part (`Experts.parallel_mlp`).
     """
 
@@ -82,17 +86,19 @@ class Mixture:
 
 @dataclass(frozen=True, kw_only=True)
 class Gguf:
-    """Differences of a class's GGUF files from the general names in `export.sources.gguf_names`.
+    """A class's GGUF files: the exceptions from the names in `export.sources.gguf_names`.
 
-    They come from llama.cpp's converter, and from facts that its code implies without a key.
+    They follow llama.cpp's converter, and facts in llama.cpp's code that no key states.
 
     Attributes:
         name: value of `general.architecture`.
-        when: key that distinguishes this class from others of that name; None = none of their keys.
-        keys: GGUF's key → Llama's, if it differs from other classes.
-        derive: function from values of Llama's keys to further ones.
-        tensors: Llama's boolean key → our weight of the first layer whose presence makes it true.
-        neutral: key with an effect → the values without one.
+        when: key that only this class has, among the classes with this `name`; None = the class
+        that has none of these keys.
+        keys: GGUF's key → Llama's, where this class differs from the others.
+        derive: function that computes values of further keys from the values of Llama's keys.
+        tensors: Llama's boolean key → our name of a weight; the key is true if layer 0 has that
+        weight.
+        neutral: key with an effect → its values that have no effect.
         interleaved: whether the two halves of each head alternate in the rows of q and k.
         modules, fused: as in `Names`.
     """
@@ -110,51 +116,51 @@ class Gguf:
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """One kind of checkpoint.
+    """A class of checkpoints.
 
     Attributes:
         models: published models of this class, for display.
-        keys: the class's keys with an effect → defaults; REQUIRED if a file must state the key.
-        key_names: Llama's key → this class's name; "" if the class does not have it in its files.
-        aliases: another name of a key in files → the class's name.
-        echoes: redundant key in files → the key whose value it must equal.
-        inert: keys of this class without effect on the text.
-        neutral: key with an effect → the values without one.
-        form: form of its layers.
-        vary: function from the keys to changes of the form.
-        biases: boolean key → modules that have a bias if it is true; "" = always.
-        windows: layers with the sliding window: none; all; those in layer_types ("listed"); or
-            those in layer_types, by default from max_window_layers on, if use_sliding_window is
-            true ("switched").
-        full_every: without layer_types, every n-th layer has no window.
+        keys: the class's keys with an effect → their defaults; REQUIRED if a file must state the
+        key.
+        key_names: Llama's key → this class's name of it; "" if files never have the key.
+        aliases: alternative name of a key in files → the class's name of it.
+        echoes: redundant key in files → the key that it must equal.
+        inert: keys of this class without effect on the model's output.
+        neutral: key with an effect → its values that have no effect.
+        form: parts of the layers.
+        vary: function that returns changes of `form`, given the keys' values.
+        biases: boolean key → modules that have a bias if the key is true; key "" = always.
+        windows: layers with the sliding window: none; all; by layer_types ("listed"); or, if
+        use_sliding_window is true, by layer_types or from max_window_layers on ("switched").
+        full_every: n: if layer_types is absent, every n-th layer has no window.
         full_last: whether the last layer never has a window.
-        shares_kv: whether the last layers may read the keys and values of earlier ones
+        shares_kv: whether the last layers may read the keys and values of earlier layers
             (`num_kv_shared_layers`).
-        global_heads: whether layers without a window have heads of another width and number.
-        score_scale: factor of q · k; None = by a key or the heads' width.
-        unrotated: layers without rotation: none; all; those in no_rope_layers ("listed"); or, in
-            models with windows, layers without one ("full").
-        states: type of layer other than attention → `Layer.kind`.
-        one_part: whether a layer has a token mixer or a feed-forward part, not both.
-        with_experts: entry to use instead, unless the number of experts is 0.
-        rope_by_type: whether rotary parameters are stated per type of layer; a `rope_scaling`
-            then applies to full layers only.
-        must_state: keys that a file must state, because their default belongs to another
-            architecture.
+        global_heads: whether layers without a window have another number and width of heads.
+        score_scale: factor of q · k; None = a key or the heads' width determines it.
+        unrotated: layers without rotation: none; all; by no_rope_layers ("listed"); or, in models
+        with windows, the layers without a window ("full").
+        states: name in layer_types of a layer other than attention → `Layer.kind`.
+        one_part: whether a layer has either a token mixer or a feed-forward part.
+        with_experts: entry that replaces this one if the number of experts is not 0.
+        rope_by_type: whether rotary parameters are stated per type of layer. If so, `rope_scaling`
+        applies only to layers without a window.
+        must_state: keys that a file must state, because their defaults are another architecture's.
         not_null: keys that a file may omit, but not set to null.
-        activations: names of activations with another meaning in this class → that activation.
+        activations: name of an activation that has another meaning in this class → its meaning.
         rotations: supported kinds of rotary scaling; None = all.
         rope_states: keys that a table of rotary parameters must have.
-        rope_default: rotary parameters if a file states none; with `rope_by_type`, a table per
-            type. None = no scaling.
-        mixture: properties of its mixtures of experts; None without any.
-        grown_queries: whether queries grow with their position (Ministral 3).
-        interleaved: whether rotated pairs of channels are neighbours.
+        rope_default: rotary parameters of a file that states none; with `rope_by_type`, a table per
+        type. None = no scaling.
+        mixture: properties of the mixtures of experts; None if there are none.
+        grown_queries: whether queries are multiplied by a factor that grows with the position
+        (Ministral 3).
+        interleaved: whether neighbouring channels are rotated as a pair.
         embed_root: whether embeddings are multiplied by √hidden.
         plus_one: whether norms multiply by 1 + weight.
         position_offset: row of the learned position table for position 0.
-        names: names and layouts of its weights.
-        gguf: properties of its GGUF files; None if they are not supported.
+        names: names and layouts of the class's weights.
+        gguf: properties of the class's GGUF files; None if they are not supported.
     """
 
     models: str
@@ -228,7 +234,7 @@ SIZES: Mapping[str, Any] = dict.fromkeys(
 )
 DECODER: Mapping[str, Any] = {
     **SIZES,
-    "num_key_value_heads": None,  # the number of heads
+    "num_key_value_heads": None,  # None: equal to the number of query heads
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,

@@ -1,4 +1,4 @@
-"""Classes with mixtures of experts.
+"""The classes with mixtures of experts.
 
 If a class has the key `num_experts`, all layers have experts, except those that
 `decoder_sparse_step` and `mlp_only_layers` exclude.
@@ -25,7 +25,7 @@ from pilotfish.export.model_config import Form
 
 NORMED = Mixture(normed=True)
 TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
-# Without effect because use_sliding_window must be false.
+# Keys without effect; the last two have none because use_sliding_window must be false.
 UNSWITCHED = TRAINING | {"sliding_window", "max_window_layers"}
 GATE = {"mlp.gate": "mlp.router"}
 PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -33,7 +33,7 @@ EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
 
 
 def _expert_counts(count: int, chosen: int) -> Mapping[str, Any]:
-    """Return the keys of every mixture, with a class's defaults."""
+    """Return the two keys that every mixture has, with a class's defaults."""
     return {"num_experts": count, "num_experts_per_tok": chosen}
 
 

@@ -1,8 +1,8 @@
-"""Gemma 1 to 4: scaled embeddings; from 2 on, norms before and after each part.
+"""Gemma 1 to 4: all scale the embeddings; Gemma 2 to 4 have norms before and after each part.
 
-Up to 3, norms multiply by 1 + weight. 3n and 4 add per-layer embeddings, norms of values, and
-layers that read the keys and values of earlier ones. 3n has parallel residual streams; 4 has heads
-of another width in layers without a window.
+In Gemma 1 to 3, norms multiply by 1 + weight. Gemma 3n and 4 add per-layer embeddings, norms of
+values, and layers that read the keys and values of earlier layers. Gemma 3n has parallel residual
+streams. Gemma 4 has heads of another width in layers without a window.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "ml
 
 
 def _derive_score_scale(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Derive the score scale as llama.cpp does, which detects the 27B model by its layer count."""
+    """Return a rule for the score scale; like llama.cpp, it recognises 27B by its layer count."""
 
     def derive(values: Mapping[str, Any]) -> Mapping[str, Any]:
         of_heads = values["hidden_size"] // values["num_attention_heads"]
@@ -53,7 +53,7 @@ GEMMA = Architecture(
         "attention_bias": False,
     },
     biases={"attention_bias": ATTENTION},
-    activations={"gelu": "gelu_tanh"},  # the first files of Gemma mean tanh
+    activations={"gelu": "gelu_tanh"},  # the first Gemma files say gelu and mean gelu_tanh
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
     echoes={"hidden_activation": "hidden_act"},
     embed_root=True,
@@ -100,7 +100,7 @@ GEMMA3 = replace(
     },
     neutral={
         **GEMMA2.neutral,
-        # The text model and the multimodal one use them differently.
+        # Only null is accepted: text and multimodal models use these keys differently.
         "final_logit_softcapping": (None,),
         "attn_logit_softcapping": (None,),
     },
@@ -215,7 +215,7 @@ GEMMA3N = replace(
         "activation_sparsity_pattern": None,
     },
     key_names={"hidden_act": "hidden_activation"},
-    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # training only
+    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # keys for training only
     neutral={},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True),
     not_null=("final_logit_softcapping",),

@@ -1,6 +1,6 @@
-"""Llama and the classes that differ from it in a few parts.
+"""Llama, and the classes that differ from Llama in a few parts.
 
-Defaults are those of transformers' configuration classes (tests/reference/test_silent_models.py).
+Defaults equal those of transformers' configuration classes (tests/reference/test_silent_models.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LLAMA = Architecture(
     models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
     keys={**DECODER, "head_dim": None, "attention_bias": False, "mlp_bias": False},
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-    gguf=Gguf(name="llama", interleaved=True),  # also Mistral's files
+    gguf=Gguf(name="llama", interleaved=True),  # Mistral's files also have this name
 )
 MISTRAL = Architecture(
     models="Mistral 7B, Nemo, Small",
@@ -87,7 +87,7 @@ OLMO2 = Architecture(
 GRANITE_GGUF = Gguf(
     name="granite",
     keys={"logit_scale": "logits_scaling"},
-    neutral={"rope.scaling.finetuned": (True,)},  # llama.cpp uses the key to enable rotation
+    neutral={"rope.scaling.finetuned": (True,)},  # llama.cpp rotates only if this is true
     interleaved=True,
 )
 GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=GRANITE_GGUF)

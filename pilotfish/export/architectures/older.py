@@ -1,4 +1,4 @@
-"""Classes older than Llama, with other names: GPT-2, GPT-NeoX, Falcon, OPT."""
+"""The classes older than Llama, which name modules and keys otherwise: GPT-2, NeoX, Falcon, OPT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TABLE = Form(norm="layer", norm_bias=True, gated=False, learned_positions=True)
 
 
 def _falcon(stated: Stated) -> Mapping[str, Any]:
-    """Return the form of a generation: 40B has new_decoder_architecture, 7B parallel_attn."""
+    """Return the form of Falcon 40B (new_decoder_architecture) or 7B (parallel_attn)."""
     new, parallel = stated("new_decoder_architecture"), stated("parallel_attn")
     norms = stated("num_ln_in_parallel_attn") or (2 if new else 1)
     if (new and not parallel) or norms not in {1, 2}:
@@ -113,7 +113,7 @@ OLDER: dict[str, Architecture] = {
         keys={**SIZES, "hidden_act": "relu", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
               "enable_bias": True, "do_layer_norm_before": True, "_remove_final_layer_norm": False,
               "word_embed_proj_dim": None},
-        # Its norms always have torch's epsilon, 1e-5.
+        # OPT's norms always have torch's default epsilon, 1e-5.
         key_names={"intermediate_size": "ffn_dim", "hidden_act": "activation_function",
                 "rms_norm_eps": ""},
         inert=frozenset({"dropout", "activation_dropout", "layerdrop", "init_std"}),

@@ -1,6 +1,6 @@
-"""Classes with layer norms, or with attention and feed-forward part in parallel.
+"""The classes with layer norms, or with attention and feed-forward part in parallel.
 
-Phi, Cohere, GLM, StableLM, Nemotron, StarCoder 2.
+These are Phi, Cohere, GLM, StableLM, Nemotron and StarCoder 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Classes with short convolutions or linear attention: LFM2, Qwen3.5, Qwen3-Next."""
+"""The classes with short convolutions or linear attention: LFM2, Qwen3.5, Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QWEN = Architecture(
     # Keys of the multi-token-prediction head, which is not exported.
     inert=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers",
                      "mamba_ssm_dtype"}),
-    key_names={"hidden_act": ""},  # also the convolution's activation
+    key_names={"hidden_act": ""},  # always silu, also in the convolution
     neutral={"attn_output_gate": (True,), "hidden_act": ("silu",)},
     form=Form(qk_norm="head", gated_attention=True),
     biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj")},

@@ -1,4 +1,4 @@
-"""Classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2, Mamba."""
+"""The classes with state spaces: Granite 4, Bamba, Falcon-H1, Nemotron-H, Mamba-2, Mamba."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ SPACE: Mapping[str, Any] = {
 """Keys of state spaces in Granite, Bamba and Falcon-H1; steps are unlimited by default."""
 LINEAR: Mapping[str, Kind] = {"linear_attention": "space", "mamba": "space"}
 UNREAD = frozenset({"mamba_chunk_size", "num_logits_to_keep"})
-# Keys for initialisation, and the residual's type, which only matters in half precision.
+# Keys for initialisation, and the dtype of the residual stream, which matters only in half
+# precision.
 INITIAL = frozenset({
     "chunk_size", "expand", "residual_in_fp32", "time_step_floor",
     "time_step_max", "time_step_min", "time_step_rank",
 })  # fmt: skip
-# Also for initialisation, but with True transformers changes loaded weights.
+# A key for initialisation, too; but if it is true, transformers also changes loaded weights.
 UNSCALED = {"rescale_prenorm_residual": (False,)}
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"

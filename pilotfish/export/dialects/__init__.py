@@ -1,4 +1,4 @@
-"""Dialects: sets of operators that a runtime supports. To add one, add a file and a line here."""
+"""Dialects: sets of operators that a runtime supports; to add one, add a file, and a line here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ DIALECTS: dict[str, type[Dialect]] = {
 def choose_dialect(name: str, precision: Precision, runtime: tuple[int, ...]) -> type[Dialect]:
     """Return the named dialect, or choose one for this precision and ONNX Runtime version.
 
-    "auto" chooses contrib for quantised models: these are drafters, and contrib is the fastest with
-    one slot. Other models are targets, whose passes hold several slots.
+    "auto" chooses contrib for quantised models: they are mostly drafters, and contrib is the
+    fastest dialect for a single slot. Other models are mostly targets, which run several slots at
+    once.
 
     Raises:
-        ExportError: for an unknown name, or a precision that the dialect cannot express.
+        ExportError: if the name is unknown, or the dialect cannot express the precision.
     """
     if name == "auto":
         if precision in Contrib.precisions and precision != "fp32":

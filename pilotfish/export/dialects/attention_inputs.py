@@ -1,4 +1,4 @@
-"""Inputs of attention in every dialect: rotary tables, windows, caches and scores."""
+"""The inputs of attention that all dialects share: rotary tables, windows, caches and scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pilotfish.export.parts import Rope
 
 
 class AttentionInputs(Operators):
-    """Writes the inputs of attention besides q, k and v."""
+    """A writer of the inputs of attention other than q, k and v."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class AttentionInputs(Operators):
         self._declared: set[int] = set()  # layers whose caches are read-only inputs
 
     def rotary_tables(self, rope: Rope) -> tuple[str, str]:
-        """Write cos and sin of all angles, [context, pairs] each, once per rotary embedding."""
+        """Write tables of cos and sin, [context, pairs] each, once per rotary embedding."""
         kinds = list(dict.fromkeys(layer.rope for layer in self.config.pattern))
         names = [f"rotary.{kinds.index(rope)}.{table}" for table in ("cos", "sin")]
         if not self.graph.has(names[0]):
@@ -42,7 +42,7 @@ class AttentionInputs(Operators):
         return names[0], names[1]
 
     def query_growth(self) -> str | None:
-        """Look up each token's query factor, [T]; None if the model has no query growth."""
+        """Look up the factor of each token's query, [T]; None if the model has no such factors."""
         if self.config.query_growth is None:
             return None
         if not self.graph.has("query_growth"):
@@ -52,10 +52,11 @@ class AttentionInputs(Operators):
         return self.graph.op("Gather", "query_growth", self.positions)
 
     def hide_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:
-        """Hide in `mask` [..., tokens, cells] the cells before each token's window.
+        """Mask in `mask` [..., tokens, cells] the cells before each token's window.
 
-        `positions` (of the tokens) and `cells` (positions of the cells) broadcast against the mask.
-        A cell's position may differ from its index, because nodes of a tree are stored in sequence.
+        `positions` are the tokens' positions, `cells` the positions of the cells' tokens; both
+        broadcast against the mask. A cell's position may differ from its index, because the nodes
+        of a tree are stored one after the other.
         """
         op = self.graph.op
         oldest = op("Sub", positions, self.graph.constant(window, "int64"))
@@ -63,7 +64,7 @@ class AttentionInputs(Operators):
         return op("Where", op("Greater", cells, oldest), mask, beyond)
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:
-        """Declare a layer's cache; return names of past key and value, present key and value."""
+        """Declare a layer's cache; return four names: past key and value, present key and value."""
         names = [f"{when}.{layer}.{what}" for when in ("past", "present") for what in KEY_VALUE]
         for name in names[:2]:
             self.graph.input(name, self.float, self._cache_shape(layer))
@@ -73,9 +74,9 @@ class AttentionInputs(Operators):
         return names[0], names[1], names[2], names[3]
 
     def cache_of(self, layer: int) -> tuple[str, str]:
-        """Return keys and values of an earlier layer, including this pass's.
+        """Return the keys and values of an earlier layer, including those of this pass.
 
-        In a graph without that layer they are inputs (`export.reference`).
+        If the graph does not contain that layer, they are graph inputs (`export.reference`).
         """
         key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
         if layer not in self._written | self._declared:
@@ -89,7 +90,10 @@ class AttentionInputs(Operators):
         return ["B", heads.keys, "C", heads.dim]
 
     def scores(self, q: str, key: str, heads: AttentionHeads) -> str:
-        """Compute q · keyᵀ · scale, capped, for stacked queries q [B, kv_heads, group · S, dim]."""
+        """Compute the capped scores q · keyᵀ · scale.
+
+        q [B, kv_heads, group · S, dim] is stacked.
+        """
         config, op = self.config, self.graph.op
         scaled = self.scale(q, config.score_scale or heads.dim**-0.5)
         scores = op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))

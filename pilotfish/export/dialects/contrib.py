@@ -1,8 +1,9 @@
-"""ONNX Runtime's own operators (com.microsoft), where they are faster: one slot per pass.
+"""The dialect contrib: operators of ONNX Runtime (com.microsoft) where they are faster.
 
-GroupQueryAttention rotates, appends and attends in one operator; its cost depends on the tokens in
-the cache, not on the capacity. It supports several slots only with one new token each, so passes
-are not batched. If a layer reads another layer's keys and values, its attention is written out.
+GroupQueryAttention is one operator for rotation, appending to the cache, and attention; its cost
+depends on the tokens in the cache, not on the capacity. It supports several slots only with one new
+token each, so a run has one slot. A layer that reads another layer's keys and values gets attention
+in primitive operators.
 
     seqlens_k [1] i32: tokens in the cache after this pass, minus one
     total_sequence_length [1] i32: tokens in the cache after this pass
@@ -26,12 +27,12 @@ from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
 
-HEAD_STEP = 8  # GroupQueryAttention needs head widths that are multiples of this
-PAIRS_AT_ONCE = 8  # GroupQueryAttention rotates multiples of this number of pairs
+HEAD_STEP = 8  # GroupQueryAttention requires head widths that are multiples of 8
+PAIRS_AT_ONCE = 8  # GroupQueryAttention can rotate only multiples of 8 pairs
 
 
 class Contrib(FusedExperts):
-    """GroupQueryAttention, SkipSimplifiedLayerNormalization, MatMulNBits, MoE, QMoE."""
+    """The dialect with GroupQueryAttention, SkipSimplifiedLayerNormalization and MatMulNBits."""
 
     name = "contrib"
     opset = 17
@@ -82,7 +83,7 @@ class Contrib(FusedExperts):
         return self.graph.op("FastGelu" if tanh else "Gelu", x, domain=MICROSOFT)
 
     def attention(self, layer: int, qkv: str) -> str:
-        """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
+        """Write attention with norm, rotation and cache update; qkv [T, q + k + v] → [T, q]."""
         config, heads = self.config, self.config.heads_of(layer)
         if config.layer(layer).kv_source is not None:
             return self._read(layer, qkv)
@@ -116,14 +117,14 @@ class Contrib(FusedExperts):
         return self.reshape(attended, [-1, heads.queries * heads.dim])
 
     def _read(self, layer: int, q: str) -> str:
-        """Attend to another layer's keys and values; [T, q] → [T, q]."""
+        """Write attention to another layer's keys and values; q [T, q] → [T, q]."""
         op, kind, heads = self.graph.op, self.config.layer(layer), self.config.heads_of(layer)
         q = self._prepare(q, f"model.layers.{layer}.self_attn.q_norm", heads, kind.rope)
         by_head = op(
             "Transpose", self.reshape(q, [1, -1, heads.queries, heads.dim]), perm=[0, 2, 1, 3]
         )
         key, value = self.cache_of(kind.kv_source or 0)
-        # Stack the queries that share a key head, as in PaddedAttention.
+        # Stack the queries of one key head, as in PaddedAttention.
         stacked = self.reshape(by_head, [1, heads.keys, -1, heads.dim])
         bias = self._stacked_bias(kind.window, heads.group)
         scores = op("Add", self.scores(stacked, key, heads), bias)
@@ -133,7 +134,10 @@ class Contrib(FusedExperts):
         return self.reshape(by_token, [-1, heads.queries * heads.dim])
 
     def _operands(self, layer: int, qkv: str) -> list[str]:
-        """Return q, k and v, [1, T, width] each, or qkv, "", "" if nothing precedes attention."""
+        """Return q, k and v, [1, T, width] each.
+
+        Or qkv, "", "" if they need neither norm nor rotation.
+        """
         form, kind, heads = self.config.form, self.config.layer(layer), self.config.heads_of(layer)
         widths = [count * heads.dim for count in (heads.queries, *[heads.keys] * 2)]
         growth, normed = self.query_growth(), form.qk_norm in {"head", "heads"}
@@ -153,17 +157,17 @@ class Contrib(FusedExperts):
         return [self.reshape(part, [1, -1, width]) for part, width in parts]
 
     def _rotates_before(self, rope: Rope) -> bool:
-        """Whether q and k are rotated before the operator, for its limits or a late norm."""
+        """Whether q and k need rotation before the operator, for its limits or for a later norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
     def _prepare_values(self, v: str, heads: AttentionHeads) -> str:
-        """Norm each head of v [T, kv_heads · head_dim] if the form has such norms."""
+        """Apply the form's norm, if any, to each head of v [T, kv_heads · head_dim]."""
         if not self.config.form.value_norm:
             return v
         return self.norm_values(self.reshape(v, [-1, heads.keys, heads.dim]), heads)
 
     def _prepare(self, x: str, norm: str, heads: AttentionHeads, rope: Rope | None) -> str:
-        """Norm and rotate each head of x [T, heads · head_dim], in the form's order."""
+        """Apply norm and rotation to each head of x [T, heads · head_dim], in the form's order."""
         form = self.config.form
         if form.qk_norm_late and rope is not None:
             x = self._rotate(x, heads, rope)
@@ -188,7 +192,7 @@ class Contrib(FusedExperts):
         )
 
     def _bias(self, window: int | None) -> str:
-        """Return the bias of the scores for a window; layers share it."""
+        """Return the scores' bias for a window; it is written once for all layers."""
         if window is not None and window not in self._biases:
             positions = self.reshape(self.positions, [-1, 1])
             self._biases[window] = self.hide_beyond(
@@ -209,14 +213,14 @@ class Contrib(FusedExperts):
 
     @cached_property
     def _slot_positions(self) -> str:
-        """Positions of the tokens, [1, T]."""
+        """Return the positions of the tokens, [1, T]."""
         return self.graph.op("Unsqueeze", self.positions, self.graph.constant([0], "int64"))
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
         zeros = []
-        if weight.zeros is not None:  # pad rows of 4-bit zeros to whole bytes
+        if weight.zeros is not None:  # rows of 4-bit zero points must fill whole bytes
             padded = np.pad(weight.zeros, ((0, 0), (0, weight.zeros.shape[1] % 2)))
             packed = pack_nibbles(padded).reshape(rows, -1) if weight.bits == 4 else weight.zeros
             zeros = [self.graph.weight(f"{name}.zeros", packed)]

@@ -1,13 +1,14 @@
-"""The layers that every dialect offers to the network (`export.network`).
+"""The base of dialects: the operations with which `export.network` writes a model.
 
-A dialect writes layers (linear, norm, attention) as ONNX operators. The tokens of all slots are
-packed in one axis of length T, without padding, except in attention, where a slot is a batch entry:
+A dialect writes linear maps, norms and attention as ONNX operators. The tokens of all slots are
+packed in one axis of length T without padding. Only in attention is there a batch axis, with an
+entry per slot:
 
     input_ids, position_ids [T] i64     logit_rows [N] i64: the rows of T to output
     past.{i}.key/value [B, kv_heads, C, head_dim], bound to the memory of present.{i}.key/value
     hidden_states [N, width] f32 (after the final norm), logits [N, vocabulary] f32
 
-Subclasses choose the operators, and add the inputs that their attention needs.
+Subclasses choose the operators, and add the graph inputs that their attention needs.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ MICROSOFT = "com.microsoft"
 
 
 class WeightReader(Protocol):
-    """The part of a source of weights that a dialect uses (`export.sources.source`)."""
+    """The part of the interface `WeightSource` that a dialect uses (`export.sources.source`)."""
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read one weight, dequantised."""
         ...
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its stored blocks; None without blocks."""
+        """Read one weight in its stored blocks; None if it is stored as floats."""
         ...
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
@@ -52,7 +53,7 @@ class WeightReader(Protocol):
 
 
 class Dialect(AttentionInputs):
-    """Writes the layers of one model to one graph, with the operators of one dialect."""
+    """A writer of one model's graph, with the operators of one dialect."""
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
@@ -76,11 +77,11 @@ class Dialect(AttentionInputs):
 
     @abstractmethod
     def attention(self, layer: int, qkv: str) -> str:
-        """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q].
+        """Write attention with norm, rotation and cache update; qkv [T, q + k + v] → [T, q].
 
-        `config.form` defines the norms per head, `config.layer(layer)` rotation, window and widths.
-        If the layer reads another layer's keys and values, `qkv` is only q; if values are the keys
-        before their norm, it has no v.
+        `config.form` defines the norms per head; `config.layer(layer)` defines rotation, window and
+        widths. If the layer reads another layer's keys and values, `qkv` is only q. If values equal
+        the keys before their norm, `qkv` has no v.
         """
 
     @abstractmethod
@@ -89,19 +90,19 @@ class Dialect(AttentionInputs):
 
     @abstractmethod
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Return the weighted sum of the chosen experts' outputs for x [T, hidden]; → [T, hidden].
+        """Write the weighted sum of the chosen experts' outputs; x [T, hidden] → [T, hidden].
 
-        `scores` [T, experts] are the router's; `config.experts` holds the sizes.
+        `scores` [T, experts] are the router's output; `config.experts` has the sizes.
         """
 
     # --- layers ----------------------------------------------------------------------------
 
     def linear(self, x: str, *names: str, rounded: bool = True) -> str:
-        """Project x [T, K] → [T, ΣN]: one product for several projections of the same x.
+        """Write projections of x as one product; [T, K] → [T, ΣN].
 
-        `names` are modules with `name.weight` [N, K] and, if `config.form` says so, `name.bias`
-        [N]. If some of them have a bias, the others get zeros. Unless `rounded`, the weights are
-        not quantised.
+        `names` are modules with `name.weight` [N, K] and, according to `config.form`, `name.bias`
+        [N]. If some modules have a bias, the others get zeros. The weights are quantised only if
+        `rounded`.
         """
         stored = [self.blocks(f"{name}.weight") for name in names]
         weights = [
@@ -126,11 +127,14 @@ class Dialect(AttentionInputs):
         return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
 
     def blocks(self, name: str) -> Quantized | None:
-        """Read a weight's stored blocks; None without blocks, or unless precision is "stored"."""
+        """Read a weight's stored blocks.
+
+        None if it has none, or if the precision is not "stored".
+        """
         return self._source.quantized(name) if self.keeps_blocks else None
 
     def embed(self, name: str) -> str:
-        """Look up the packed tokens' embeddings, [T, width]."""
+        """Look up the embeddings of the packed tokens, [T, width]."""
         blocks = self.blocks(name)
         if blocks is not None and blocks.order is None:
             return look_up(self, name, blocks, self.tokens)
@@ -144,10 +148,10 @@ class Dialect(AttentionInputs):
         return self.graph.op("Mul", self.cast(row, self.float), scale)
 
     def embed_for_layers(self, name: str) -> str:
-        """Look up the packed tokens' rows of a table with a part per layer, [T, layers · width].
+        """Look up the tokens' rows in the table of per-layer embeddings, [T, layers · width].
 
-        The table is read and written a few rows at a time. With quantised weights it is int8, with
-        a scale for each row and layer.
+        The table is read and written a few rows at a time. If weights are quantised, the table is
+        int8 with a scale for each row and layer.
         """
         inputs = self.config.token_inputs
         assert inputs is not None
@@ -188,7 +192,7 @@ class Dialect(AttentionInputs):
         return self.graph.op("Gather", self.weight(name), rows)
 
     def norm(self, x: str, name: str) -> str:
-        """Norm x over the last axis, by the type in `config.form`; `name` is a module."""
+        """Apply the norm of module `name` over the last axis of x; `config.form` has its type."""
         form = self.config.form
         weight = self._norm_weight(name)
         if form.norm == "rms":
@@ -199,13 +203,13 @@ class Dialect(AttentionInputs):
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
 
     def norm_values(self, x: str, heads: AttentionHeads) -> str:
-        """Norm each head of v over the last axis of x, without weights, if the form says so."""
+        """Apply the form's norm of values, which has no weights, to each head of x."""
         return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
     def norm_heads(self, x: str, name: str, heads: int, *, apart: int = 1) -> str:
-        """Norm each head of q or k over the last axis of x; `name` is a module.
+        """Apply the norm of module `name` to each head of q or k, over the last axis of x.
 
-        The axis of heads is `apart` axes before the last; this matters with a weight per head.
+        The heads' axis is `apart` axes before the last; this matters only if each head has weights.
         """
         if self.config.form.qk_norm != "heads":
             return self.norm(x, name)
@@ -220,7 +224,7 @@ class Dialect(AttentionInputs):
         return self.multiply(normed, weight)
 
     def activation(self, x: str, module: str) -> str:
-        """Apply the configuration's activation; xielu reads parameters of `module`."""
+        """Apply the model's activation to x; xielu also reads parameters of `module`."""
         op, kind = self.graph.op, self.config.activation
         if kind == "silu":
             return self.silu(x)
@@ -232,14 +236,17 @@ class Dialect(AttentionInputs):
         return positive if kind == "relu" else self.multiply(positive, positive)
 
     def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
-        """Update a layer's state by tokens; return this pass's outputs, f32 [1, T, values].
+        """Write the update of a layer's state by tokens.
+
+        Return the pass's outputs, f32 [1, T, values].
 
         Args:
-            rows: q, k, v, the log decay and, under the delta rule, the write rate; f32 [c + T, …]
-                each.
+            rows: q, k, v, the log decay and, for the delta rule, the write rate; f32 [c + T, …]
+            each.
             missing: c, the number of tokens to replay, i64 [1].
-            states: names of three states, f32 [1, heads, key_dim, value_dim] each: the input c
-                tokens before this pass, and the outputs immediately before and after the pass.
+            states: names of three states, f32 [1, heads, key_dim, value_dim] each: the input, which
+            is the state c tokens before this pass, and two outputs, the states just before and
+            after this pass.
         """
         graph = self.graph
         sizes = graph.op("Concat", missing, graph.op("Shape", self.tokens), axis=0)
@@ -251,7 +258,10 @@ class Dialect(AttentionInputs):
         return self._linear_attention([part[1] for part in parts], settled, present)
 
     def _linear_attention(self, rows: Sequence[str], past: str, present: str) -> str:
-        """Update the state `past` by all of `rows` to `present`; return the outputs."""
+        """Write LinearAttention over all `rows`, from state `past` to `present`.
+
+        Return the outputs.
+        """
         dims = self.config.recurrence
         assert dims is not None
         axis = self.graph.constant([0], "int64")
@@ -274,7 +284,10 @@ class Dialect(AttentionInputs):
         return answer
 
     def finish(self, hidden: str, head: str) -> None:
-        """Declare the outputs for the requested rows; a tied `head` is the embedding."""
+        """Declare the graph's outputs for the rows wanted.
+
+        `head` names the output projection's weight.
+        """
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
         blocks = self.blocks(head)
@@ -304,7 +317,7 @@ class Dialect(AttentionInputs):
         return self.graph.op("Gemm", *operands, transB=1)
 
     def has_bias(self, name: str) -> bool:
-        """Whether a module has a bias; `name` may be within a layer."""
+        """Whether the module `name` has a bias."""
         layer = LAYER.search(name)
         inner = name if layer is None else name[layer.end() :]
         return wildcard_name(inner) in self.config.form.biases
@@ -315,7 +328,7 @@ class Dialect(AttentionInputs):
         return self._ones(self.config.head_dim if name.endswith(HEAD_NORMS) else self.config.hidden)
 
     def _ones(self, width: int) -> str:
-        """Write ones, for a norm without weights."""
+        """Write a vector of ones, the weight of a norm without weights."""
         return self.weight(f"ones.{width}", np.ones(width, np.float32))
 
     def _xielu(self, x: str, name: str) -> str:

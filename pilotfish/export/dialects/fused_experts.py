@@ -1,19 +1,19 @@
-"""Experts as one operator per layer: ONNX Runtime's MoE and QMoE (com.microsoft).
+"""Mixtures of experts with one operator per layer: ONNX Runtime's MoE and QMoE (com.microsoft).
 
-Behaviour of its CPU kernels (1.31), found by experiment: router_probs are the scores;
-normalize_routing_weights takes the softmax over the chosen ones. "swiglu" is g · σ(αg) · (u + β),
-with alternating rows of gate and up in the first weight, the only supported layout. QMoE's codes
-have the layout and zero point of MatMulNBits.
+Experiments with the CPU kernels (1.31) showed: router_probs are the scores before the softmax;
+normalize_routing_weights takes the softmax over the chosen scores; "swiglu" is g · σ(αg) · (u + β),
+and the rows of gate and up must alternate in the first weight; QMoE's codes have the layout and
+zero point of MatMulNBits.
 
-Without normalize_routing_weights, MoE returns 0 if the runtime lets it overwrite its input. So it
-is always set. If a class uses the softmax over all scores, the sum is multiplied by the share of
-the chosen ones.
+Without normalize_routing_weights, MoE returns 0 if the runtime lets it overwrite its input, so this
+attribute is always set. For a class with the softmax over all scores, the result is multiplied by
+the chosen experts' share of that softmax.
 
-ONNX Runtime 1.23 does not have accuracy_level, so it refuses QMoE of 4 bits, which it would compute
-wrongly.
+ONNX Runtime 1.23 would compute QMoE of 4 bits wrongly; it refuses these graphs, because it does not
+know the attribute accuracy_level.
 
-Compared with one product per expert (`export.dialects.grouped_experts`), this is as fast for 8
-experts, and up to three times as fast for 128, most of which are idle.
+Compared with one product per expert (`export.dialects.grouped_experts`), MoE and QMoE are as fast
+with 8 experts, and up to three times as fast with 128 experts, most of which are idle.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from pilotfish.export.graph import pack_nibbles
 from pilotfish.export.parts import Experts
 from pilotfish.export.quantize import quantize
 
-INT8_ACTIVATIONS = 4  # accuracy_level: products in int8, sums in float32
+INT8_ACTIVATIONS = 4  # value of accuracy_level: products in int8, sums in float32
 
 
 class FusedExperts(GroupedExperts):
-    """A dialect with MoE and QMoE."""
+    """The base of a dialect that computes experts with MoE and QMoE."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Return the weighted sum of the chosen experts' outputs for x, [T, hidden] each."""
+        """Write the weighted sum of the chosen experts' outputs; x [T, hidden] → [T, hidden]."""
         experts = self.config.experts
         if (
             experts is None
@@ -88,7 +88,10 @@ class FusedExperts(GroupedExperts):
         return op("ReduceSum", best, constant([1], "int64"), keepdims=1)
 
     def _projection(self, name: str, experts: Experts, shape: tuple[int, int]) -> list[str]:
-        """Write a projection of all experts, one at a time: weight, scales if quantised, bias."""
+        """Write a projection of all experts.
+
+        Return the names of weight, scales if any, and bias.
+        """
         rows, width = shape
         graph, counts = self.graph, range(experts.count)
         biased = self.has_bias(self._parts(name, 0)[0])
@@ -112,7 +115,7 @@ class FusedExperts(GroupedExperts):
     def _codes(
         self, name: str, experts: Experts, scales: list[NDArray[np.float32]]
     ) -> Iterator[NDArray[np.uint8]]:
-        """Yield the codes of each expert; append its scales to `scales`."""
+        """Yield the codes of each expert's weight; append the scales to `scales`."""
         for j in range(experts.count):
             rounded = quantize(
                 name, self._rows(name, j, "weight"), self.bits or 0, offsets_allowed=False
@@ -121,7 +124,7 @@ class FusedExperts(GroupedExperts):
             yield pack_codes(rounded)
 
     def _rows(self, name: str, j: int, kind: str) -> NDArray[np.float32]:
-        """Read weight or bias of one expert; rows of two projections alternate."""
+        """Read the weight or bias of one expert; the rows of gate and up alternate."""
         parts = [self.read(f"{part}.{kind}") for part in self._parts(name, j)]
         if len(parts) == 1:
             return parts[0]
@@ -129,7 +132,7 @@ class FusedExperts(GroupedExperts):
 
     @staticmethod
     def _parts(name: str, j: int) -> list[str]:
-        """Return the modules of expert `j` that a projection consists of."""
+        """Return the names of the modules of expert `j` that form a projection."""
         experts, _, projection = name.rpartition(".")
         parts = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
         return [f"{experts}.{j}.{part}" for part in parts]

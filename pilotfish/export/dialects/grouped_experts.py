@@ -1,11 +1,9 @@
-"""Experts in standard operators: tokens are sorted by expert, and each expert computes its own.
+"""Mixtures of experts in standard operators: each expert computes the rows of its tokens.
 
-All T · chosen pairs of a token and an expert are sorted by expert, then split into the rows of each
-expert. An expert without tokens gets no rows, and a product without rows reads no weights, so a
-pass only costs the experts that it uses. Only two products per expert are written for each expert.
-
-Computing all experts, or gathering the chosen experts' weights, takes three times as long for one
-token of 8 experts, and more with further tokens (docs/engines.md).
+All T · chosen pairs of a token and an expert are sorted by expert, then split by expert. An expert
+without tokens gets no rows, and a product without rows reads no weights, so a pass costs only the
+experts that it uses. Computing all experts, or gathering the chosen experts' weights, takes three
+times as long for one token with 8 experts, and even longer for more tokens (docs/engines.md).
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from pilotfish.export.parts import Experts
 
 
 class _Routing(NamedTuple):
-    """Assignment of P = T · chosen pairs (token, expert) to experts; names of values.
+    """The names of values that assign P = T · chosen pairs (token, expert) to experts.
 
     Attributes:
-        weights: weights of each token's experts, [T, chosen].
-        order: indices of the pairs, sorted by expert, [P].
-        sizes: number of pairs of each expert, [experts].
+        weights: weight of each of a token's experts, [T, chosen].
+        order: [P], indices of the pairs, sorted by expert.
+        sizes: [experts], number of pairs of each expert.
     """
 
     weights: str
@@ -31,10 +29,10 @@ class _Routing(NamedTuple):
 
 
 class GroupedExperts(Dialect):
-    """A dialect with experts in standard operators."""
+    """The base of a dialect that computes experts with standard operators."""
 
     def experts(self, x: str, scores: str, module: str) -> str:
-        """Return the weighted sum of the chosen experts' outputs for x, [T, hidden] each."""
+        """Write the weighted sum of the chosen experts' outputs; x [T, hidden] → [T, hidden]."""
         op, experts = self.graph.op, self.config.experts
         if experts is None:
             raise ValueError(f"{module} has no experts")
@@ -75,7 +73,7 @@ class GroupedExperts(Dialect):
         return _Routing(weights, self._ranks(pairs), sizes)
 
     def _ranks(self, values: str) -> str:
-        """Return the indices that sort `values` [P]; for a permutation, its inverse."""
+        """Return the indices that sort `values` [P]; for a permutation this is its inverse."""
         names = self.graph.new_names("Order", 2)
         size = self.graph.op("Shape", values)
         return self.graph.multi("TopK", values, size, names=names, axis=0, largest=0)[1]
@@ -83,7 +81,7 @@ class GroupedExperts(Dialect):
     def _project_by_expert(
         self, rows: str, sizes: str, experts: Experts, module: str, *parts: str
     ) -> str:
-        """Project each expert's rows of [P, …] by that expert's modules `parts`."""
+        """Multiply each expert's part of `rows` [P, …] by that expert's modules `parts`."""
         names = self.graph.new_names("Rows", experts.count)
         rows_by_expert = self.graph.multi("Split", rows, sizes, names=names, axis=0)
         outputs = [

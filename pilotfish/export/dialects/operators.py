@@ -1,4 +1,4 @@
-"""Arithmetic operators, and weights, each written once."""
+"""The arithmetic operators of every dialect, and its weights, each of which is written once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ AXES_ARE_INPUTS = 18  # first opset in which the axes of reductions are inputs
 
 
 class Operators(ABC):
-    """Writes operators to a graph. `float` is numpy's name of its floating-point type."""
+    """A writer of operators to a graph.
+
+    `float`: numpy's name of the graph's floating-point type.
+    """
 
     opset: ClassVar[int]
 
@@ -32,10 +35,10 @@ class Operators(ABC):
 
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Multiply x [T, K] by the transposed weight [N, K], without its offsets."""
+        """Multiply x [T, K] by the transposed weight [N, K]; the weight's offsets are ignored."""
 
     def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
-        """Write a weight in the graph's floating-point type, once."""
+        """Write a weight in the graph's floating-point type, unless it is written already."""
         if self.graph.has(name):
             return name
         values = self.read(name) if array is None else array
@@ -60,7 +63,7 @@ class Operators(ABC):
         return self.scale(self.graph.op("Tanh", self.scale(x, 1 / cap)), cap)
 
     def mean(self, x: str) -> str:
-        """Compute the mean over the last axis, which becomes 1."""
+        """Compute the mean over the last axis, which keeps length 1."""
         if self.opset < AXES_ARE_INPUTS:
             return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
         return self.graph.op("ReduceMean", x, self.graph.constant([-1], "int64"), keepdims=1)

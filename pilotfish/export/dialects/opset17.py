@@ -1,8 +1,8 @@
 """ONNX opset 17: primitives only, for ONNX Runtime ≤ 1.24 (Python 3.10) and TensorRT 8.6–10.14.
 
-The same graph as opset24, decomposed for TensorRT's parser: ScatterND writes the cache, with one
-index tensor for all layers with the same number of key heads, and no value has more than four
-dimensions.
+The graph computes the same as opset24's, in operators that TensorRT's parser knows. ScatterND
+writes the cache; layers with equal numbers of key heads share an index tensor. No value has more
+than four dimensions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pilotfish.export.parts import Rope
 
 
 class Opset17(PaddedAttention):
-    """Primitive operators only, which old versions of both runtimes support."""
+    """The dialect of primitive operators, which old versions of both runtimes support."""
 
     name = "opset17"
     opset = 17
@@ -37,7 +37,7 @@ class Opset17(PaddedAttention):
         self._cells = {config.kv_heads: self._cache_indices(config.kv_heads)}
 
     def _cache_indices(self, kv_heads: int) -> str:
-        """Return the cache index of each new entry, [B, kv_heads, S, 3]: slot, key head, cell."""
+        """Return the index of each new cell, [B, kv_heads, S, 3]: slot, key head, cell."""
         graph, op, axis = self.graph, self.graph.op, self.graph.constant([1], "int64")
         slots = op("Shape", self.unpack, start=0, end=1)
         size = op("Shape", self.unpack, start=1, end=2)
@@ -80,7 +80,7 @@ class Opset17(PaddedAttention):
         return self.multiply(self.scale(x, 0.5), op("Add", bent, ones))
 
     def _angles(self, rope: Rope) -> tuple[str, str]:
-        """Return cos and sin for this pass's tokens, [B, 1, S, pairs] each; layers share them."""
+        """Return cos and sin of the tokens' angles, [B, 1, S, pairs] each; layers share them."""
         if rope not in self._angles_of:
             axis = self.graph.constant([1], "int64")
             rows = (
@@ -99,7 +99,7 @@ class Opset17(PaddedAttention):
         return self.concat(*self._rotate_pairs(turning, rope), *rest_channels)
 
     def _rotate_pairs(self, x: str, rope: Rope) -> list[str]:
-        """Rotate all channels of [B, heads, S, 2 · pairs]; return the result's parts in order."""
+        """Rotate x [B, heads, S, 2 · pairs]; return the parts of the result, to be concatenated."""
         op, (cos, sin) = self.graph.op, self._angles(rope)
         pairs = len(rope.frequencies)
         if rope.interleaved:  # gather even and odd channels
@@ -124,10 +124,11 @@ class Opset17(PaddedAttention):
         self.graph.op("ScatterND", past, self._cells[kv_heads], new, name=present)
 
     def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
-        """Update a state space by products over all pairs of tokens.
+        """Write the update of a state space as products over all pairs of tokens.
 
         Raises:
-            ExportError: for the delta rule and selective state spaces, which would need loops.
+            ExportError: if the layer has the delta rule or a selective state space, which need
+            loops.
         """
         dims = self.config.recurrence
         assert dims is not None
@@ -139,7 +140,7 @@ class Opset17(PaddedAttention):
         )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Raise an error: this opset has no quantised weights.
+        """Raise an error, because this opset has no operators for quantised weights.
 
         Raises:
             ExportError: always; `precisions` prevents the call.

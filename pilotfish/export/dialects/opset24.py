@@ -8,9 +8,9 @@ from pilotfish.export.parts import Rope
 
 
 class Opset24(PaddedAttention):
-    """RMSNormalization, RotaryEmbedding, TensorScatter, blocked DequantizeLinear.
+    """The dialect with RMSNormalization, RotaryEmbedding, TensorScatter, blocked DequantizeLinear.
 
-    It does not use Attention; PaddedAttention says why.
+    It does not use the operator Attention, for the reason in `export.dialects.padded`.
     """
 
     name = "opset24"
@@ -42,9 +42,9 @@ class Opset24(PaddedAttention):
         self.graph.op("TensorScatter", past, new, self.write_indices, name=present, axis=2)
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
-        """Multiply by a blocked DequantizeLinear, which runtimes fuse to one kernel.
+        """Multiply x by a blocked DequantizeLinear, which runtimes fuse with the product.
 
-        The product is a Gemm, because ONNX Runtime would fuse MatMul with the following sum.
+        The product is written as Gemm: ONNX Runtime would fuse a MatMul with the next sum instead.
         """
         dtype, operands = f"int{weight.bits}", []
         signed = weight.codes.T ^ weight.zero_point  # two's complement, in u8

@@ -1,12 +1,12 @@
-"""Attention over slots of different lengths, shared by the standard dialects.
+"""Attention over slots of different lengths, for the standard dialects.
 
-Packed tokens [T] are gathered to [B, S]: `unpack` is the index of the token at slot b, offset s;
-padding repeats some token. Each slot writes its S entries to its cache at write_indices[b], the
-mask defines which cells a token sees, and `pack` [T] selects the outputs from the B·S cells.
-Padding is written after a slot's end, where it is never read, and overwritten by the next pass.
-
-Attention is written in primitives, with the queries that share a key head stacked, so keys are read
-once: a third faster than opset 24's operator on the CPU at 1,500 tokens.
+Packed tokens [T] are gathered to [B, S]: `unpack` [b, s] is the index of the token at offset s of
+slot b; for padding it is the index of any token. Each slot writes S cells to the cache at
+write_indices[b], the mask defines which cells a token sees, and `pack` [T] selects the tokens'
+outputs from the B · S outputs. The cells of padding lie after the slot's end: they are never read,
+and the next pass overwrites them. Attention is written in primitive operators. The queries that
+share a key head are stacked, so that keys are read once; at 1,500 tokens this is a third faster on
+the CPU than opset 24's operator.
 
     unpack [B, S] i64    pack [T] i64    write_indices [B] i64
     attention_mask [B, 1, S, C]: 0 where a token is visible, else a large negative number
@@ -27,7 +27,7 @@ from pilotfish.export.parts import Rope
 
 
 class PaddedAttention(GroupedExperts):
-    """A dialect whose passes may hold several slots."""
+    """The base of dialects with several slots per run."""
 
     def __init__(
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
@@ -53,7 +53,7 @@ class PaddedAttention(GroupedExperts):
         """Write `new` [B, kv_heads, S, head_dim] into `past`; the result is `present`."""
 
     def attention(self, layer: int, qkv: str) -> str:
-        """Norm and rotate q and k, append k and v to the cache, attend; [T, q + k + v] → [T, q]."""
+        """Write attention with norm, rotation and cache update; qkv [T, q + k + v] → [T, q]."""
         op, heads = self.graph.op, self.config.heads_of(layer)
         rows = self.reshape(qkv, [-1, heads.dim])  # [T · heads of q, k and v, head_dim]
         source = self.config.layer(layer).kv_source
@@ -69,9 +69,12 @@ class PaddedAttention(GroupedExperts):
         return self.reshape(answers, [-1, heads.queries * heads.dim])  # from [T, heads, head_dim]
 
     def _append(self, rows: str, layer: int) -> tuple[str, str, str]:
-        """Append a layer's keys and values; return q and the cache's keys and values."""
+        """Append a layer's keys and values to its cache.
+
+        Return q, and the cache's keys and values.
+        """
         op, heads = self.graph.op, self.config.heads_of(layer)
-        first = heads.queries + heads.keys  # rows of a token before its values
+        first = heads.queries + heads.keys  # number of a token's rows before its values
         tied = self.config.layer(layer).tied_values
         total = first if tied else first + heads.keys
         qk = op("Gather", rows, self._rows_of(0, first, total), axis=0)
@@ -85,14 +88,17 @@ class PaddedAttention(GroupedExperts):
         return q, key, value
 
     def _prepare_query(self, q: str, layer: int) -> str:
-        """Norm and rotate q [B, heads, S, head_dim] of a layer without k."""
+        """Apply norm and rotation to q [B, heads, S, head_dim], in a layer without keys."""
         rope, heads = self.config.layer(layer).rope, self.config.heads_of(layer)
         if self.config.form.qk_norm is not None:
             q = self.norm_heads(q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, apart=2)
         return q if rope is None else self.rotate(q, rope, heads.dim)
 
     def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
-        """Norm and rotate q and k, [B, heads + kv_heads, S, head_dim]; return both."""
+        """Apply norm and rotation to q and k, joined in [B, heads + kv_heads, S, head_dim].
+
+        Split them.
+        """
         config, form, heads = self.config, self.config.form, self.config.heads_of(layer)
         rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
 
@@ -114,13 +120,13 @@ class PaddedAttention(GroupedExperts):
 
     @cached_property
     def _cell_positions(self) -> str:
-        """The position of each cell's token, [B, 1, 1, C]."""
+        """Declare the input with the position of each cell's token; return it as [B, 1, 1, C]."""
         cells = self.graph.input("cell_positions", "int64", ["B", "C"])
         return self.graph.op("Unsqueeze", cells, self.graph.constant([1, 2], "int64"))
 
     @cached_property
     def _query_factors(self) -> str:
-        """Factor of each token's queries, [B, 1, S, 1]."""
+        """Return the factor of each token's queries, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
         return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
 
@@ -136,7 +142,7 @@ class PaddedAttention(GroupedExperts):
         return op("MatMul", op("Slice", weights, *bounds), value)
 
     def _sinks(self, layer: int) -> str:
-        """Return the sink scores for the stacked queries, [B, kv_heads, group · S, 1]."""
+        """Return the learned sink scores of the stacked queries, [B, kv_heads, group · S, 1]."""
         heads, name = self.config.heads_of(layer), f"model.layers.{layer}.self_attn.sinks"
         shape = [1, heads.keys, heads.group, 1]
         sinks = self.weight(name, self.read(name).reshape(shape))
@@ -172,9 +178,10 @@ class PaddedAttention(GroupedExperts):
         return self._windows[window]
 
     def _rows_of(self, first: int, count: int, total: int) -> str:
-        """Return row indices into [T · total], [B, count, S]: rows first … first + count of tokens.
+        """Return the indices of rows first … first + count − 1 of each token, [B, count, S].
 
-        Layers with the same numbers of heads share it.
+        The rows are those of [T · total, head_dim]. Layers with equal numbers of heads share the
+        indices.
         """
         if (first, count, total) not in self._rows:
             graph = self.graph
@@ -186,7 +193,7 @@ class PaddedAttention(GroupedExperts):
 
     @cached_property
     def _answer_rows(self) -> str:
-        """Row indices into [B · heads · S], [T, heads]; `pack` holds indices into [B · S]."""
+        """Return the index of each output row in [B · heads · S], as [T, heads], from `pack`."""
         graph, op = self.graph, self.graph.op
         size = op("Shape", self.unpack, start=1, end=2)
         slot = op("Div", self.pack, size)

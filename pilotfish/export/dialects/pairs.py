@@ -1,8 +1,8 @@
-"""A state space in primitive operators: products over all pairs of a run's tokens.
+"""State spaces in primitive operators: products over all pairs of a run's tokens.
 
-The output of token t is the sum over s ≤ t of decay(s → t) · (q_t · k_s) · v_s, plus the decayed
-earlier state. A run of n tokens needs heads · n² numbers at a time. Log decays are summed in f64,
-because differences of these sums are used.
+The output of token t is the sum over s ≤ t of decay(s → t) · (q_t · k_s) · v_s, plus the output of
+the decayed earlier state. A run of n tokens needs memory for heads · n² numbers. Log decays are
+summed in f64, because the decay between two tokens is computed from the difference of two sums.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL = np.iinfo(np.int64).max
 def update_state_by_pairs(
     net: Operators, dims: Recurrence, rows: Sequence[str], missing: str, states: Sequence[str]
 ) -> str:
-    """Write `Dialect.update_state` for a state space; n = c + T."""
+    """Write the operators of `Dialect.update_state` for a state space; n = c + T tokens."""
     op, constant = net.graph.op, net.graph.constant
     keys, values = [-1, dims.key_heads, dims.key_dim], [-1, dims.heads, dims.value_dim]
     q, k = (op("Transpose", net.reshape(row, keys), perm=[1, 0, 2]) for row in rows[:2])
@@ -57,7 +57,7 @@ def update_state_by_pairs(
 
 
 def _decay_between(net: Operators, ends: str, starts: str, axes: tuple[int, int]) -> str:
-    """Return the decay between cumulative log decays, f32; 1 if the end is before the start."""
+    """Return the decay from `starts` to `ends` (cumulative log decays), f32; at most 1."""
     op = net.graph.op
     end, start = (
         op("Unsqueeze", sums, net.graph.constant([axis], "int64"))
@@ -88,7 +88,7 @@ def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = ""
 
 
 def _is_before(net: Operators, count: str, end: str) -> str:
-    """Return which of 0 … n − 1 are below `end` [1], bool [n]; `count` [1] is n."""
+    """Return a mask of the indices 0 … n − 1 below `end` [1], bool [n]; `count` [1] is n."""
     constant = net.graph.constant
     number = net.graph.op("Squeeze", count, constant([0], "int64"))
     indices = net.graph.op("Range", constant(0, "int64"), number, constant(1, "int64"))

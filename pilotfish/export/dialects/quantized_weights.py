@@ -1,8 +1,8 @@
-"""Products with quantised weights, and look-ups of their rows, for every dialect.
+"""Products with quantised weights, and look-ups of their rows, for all dialects.
 
-In: `Quantized` weights, from a checkpoint or from `export.quantize`. Two parts that kernels do not
-support are separate operators: the product of x's block sums with the offsets, and the reordering
-of x's columns.
+In: `Quantized` weights, from a checkpoint or from `export.quantize`. Kernels support neither
+offsets nor a column order. So the product of x's block sums with the offsets, and the reordering of
+x's columns, are separate operators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rows_of(weight: Weight) -> int:
 
 
 def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
-    """Multiply x [T, K] by the transposed weights [N, K]; those that fit share one product."""
+    """Multiply x [T, K] by the transposed weights [N, K]; neighbours that fit share a product."""
     products: list[str] = []
     start = 0
     for end in range(1, len(weights) + 1):
@@ -62,8 +62,8 @@ def product(net: Operators, x: str, name: str, weight: Quantized) -> str:
 def _add_offsets(net: Operators, result: str, x: str, name: str, weight: Quantized) -> str:
     """Add the product of the offsets [N, K / block] with x's block sums.
 
-    It costs a 32nd of the product in float32; float zero points in the kernel would take 50 times
-    as long.
+    It takes a 32nd of the time of a float32 product. With float zero points instead, the kernel
+    would take 50 times as long.
     """
     graph = net.graph
     blocks = net.reshape(x, [-1, weight.scales.shape[1], weight.block])
@@ -92,7 +92,7 @@ def look_up(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
 
 
 def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, str]:
-    """Write codes u8 [N, K / block, bytes of a block] and scales f32 [N, K / block], once."""
+    """Write codes u8 [N, K / block, bytes per block] and scales f32 [N, K / block] if needed."""
     if not graph.has(f"{name}.codes"):
         rows, width = weight.codes.shape
         codes = weight.codes.reshape(rows, width // weight.block, weight.block)
@@ -104,7 +104,7 @@ def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, s
 
 
 def _offsets(graph: GraphWriter, name: str, weight: Quantized) -> str:
-    """Write offsets f32 [N, K / block], once."""
+    """Write offsets f32 [N, K / block] if they are not written yet."""
     if not graph.has(f"{name}.offsets"):
         assert weight.offsets is not None
         graph.weight(f"{name}.offsets", weight.offsets)

@@ -1,7 +1,7 @@
-"""Sources of weights: the default model, a GGUF file, a Hugging Face directory or hub id.
+"""The sources of weights: the default model, a GGUF file, a Hugging Face directory or hub id.
 
-`open_source` distinguishes them by the form of the text. To add one, add a module here and a line
-in OPENERS.
+`open_source` distinguishes the sources by the form of the text. To add a source, add a module here,
+and a line in OPENERS.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pilotfish.export.sources.source import Progress, WeightSource
 
 __all__ = ["DEFAULT", "Progress", "WeightSource", "open_source"]
 
-# (predicate on the text, opener); the first match is used.
+# Pairs (predicate on the text, opener); the first predicate that is true decides.
 Opener = Callable[[str, Progress, Collection[str]], WeightSource]
 OPENERS: tuple[tuple[Callable[[str], bool], Opener], ...] = (
     (
@@ -43,7 +43,7 @@ def open_source(
 
     Raises:
         ExportError: if the source does not exist or cannot be fetched, the model is not supported,
-            or its configuration and weights contradict each other; the text names the reason.
+            or its configuration and weights contradict each other; the message gives the reason.
     """
     for matches, open_matching in OPENERS:
         if matches(source):

@@ -1,4 +1,4 @@
-"""Read keys of a configuration by Llama's names, with the defaults of the model's class."""
+"""Look up keys of a configuration by Llama's names, with the defaults of the model's class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ClassKeys:
 
     Args:
         fields: the file's keys and values.
-        architecture: entry of the class: its key names and defaults.
+        architecture: the class's entry, with key names and defaults.
     """
 
     def __init__(self, fields: Fields, architecture: Architecture) -> None:
@@ -30,17 +30,17 @@ class ClassKeys:
         return key in self.architecture.keys and self.class_key(key) != ""
 
     def default(self, key: str) -> Any:
-        """Return the class's default."""
+        """Return the class's default for a key."""
         return self.architecture.keys[key]
 
     def raw(self, key: str) -> Any:
-        """Return the stated value, or the default; None for null."""
+        """Return the file's value, or the class's default; None for null."""
         self.fields.mark_read(self.class_key(key))
         default = self.default(key)
         return self.fields.values.get(self.class_key(key), None if default is REQUIRED else default)
 
     def count(self, key: str, *, null: int | None = None) -> int:
-        """Return a count; `null` if the file or the default says null."""
+        """Return a count; `null` replaces a null in the file or in the default."""
         default = self.default(key)
         stated = null if default is None else None if default is REQUIRED else default
         return self.fields.count(self.class_key(key), stated, null=null)
@@ -62,5 +62,5 @@ class ClassKeys:
         return self.fields.get(self.class_key(key), bool, bool(self.default(key)))
 
     def form_value(self, key: str) -> Any:
-        """Return a value that decides the form: a boolean, or any other value unchecked."""
+        """Return a key's value for `Architecture.vary`; only booleans are checked."""
         return self.flag(key) if isinstance(self.default(key), bool) else self.raw(key)

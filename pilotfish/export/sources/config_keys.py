@@ -1,7 +1,7 @@
-"""Key names of config.json, and the keys that need not be read.
+"""The key names of config.json, and the keys that need not be read.
 
-The latter come from the configuration classes of llama, mistral, qwen2, qwen3 and opt in
-transformers 4.40 to 5.23, and from published checkpoints.
+The keys that need not be read come from the configuration classes of llama, mistral, qwen2, qwen3
+and opt in transformers 4.40 to 5.23, and from published checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INERT = frozenset({
     "begin_suppress_tokens", "assistant_confidence_threshold", "assistant_lookbehind",
     "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
 })  # fmt: skip
-# Keys with an effect → the values without one.
+# Keys with an effect → their values that have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
     "is_encoder_decoder": (False,),

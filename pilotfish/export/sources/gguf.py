@@ -1,7 +1,7 @@
-"""A GGUF file as a source, for architectures whose entry has a `Gguf`.
+"""A GGUF file as a source, for architectures with the attribute `gguf`.
 
 In: a path. Out: a `WeightSource` with Hugging Face's names and rotary convention. For some
-architectures GGUF interleaves the two halves of each head of q and k; this is undone here.
+architectures GGUF interleaves the two halves of each head of q and k; this module undoes that.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GgufSource:
         mixture = ARCHITECTURES[model_type].mixture
         self._names = gguf_names(variant, experts=mixture is not None)
         self._interleaved = variant.interleaved
-        # The rotary factors are not weights.
+        # Tensors with rotary factors are not weights.
         self._shapes = {
             name: info.shape
             for name, info in self._file.tensors.items()
@@ -93,7 +93,7 @@ class GgufSource:
 
     @cached_property
     def description(self) -> Source:
-        """The model's origin; hashes the file at first use."""
+        """The model's origin; the file is hashed at the first use."""
         return Source(
             kind=self._kind,
             location=self._location,
@@ -115,11 +115,11 @@ class GgufSource:
         return values if heads is None else _deinterleave(values, heads)
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight as a single part: no GGUF class here has a table for look-ups only."""
+        """Read one weight as a single part: no class with GGUF files has a large table."""
         yield self.tensor(name)
 
     def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
-        """Read a tensor or an expert's part; a fused one is cached for its next part."""
+        """Read a tensor, or an expert's part; keep a fused tensor, whose next part may follow."""
         place = origin.stored[0], origin.expert
         if len(origin.parts) < 2:
             self._last = None
@@ -129,7 +129,7 @@ class GgufSource:
         return self._last[1]
 
     def blocks(self) -> Collection[str]:
-        """Return the block types; refuse types without a kernel."""
+        """Return the weights' block types; refuse types for which there is no kernel."""
         kinds = self._file.kinds() - FLOATS
         if unsupported := sorted(kinds - FORMATS.keys()):
             raise ExportError(
@@ -153,7 +153,7 @@ class GgufSource:
         return blocks.take(_deinterleave(np.arange(len(blocks.codes)), heads))
 
     def _interleaved_heads(self, name: str) -> int | None:
-        """Return the number of heads of a weight with interleaved halves; None for others."""
+        """Return the number of heads if the weight has interleaved halves; else None."""
         if not self._interleaved:
             return None
         heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
@@ -173,8 +173,8 @@ def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) ->
 def _deinterleave(values: NDArray[T], heads: int) -> NDArray[T]:
     """Undo GGUF's interleaving of the two halves of each head.
 
-    values: [heads * head_dim, …], in which rows 2i and 2i + 1 of a head rotate together. Returns
-    the same shape, in which rows i and i + head_dim / 2 do.
+    values: [heads * head_dim, …]; rows 2i and 2i + 1 of a head are a rotated pair. In the result,
+    of the same shape, rows i and i + head_dim / 2 are a pair.
     """
     # [heads, head_dim / 2, 2, …]
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])

@@ -1,9 +1,10 @@
-"""Convert GGUF's blocks to `Quantized`: the same codes, in the order and width that kernels read.
+"""Convert GGUF's blocks to `Quantized`: the same codes, in the order and width for kernels.
 
-In: the bytes of a tensor's rows. Out: codes of 4 bits (Q4_0, Q4_1, Q4_K; Q2_K and Q3_K in blocks of
-16) or 8 bits (Q8_0; Q5_0, Q5_1, Q5_K and Q6_K, for whose widths there are no kernels). Scales of
-super-blocks are multiplied out; minima become offsets. Weights change only by float32's rounding.
-Layout of the blocks: ggml-common.h in ggml.
+In: the bytes of a tensor's rows. Out: codes of 4 bits for Q4_0, Q4_1 and Q4_K, and for Q2_K and
+Q3_K in blocks of 16; codes of 8 bits for Q8_0, and for Q5_0, Q5_1, Q5_K and Q6_K, because there are
+no kernels for 5 or 6 bits. Scales of super-blocks are multiplied into the blocks' scales; minima
+become offsets. Weights change only by rounding in float32. ggml-common.h in ggml defines the layout
+of the blocks.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class _BlockValues(NamedTuple):
 class BlockFormat(NamedTuple):
     """Conversion of a GGUF block type.
 
-    `middle` is the code that becomes 2^(bits−1): the code of 0 for weights without minima. This
-    keeps the factors small in kernels that round activations.
+    `middle` is the code that becomes 2^(bits−1). Without minima it is the code of weight 0. A
+    middle code keeps the factors small in kernels that round activations.
     """
 
     bits: int
@@ -81,7 +82,7 @@ def _half(field: Bytes) -> Floats:
 
 
 def _bits(field: Bytes, run: int, width: int) -> Bytes:
-    """Unpack codes of `width` bits: the lowest bits of `run` bytes first, then the next bits.
+    """Unpack codes of `width` bits: first the lowest bits of `run` bytes, then their next bits, ….
 
     u8 [n, bytes] → u8 [n, bytes · 8 / width].
     """

@@ -1,9 +1,9 @@
-"""Read the metadata of a GGUF file into a `ModelConfig`, through the keys of its class.
+"""Read the metadata of a GGUF file into a `ModelConfig`.
 
 The file's keys are translated to the keys of the class's config.json (`export.sources.gguf_names`,
-`Architecture.gguf`), which the reader of config.json then reads. So windows, ropes and scales of a
-class are described once. llama.cpp is the reference for the meaning of keys and for defaults.
-Unread keys of the architecture's namespace ("llama.…") are refused by name.
+`Architecture.gguf`), and then read like a config.json. So a class's windows, ropes and scales are
+described only once. llama.cpp is the reference for the meaning of keys and for defaults. A file
+with an unread key in the architecture's namespace ("llama.…") is refused; the error names the key.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def read_metadata(
 
 
 class _Translation:
-    """Translates a file's keys to those of its class."""
+    """A translation of a file's keys to the keys of its class."""
 
     def __init__(
         self, file: GgufFile, model_type: str, weights: Mapping[str, tuple[int, ...]]
@@ -168,7 +168,7 @@ class _Translation:
         keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._variant.keys}
         for key, meaning in keys.items():
             if key in EPSILON.values() and key != epsilon:
-                fields.mark_read(key)  # some converters write the epsilons of both norms
+                fields.mark_read(key)  # some converters write both epsilons
                 continue
             self._put_key(key, meaning, defaults)
         self._set_rotation(width)
@@ -201,7 +201,7 @@ class _Translation:
         return width
 
     def _put_key(self, key: str, meaning: str, defaults: Mapping[str, Any]) -> None:
-        """Set one key; if the class lacks it, refuse any value but the class's."""
+        """Set one key; if the class lacks the key, refuse values that differ from the class's."""
         stated = self._fields.values.get(key)
         if key in OPTIONAL and not stated:
             stated = None
@@ -244,7 +244,7 @@ class _Translation:
             return
         theta = self._values["rope_theta"]
         if self._values.get("sliding_window") is None:
-            self._values.pop("rope_local_base_freq", None)  # applies to windows only
+            self._values.pop("rope_local_base_freq", None)  # it applies only to layers with windows
         if not self._has_key("rope_local_base_freq"):
             local = fields.get("rope.freq_base_swa", float, theta) or theta
             if local != theta:
@@ -277,7 +277,7 @@ class _Translation:
             self._values["rope_scaling"] = {**table, "rope_theta": theta}
 
     def _set_windows(self) -> None:
-        """Set the layers with a window: as listed, or all but every n-th."""
+        """Set the layers with a window: a list, or all layers except every n-th."""
         fields, key = self._fields, "attention.sliding_window_pattern"
         stated = fields.values.get(key)
         if self._values.get("sliding_window") is None or stated is None:
@@ -317,7 +317,7 @@ class _Translation:
         )
 
     def _with_file_keys(self, text: str) -> str:
-        """Replace the class's keys by the file's in an error text."""
+        """Replace the class's key names by the file's in an error message."""
         where = self._fields.where
         start = where if text.startswith(where) else ""
         known = sorted(map(re.escape, self._file_keys), key=len, reverse=True)

@@ -3,10 +3,10 @@
 In: a path. Out: `GgufFile.metadata` (plain Python values), `GgufFile.tensor` (float32), and
 `GgufFile.quantized` (`export.sources.gguf_blocks`).
 
-`gguf.GGUFReader` takes seconds for a vocabulary, because it makes an array of every string, and for
-a damaged file it raises arbitrary numpy errors. So the container is read here, and every count and
-offset is checked against the file's length. The `gguf` package dequantises the blocks. Layout: GGUF
-specification in ggml's documentation, versions 2 and 3.
+`gguf.GGUFReader` takes seconds for a vocabulary, because it makes an array of each string, and it
+raises arbitrary numpy errors for a damaged file. So this module reads the container, and checks
+every count and offset against the file's length. The `gguf` package dequantises the blocks. The
+layout is GGUF's versions 2 and 3, specified in ggml's documentation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Value = Scalar | list[Scalar]
 
 
 class TensorInfo(NamedTuple):
-    """Location and layout of a tensor. `shape` is in numpy's order: slowest dimension first."""
+    """The place and layout of a tensor. `shape` is in numpy's order: slowest dimension first."""
 
     shape: tuple[int, ...]
     kind: int  # a GGMLQuantizationType
@@ -83,7 +83,7 @@ class GgufFile:
         return ExportError(f"{self.path} is a damaged or incomplete GGUF file: {problem}")
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
-        """Return the tensor as float32 in numpy's dimension order; a view if stored as float32.
+        """Return a tensor as float32; this is a view of the file if the file has float32.
 
         `index` selects an entry of the first axis.
 
@@ -122,7 +122,10 @@ class GgufFile:
         return info._replace(shape=info.shape[1:], start=info.start + index * size, size=size)
 
     def quantized(self, name: str, index: int | None = None) -> Quantized | None:
-        """Return a tensor [N, K], or entry `index`, in blocks; None if its type has no kernel."""
+        """Return a tensor [N, K], or entry `index` of the first axis, in blocks.
+
+        None without a kernel.
+        """
         from gguf import GGMLQuantizationType
 
         info = self._part(name, index)
@@ -135,7 +138,7 @@ class GgufFile:
 def _dequantize(
     raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Dequantise a few rows at a time, because the package holds all intermediate results."""
+    """Dequantise a few rows at a time, because the package keeps all intermediate results."""
     from gguf.quants import dequantize
 
     # Each quantised row consists of whole blocks, so all rows have the same size.
@@ -149,7 +152,7 @@ def _dequantize(
 
 
 class _Cursor:
-    """Reads consecutive little-endian values; raises struct.error at the end of the file."""
+    """A reader of consecutive little-endian values; it raises struct.error at the file's end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -192,7 +195,7 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInfo]]:
-    """Read metadata and tensor table, everything before the first tensor's bytes."""
+    """Read the metadata and the tensor table, which precede the tensors' bytes."""
     cursor.offset = len(MAGIC)
     version = cursor.integer("I")
     if version not in (2, 3):
@@ -204,7 +207,7 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInf
         if key in metadata:
             raise ValueError(f"{key} occurs twice")
         metadata[key] = cursor.value(cursor.integer("I"))
-    # Until the header's end is known, `start` counts from there.
+    # `start` counts from the header's end until that is known.
     tensors: dict[str, TensorInfo] = {}
     for _ in range(tensor_count):
         name, info = _read_tensor_info(cursor)

@@ -1,6 +1,7 @@
 """Translate the rotary embedding of a GGUF file to Hugging Face's parameters.
 
-In: keys and the tensors of divisors. Out: a table for `export.sources.rotary`.
+In: the file's keys, and its tensors with divisors of frequencies. Out: a table for
+`export.sources.rotary`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT
 
-# Keys of that table → GGUF's keys, for errors.
+# Keys of `rope_table`'s result → GGUF's keys, for errors.
 ROPE_KEYS = {
     "rope_scaling.rope_type": "rope.scaling.type",
     "rope_scaling.factor": "rope.scaling.factor",
@@ -99,7 +100,8 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
     """Return the rotated fraction of a head; None in a class that rotates whole heads.
 
     Raises:
-        ExportError: if it exceeds the head, or is below 1 although the class is not `partial`.
+        ExportError: if more channels than the head has are rotated, or fewer, unless the class is
+        `partial`.
     """
     turning, key = fields.count("rope.dimension_count", width), "rope.dimension_count"
     if turning > width or turning % 2:
@@ -111,7 +113,7 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
         )
     if not partial:
         return None
-    part = turning / width  # rounded up if part · width would be less than the number
+    part = turning / width  # increased below if part · width is less than `turning`
     return part if int(part * width) == turning else math.nextafter(part, 2.0)
 
 

@@ -1,7 +1,7 @@
-"""A model on the Hugging Face hub as a source: fetched into the hub's cache, opened as a directory.
+"""A model on the Hugging Face hub as a source: fetch it to the hub's cache, open the directory.
 
-In: "owner/name" or "owner/name@revision". `huggingface_hub` defines the hub's address and the token
-for gated models (HF_ENDPOINT, HF_HOME, HF_TOKEN).
+In: "owner/name" or "owner/name@revision". `huggingface_hub` reads HF_ENDPOINT (the hub's address),
+HF_HOME (the cache) and HF_TOKEN (for gated models).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ WANTED = (
     *("*.json", "*.safetensors", "merges.txt", "tokenizer.model", "chat_template.jinja"),
     f"{NAMED_TEMPLATES}/*.jinja",
 )
-# Copies in other formats, in subfolders; and Mistral's consolidated copies of all weights.
+# Files that are not downloaded: copies in other formats, which are in subfolders, and Mistral's
+# consolidated copies of all weights.
 UNWANTED = ("*/*.json", "*/*.safetensors", "consolidated*")
 
 
@@ -31,7 +32,8 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
     config.json is fetched and checked first, so an unsupported model is not downloaded.
 
     Raises:
-        DownloadError: if the hub is unreachable, or does not have or release the model.
+        DownloadError: if the hub is unreachable, or does not have the model, or denies access to
+        it.
         ExportError: if the model is not supported.
     """
     match = HUB_ID.fullmatch(source)
@@ -69,7 +71,7 @@ def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[st
         raise DownloadError(
             f"the hub has no {source}, or shows it to its members only (`hf auth login`)"
         ) from None
-    except Exception as error:  # the HTTP client differs between versions
+    except Exception as error:  # error classes of the HTTP client differ between versions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DownloadError(
             f"{source} could not be fetched from the hub: {reason}. Without a network, give a "

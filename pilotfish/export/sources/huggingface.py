@@ -48,7 +48,7 @@ from pilotfish.export.weights import EMBEDDING, HEAD, shapes
 log = logging.getLogger("pilotfish.export")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-# Name suffixes of computed tensors in old checkpoints.
+# Name suffixes of tensors in old checkpoints that are computed, not learned.
 COMPUTED = (".rotary_emb.inv_freq",)
 
 
@@ -104,7 +104,7 @@ class DirectorySource:
 
     @cached_property
     def description(self) -> Source:
-        """The model's origin; hashes the files at first use."""
+        """The model's origin; the files are hashed at the first use."""
         paths = [self._path / "config.json", *self._tokenizer_files]
         return Source(
             kind=self._kind,
@@ -116,7 +116,7 @@ class DirectorySource:
         )
 
     def names(self) -> Collection[str]:
-        """Return the weights' names; without the output projection if it is the embedding."""
+        """Return the weights' names; a tied output projection is not among them."""
         return self._origins.keys()
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -129,7 +129,7 @@ class DirectorySource:
         return np.add(weight, 1, dtype=np.float32) if self._adds_one(name) else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts; in a single part unless it is stored plainly."""
+        """Read one weight in parts if it is a whole plain tensor, else as a single part."""
         origin = self._origins.get(name)
         place = None if origin is None else self._tensors[origin.stored[0]]
         if origin is None or not isinstance(place, PlainTensor) or origin.part is not None:
@@ -155,12 +155,12 @@ class DirectorySource:
         return blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
 
     def _adds_one(self, name: str) -> bool:
-        """Whether a norm multiplies by 1 + weight (Gemma, Nemotron; all but one of Qwen3.5's)."""
+        """Whether this norm multiplies by 1 + weight (Gemma's, Nemotron's, most of Qwen3.5's)."""
         plain = name.endswith("linear_attn.norm.weight")
         return self._plus_one and name.endswith("norm.weight") and not plain
 
     def _read_stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
-        """Read a tensor or an expert's part; a fused one is cached for its next part."""
+        """Read a tensor, or an expert's part; keep the last tensor, whose next part may follow."""
         if self._last is None or self._last[0] != (name, expert):
             self._last = (name, expert), self._tensors[name].read(expert)
         return self._last[1]
@@ -233,14 +233,14 @@ class DirectorySource:
         return origins
 
     def _drop_zero_biases(self, origins: dict[str, Origin]) -> None:
-        """Drop zero biases that the model does not have: some quantisers write them everywhere."""
+        """Drop biases that are zero and that the model does not have; some quantisers add them."""
         wanted = shapes(self.config)
         for name in [name for name in origins if name.endswith("_proj.bias")]:
             if name not in wanted and not self._tensors[origins[name].stored[0]].read(None).any():
                 del origins[name]
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:
-        """Check that a stored tied head equals the embedding: readers differ in which they use."""
+        """Check that a stored tied head equals the embedding, since readers use either."""
         head, embedding = self._tensors[origins[HEAD].stored[0]], origins.get(EMBEDDING)
         other = None if embedding is None else self._tensors[embedding.stored[0]]
         if not isinstance(head, PlainTensor):
@@ -302,7 +302,7 @@ class DirectorySource:
         return None
 
     def _end_ids(self, *objects: dict[str, Any]) -> list[int]:
-        """Return the ids that end a generation, from the first object that states any."""
+        """Return the ids that end a generation, from the first object that states such ids."""
         for values in objects:
             stated = values.get("eos_token_id")
             if stated is not None:

@@ -1,8 +1,8 @@
 """Read Hugging Face's config.json into a `ModelConfig`, by the table of architectures.
 
-Unsupported settings and unread keys are refused by name (`export.sources.config_keys`). Absent keys
-take the defaults of transformers' configuration classes, which differ: without
-num_key_value_heads, Mistral has 8 and Qwen2 32.
+Unsupported settings and unread keys are refused with an error that names them
+(`export.sources.config_keys`). An absent key has the default of the model's configuration class in
+transformers; classes differ: num_key_value_heads is 8 for Mistral and 32 for Qwen2.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pilotfish.export.sources.recurrence_keys import (
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import HEAD
 
-UNBOUNDED = 2**18  # context of a model without a maximum number of positions
+UNBOUNDED = 2**18  # context (positions) of a model that has no maximum
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class Description:
-    """A model as a config.json describes it.
+    """The description of a model in its config.json.
 
     Args:
         values: the decoded JSON object.
@@ -50,8 +50,8 @@ class Description:
         settings: the file's names of settings, for errors about weights.
 
     Raises:
-        ExportError: if something is missing, malformed, not supported or unknown; the text names
-            it.
+        ExportError: if a setting is missing, malformed, not supported or unknown; the message names
+        it.
     """
 
     def __init__(
@@ -230,10 +230,10 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
 
 
 def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -> int:
-    """Return the width of the feed-forward part; LFM2 derives it from the stated one.
+    """Return the width of the feed-forward part; LFM2 derives it from the stated width.
 
-    Without a dense part it is the width of an expert or of the state spaces. Gemma 3n may list a
-    width per layer (`export.sources.layer_sizes`).
+    A model without a dense part returns the width of an expert or of the state spaces. Gemma 3n may
+    list a width per layer (`export.sources.layer_sizes`).
     """
     if not keys.has("intermediate_size"):
         if recurrence is None or keys.has("moe_intermediate_size"):

@@ -1,8 +1,8 @@
 """The tokenizer and the chat templates of a Hugging Face directory.
 
-In: tokenizer.json, else tekken.json, tokenizer.model, or vocab.json and merges.txt; other files
-with added tokens and their roles. Templates: chat_template.jinja and additional_chat_templates/,
-else those in tokenizer_config.json or chat_template.json.
+The tokenizer is read from tokenizer.json, or else from tekken.json, tokenizer.model, or vocab.json
+and merges.txt; other files add tokens and their roles. Templates are read from chat_template.jinja
+and additional_chat_templates/, or else from tokenizer_config.json or chat_template.json.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"
 
-# Files of a form → function that converts them to a tokenizer.json. The first form whose files all
-# exist is used.
+# (files, function that converts them to a tokenizer.json); the first entry with all files present
+# is used.
 FORMS: tuple[tuple[tuple[str, ...], Callable[[Path], str]], ...] = (
     (("tokenizer.json",), lambda path: complete(read_text(path / "tokenizer.json"), path)),
     (("tekken.json",), tekken_tokenizer_json),
@@ -45,7 +45,7 @@ FORMS: tuple[tuple[tuple[str, ...], Callable[[Path], str]], ...] = (
 # Keys of tokenizer_config.json that a user may choose to ignore.
 TEMPLATE_KEY = "chat_template"
 IGNORABLE = frozenset({TEMPLATE_KEY, "add_prefix_space", "split_special_tokens"})
-# Files that are hashed as well if they exist.
+# Further files that are hashed if they exist.
 _ALSO = ("vocab.json", "merges.txt")
 
 
@@ -112,9 +112,9 @@ def read_end_tokens(ids: list[int], special_tokens: Mapping[str, str], text: str
 
 
 def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
-    """Refuse a template that writes a token which the tokenizer lacks, for some or all readers.
+    """Refuse a template that writes a token which some reader's tokenizer lacks.
 
-    transformers gives a missing token the next free id, which the model was not trained with.
+    transformers gives a missing token the next free id, for which the model was not trained.
     """
     known, parsed = token_ids(text), _parse(text)
     settings, roles = (
@@ -201,7 +201,7 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
 def _warn_of_spaces(
     path: Path, settings: dict[str, Any], parsed: dict[str, Any], text: str
 ) -> None:
-    """Warn if transformers 5 puts no space after a control token but other readers do.
+    """Warn if transformers 5, unlike other readers, puts no space after a control token.
 
     transformers 5 decides by `legacy` in the settings and ignores tokenizer.json; older releases,
     llama.cpp and Llama 2's original program put a space.
@@ -243,10 +243,10 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def drop_tokens_beyond(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
-    """Drop special tokens whose ids exceed the embedding's rows; also return their names.
+    """Drop special tokens without a row in the embedding; return the file and their names.
 
-    An example is Gemma 3's `<image_soft_token>`, which its text models do not use. If a template
-    writes such a token, nothing is dropped, because prompts would change.
+    An example is `<image_soft_token>`, which Gemma 3's text models do not use. If a template writes
+    such a token, nothing is dropped, because prompts would change.
     """
     try:
         values = msgspec.json.decode(text, type=_Tables)

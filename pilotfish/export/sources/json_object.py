@@ -11,7 +11,7 @@ import msgspec
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.export.export_errors import ExportError
 
-# transformers writes infinity as Python's json does, bare, which is invalid JSON.
+# Infinity without quotes, which Python's json (and so transformers) writes; it is invalid JSON.
 _BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
 _INFINITY = rb'{"__float__": "Infinity"}'
 

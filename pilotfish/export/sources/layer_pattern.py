@@ -1,4 +1,4 @@
-"""Read which layers have a window or a state, which are rotated, and their rotary embeddings."""
+"""Read the properties of each layer: window, recurrent state, rotation, rotary embedding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pilotfish.export.sources.rotary import RopeBase, read_table
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ALSO_FULL = {FULL, "attention"}
-# Letter of Nemotron-H's pattern → type of layer.
+# Letters in Nemotron-H's layer pattern → types of layers.
 BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": "moe"}
-# Keys that apply if layer_types is absent.
+# Keys that determine the layers with windows if layer_types is absent.
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 
 
@@ -111,7 +111,7 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
 
 
 def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
-    """Return for each layer whether it has attention if layer_types is absent."""
+    """Return for each layer whether it has attention, for a file without layer_types."""
     if keys.has("full_attention_interval"):
         every = keys.count("full_attention_interval")
         return [not (i + 1) % every for i in range(layers)]
@@ -126,7 +126,7 @@ def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
 
 
 def _window(keys: ClassKeys) -> int | None:
-    """Return the sliding window; None if none is in effect."""
+    """Return the sliding window, positions; None if no layer uses it."""
     rule = keys.architecture.windows
     if rule == "none" or keys.raw("sliding_window") is None:
         return None
@@ -161,7 +161,7 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
 
 
 def _pass_over_defaults(keys: ClassKeys) -> None:
-    """Mark keys as read that layer_types overrides."""
+    """Mark the keys that layer_types overrides as read."""
     if keys.has("sliding_window_pattern"):
         for key in PATTERNS:
             keys.fields.mark_read(key)
@@ -170,7 +170,7 @@ def _pass_over_defaults(keys: ClassKeys) -> None:
 
 
 def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
-    """Return the types of layers if none are listed, by the class's rule."""
+    """Return the types of layers by the class's rule, for a file that lists none."""
     architecture = keys.architecture
     every = architecture.full_every
     if keys.has("sliding_window_pattern"):
@@ -224,7 +224,8 @@ def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
 def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
     """Read the rotary embedding of a type of layers, from rope_parameters or rope_scaling.
 
-    If these differ, the model is refused, because readers disagree on which one counts.
+    A model with different tables in the two keys is refused, because readers disagree on which key
+    counts.
     """
     fields = keys.fields
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
@@ -246,7 +247,7 @@ def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
 
 
 def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: Fields) -> Rope:
-    """Read the form of Gemma 3 and OLMo 3: a table per type; before, a scaling of full layers."""
+    """Read Gemma 3's and OLMo 3's form: a table per type, or the older scaling of full layers."""
     local = kind == SLIDING and keys.has("rope_local_base_freq")
     theta_key = "rope_local_base_freq" if local else "rope_theta"
     default = keys.architecture.rope_default
@@ -268,7 +269,7 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
 
 
 def _check_old_form(keys: ClassKeys, old: Fields) -> None:
-    """Refuse settings that transformers 4 and 5 read differently, if windows have own tables."""
+    """Refuse settings of the older form that transformers 4 and 5 read differently."""
     if "type" in old.values and "rope_type" not in old.values:
         raise old.error(f"{old.prefix}type is not read in this class: rename it to rope_type")
     theta, usual = keys.number("rope_theta", otherwise=10000.0), keys.default("rope_theta")

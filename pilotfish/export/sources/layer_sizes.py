@@ -1,7 +1,7 @@
-"""Read sizes that differ between layers, and which layers read the keys and values of others.
+"""Read the sizes that differ between layers, and the layers that share keys and values.
 
-Gemma 4 states the heads of full layers in separate keys (`global_head_dim`) or, as transformers
-saves them, by layer (`per_layer_config`). Gemma 3n lists the widths of feed-forward parts.
+Gemma 4 states the heads of full layers in separate keys (`global_head_dim`), or per layer, as
+transformers saves them (`per_layer_config`). Gemma 3n lists the widths of feed-forward parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def widths_of_heads(keys: ClassKeys, kinds: Sequence[str], head_dim: int) -> dic
     """Return the head width of each type of layers.
 
     Raises:
-        ExportError: if layers of one type differ.
+        ExportError: if layers of the same type differ.
     """
     widths = {}
     for kind, (width, _) in _global_heads(keys, kinds).items():
@@ -39,7 +39,7 @@ def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> l
 
     Raises:
         ExportError: if a number of key heads does not divide the query heads, a list has the wrong
-            length, or no layer has the keys and values that another one should read.
+            length, or a layer should read keys and values that no layer has.
     """
     heads = _global_heads(keys, kinds)
     reads = _kv_sources(keys, kinds)
@@ -108,9 +108,9 @@ def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
 
 
 def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
-    """Return, for each layer, the layer whose keys and values it reads; None for its own.
+    """Return for each layer the index of the layer with its keys and values; None = itself.
 
-    The last `num_kv_shared_layers` layers read from the last earlier layer of their type.
+    The last `num_kv_shared_layers` layers read those of the last earlier layer of the same type.
     """
     none: list[int | None] = [None] * len(kinds)
     if not keys.architecture.shares_kv:

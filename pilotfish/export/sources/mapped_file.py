@@ -1,7 +1,7 @@
-"""Memory-map a file of weights without filling the memory.
+"""Memory-map a file of weights, so that only one weight at a time occupies memory.
 
-When the next view is taken, the kernel may drop the pages of the last one; an older view that is
-still used reads them again. So reading all weights takes the memory of one.
+When a view is taken, the kernel may drop the pages of the previous view. If the previous view is
+still used, its pages are read from the file again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Quantised matrices of a Hugging Face checkpoint: several tensors per matrix, read as one weight.
+"""Quantised matrices of a Hugging Face checkpoint, each of which is stored in several tensors.
 
-In: the tensors of a module.
+In: the tensors of a module; b: bits per code, G: number of groups of columns.
 
     gptq    qweight i32 [K·b/32, N], qzeros i32 [G, N·b/32], scales [G, N], g_idx [K]
     awq     qweight i32 [K, N/8], qzeros i32 [G, N/8], scales [G, N]; the eight codes of an i32 are
@@ -27,17 +27,17 @@ from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor
 
 T = TypeVar("T", np.float32, np.int8)
-# Tensor with the codes → other tensors of the matrix.
+# Name of the tensor with the codes → names of the matrix's other tensors.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "qweight": ("qzeros", "scales", "g_idx"),
     "weight_packed": ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
     "weight": ("weight_scale", "weight_scale_inv", "weight_zero_point"),
 }
-# Tensors for quantised activations, which are not used here.
+# Tensors for quantised activations, which this engine does not use.
 UNUSED = ("input_scale", "input_scale_ub", "input_zero_point", "activation_scale")
 FLOAT8 = "F8_E4M3"
 BYTES = (FLOAT8, "I8")
-# Accepted types of each integer tensor; another width would yield wrong codes.
+# Accepted types of integer tensors: other widths would give wrong codes.
 WORDS, NUMBERS = ("I32",), ("I32", "I64")
 TYPES: Mapping[str, tuple[str, ...]] = {
     "qweight": WORDS,
@@ -68,7 +68,7 @@ def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str,
 
 
 class PackedMatrix:
-    """The tensors of one matrix; the first holds its codes."""
+    """The tensors of one matrix; the first tensor has the codes."""
 
     def __init__(self, packing: Packing, parts: Mapping[str, PlainTensor]) -> None:
         self._packing, self._parts = packing, parts
@@ -78,7 +78,7 @@ class PackedMatrix:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether its codes are integers instead of 8-bit floats."""
+        """Whether the codes are integers, not 8-bit floats."""
         return not self._float8
 
     @property
@@ -98,7 +98,7 @@ class PackedMatrix:
         """Read the whole matrix as float32.
 
         Raises:
-            ExportError: if its tensors do not fit each other, or `index` is not None.
+            ExportError: if the tensors do not fit each other, or `index` is not None.
         """
         if index is not None:
             raise ExportError(f"{self._path}: {self._name} does not hold experts")
@@ -106,7 +106,7 @@ class PackedMatrix:
         return self._dequantize_fp8() if blocks is None else blocks.floats()
 
     def quantized(self) -> Quantized | None:
-        """Read the matrix in its stored blocks; None for fp8. Raises as `read`."""
+        """Read the matrix in its stored blocks; None for fp8. Raises the errors of `read`."""
         if self._float8:
             return None
         if self._kind == "weight":
@@ -156,7 +156,7 @@ class PackedMatrix:
         return self._blocks(8, self._ints("weight").view(np.uint8) ^ middle, scales, zeros)
 
     def _by_row(self, values: NDArray[T]) -> NDArray[T]:
-        """Broadcast one value, or one per row, to [N, 1]."""
+        """Broadcast a single value, or a value per row, to [N, 1]."""
         rows = self._shape("weight")[0]
         if values.size != 1 and values.shape not in ((rows,), (rows, 1)):
             raise self._mismatch()
@@ -170,7 +170,7 @@ class PackedMatrix:
         zeros: NDArray[np.uint8] | None,
         groups: str = "",
     ) -> Quantized:
-        """Split groups of columns, scales and zeros [N, G], into blocks that kernels support."""
+        """Divide groups of columns (scales and zeros [N, G]) into blocks that kernels support."""
         rows, width = codes.shape
         count = scales.shape[-1]
         if bits not in (4, 8) or scales.shape != (rows, count) or not count or width % count:
@@ -197,7 +197,10 @@ class PackedMatrix:
         )
 
     def _order(self, part: str, width: int, count: int) -> NDArray[np.int64] | None:
-        """Return the columns sorted by group; None if they are sorted, or belong to no group."""
+        """Return the columns' indices sorted by group.
+
+        None if columns are in order or have no groups.
+        """
         groups = self._ints(part).astype(np.int64)
         if (groups == -1).all():
             return None

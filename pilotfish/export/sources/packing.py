@@ -1,7 +1,7 @@
 """Read `quantization_config` in config.json: the quantisation of a checkpoint's matrices.
 
-GPTQ, AWQ and compressed-tensors have blocks of integers, which `--precision stored` keeps; fp8 is
-dequantised, because there is no kernel for it.
+GPTQ, AWQ and compressed-tensors have blocks of integers, which `--precision stored` keeps. fp8 is
+dequantised, because no kernel supports it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, Literal
 from pilotfish.export.export_errors import ExportError
 
 WIDTHS = (4, 8)
-# Supported formats of compressed-tensors; the others have 4-bit floats or are sparse.
+# Supported formats of compressed-tensors; unsupported formats have 4-bit floats or are sparse.
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 FLOAT8_BLOCK = 128
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Quantisation of matrices.
+    """The quantisation of a checkpoint's matrices.
 
     Attributes:
         method: quantisation method, which decides names and layouts of tensors.
-        bits: bits per code, if the tensors do not imply them.
+        bits: bits per code, for matrices with tensors that do not imply this number.
         one_less: whether stored zero points are reduced by one (GPTQ's first format).
-        float8_block: rows and columns of a block, in fp8 with a scale per block.
+        float8_block: rows and columns of a block, for fp8 with a scale per block.
     """
 
     method: Literal["gptq", "awq", "compressed-tensors", "fp8"]
@@ -36,14 +36,14 @@ class Packing:
 
     @property
     def blocks(self) -> bool:
-        """Whether the codes are integers, for which there are kernels."""
+        """Whether the codes are integers, which kernels support."""
         return self.method != "fp8"
 
 
 def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | None:
     """Read a `quantization_config`; None if nothing is quantised.
 
-    `gguf`: whether the model's GGUF files are supported, for the advice in errors.
+    `gguf`: whether the model's GGUF files are supported, so that errors can recommend them.
 
     Raises:
         ExportError: if the quantisation is not supported.
@@ -111,7 +111,7 @@ def _float8_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
 
 
 def _counts(block: Any, key: str, where: str) -> tuple[int, int]:
-    """Read the rows and columns of a block; the usual ones if none are stated."""
+    """Read the rows and columns of a block; both are FLOAT8_BLOCK if none are stated."""
     if block is None:
         return FLOAT8_BLOCK, FLOAT8_BLOCK
     whole = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)

@@ -14,7 +14,7 @@ from pilotfish.export.sources.class_keys import ClassKeys
 MOST_TAPS = 16
 SPACES = {"space", "both"}
 LIMITS = "time_step_limit"
-# Fields of `Recurrence` → Llama's or Granite's keys that determine them, for errors.
+# Fields of `Recurrence` → the keys (Llama's or Granite's names) that determine them, for errors.
 LINEAR = {
     "taps": "linear_conv_kernel_dim",
     "heads": "linear_num_value_heads",
@@ -35,10 +35,10 @@ SELECTIVE = {
 
 
 def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
-    """Read the sizes of recurrent layers; None without any.
+    """Read the sizes of recurrent layers; None if there are none.
 
     Raises:
-        ExportError: if they contradict each other or are not supported.
+        ExportError: if the sizes contradict each other or are not supported.
     """
     if keys.has("mamba_n_heads"):
         for key in keys.architecture.keys:
@@ -136,7 +136,7 @@ def _selective(keys: ClassKeys) -> Recurrence:
 
 
 def _value_dim(keys: ClassKeys, heads: int) -> int:
-    """Return the width of a value head; some classes state it twice."""
+    """Return the width of a value head, which some classes state twice."""
     inner = None
     if keys.has("mamba_expand"):
         inner = keys.count("mamba_expand") * keys.count("hidden_size")
@@ -172,7 +172,7 @@ def _space(keys: ClassKeys) -> StateSpace:
 
 
 def _limits(keys: ClassKeys) -> tuple[float, float]:
-    """Read the bounds of a step; files write infinity bare or as {"__float__": "Infinity"}."""
+    """Read the bounds of a step; infinity is Infinity or {"__float__": "Infinity"} in files."""
     stated = keys.fields.values.get(LIMITS, [0.0, math.inf])
     infinite = {"__float__": "Infinity"}
     numbers = [
@@ -185,7 +185,7 @@ def _limits(keys: ClassKeys) -> tuple[float, float]:
 
 
 def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
-    """Read a list of `count` numbers; ones if it is null."""
+    """Read a list of `count` numbers; null means that all are 1."""
     stated = keys.fields.items(key)
     if stated is None:
         return (1.0,) * count

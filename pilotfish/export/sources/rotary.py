@@ -1,8 +1,8 @@
 """Read a rotary embedding from a configuration, in its newer or older form.
 
-`rope_parameters` (transformers 5) is one table, or one per type of layer; older files have
-`rope_theta` and `rope_scaling`. The rules are those of transformers' modeling_rope_utils, with
-which the tests compare.
+`rope_parameters` (transformers 5) is a table, or a table per type of layer; older files have
+`rope_theta` and `rope_scaling`. The rules are those of transformers' modeling_rope_utils; the tests
+compare with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INERT = ("type", "rope_type", "mrope_section", "mrope_interleaved", "max_positio
 
 
 class RopeBase(NamedTuple):
-    """Input of a scaling: θ, number of rotated channels, and the model's contexts."""
+    """The input of a scaling rule: θ, number of rotated channels, and the model's contexts."""
 
     theta: float
     dim: int
@@ -31,12 +31,12 @@ class RopeBase(NamedTuple):
 
     @property
     def frequencies(self) -> Frequencies:
-        """Angle per position of each pair of channels, rad."""
+        """The angle per position of each pair of channels, rad."""
         powers: Frequencies = self.theta ** -(np.arange(0, self.dim, 2) / self.dim)
         return powers
 
     def original_context(self, table: Fields) -> int:
-        """Return the context before scaling; the top-level key overrides the table's."""
+        """Return the context before scaling; a top-level key overrides the table's."""
         key = "original_max_position_embeddings"
         stated = table.count(key, self.original or self.context)
         return self.original or stated
@@ -51,7 +51,7 @@ def _linear(table: Fields, base: RopeBase) -> Rope:
 
 
 def _dynamic(table: Fields, base: RopeBase) -> Rope:
-    """Read dynamic NTK, which only acts beyond the context, so never; Hunyuan's α always acts."""
+    """Read dynamic NTK, which has no effect within the context, except for Hunyuan's α."""
     table.get("factor", float, 1.0)
     if table.values.get("alpha"):
         alpha = table.positive("alpha")
@@ -109,7 +109,7 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
 
 
 def _longrope(table: Fields, base: RopeBase) -> Rope:
-    """Read LongRoPE (arXiv 2402.13753): divisors within the original context, others beyond."""
+    """Read LongRoPE (arXiv 2402.13753): divisors for the original and for longer contexts."""
     original = base.original_context(table)
     ratio = base.context / original
     factor = table.get("factor", float, ratio, null=ratio)
@@ -127,7 +127,7 @@ def _longrope(table: Fields, base: RopeBase) -> Rope:
 
 
 def _proportional(table: Fields, base: RopeBase) -> Rope:
-    """Read Gemma 4's: the first pairs rotate as in a fully rotated head; the others do not."""
+    """Read Gemma 4's rule: the first pairs rotate as in a fully rotated head; others are fixed."""
     turning = int(_part(table) * base.dim // 2)
     frequencies = base.frequencies / table.positive("factor", 1.0)
     frequencies[turning:] = 0
@@ -143,7 +143,7 @@ def _part(table: Fields) -> float:
 
 SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
     "default": _default,
-    "mrope": _default,  # equals the default for text
+    "mrope": _default,  # for text, this kind equals the default
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
@@ -155,10 +155,10 @@ SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
 
 
 def read_table(table: Fields, base: RopeBase) -> Rope:
-    """Read a table of rotary parameters; without rope_theta, the θ of `base` applies.
+    """Read a table of rotary parameters; `base` has the θ for a table without rope_theta.
 
     Raises:
-        ExportError: if its kind is unknown, or a number is missing or invalid.
+        ExportError: if the table's kind is unknown, or a number is missing or invalid.
     """
     kind = table.get("rope_type", str, table.get("type", str, "default"))  # `type`: older files
     if kind not in SCALINGS:

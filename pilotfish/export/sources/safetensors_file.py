@@ -1,9 +1,9 @@
 """A safetensors file: its tensors as views of a memory map.
 
-In: a path. Out: float32 arrays, without a copy where the file has float32.
+In: a path. Out: float32 arrays; if the file has float32, they are views of the file.
 
-The `safetensors` package checks the file. Tensors are then read by the header's offsets, not by the
-package, which copies each of them twice and holds the file's pages in memory.
+The `safetensors` package checks the file. This module then reads tensors by the header's offsets:
+the package would copy each tensor twice, and keep the file's pages in memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pilotfish.base.reading import reading_file
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
-BYTES_AT_ONCE = 1 << 24  # bytes per comparison
-ROWS_BYTES = 1 << 24  # bytes per part of a tensor
+BYTES_AT_ONCE = 1 << 24  # size (bytes) of the parts in which tensors are compared
+ROWS_BYTES = 1 << 24  # largest part (bytes) that `rows` yields
 INTEGERS: dict[str, type[np.generic]] = {
     "I64": np.int64,
     "I32": np.int32,
     "I8": np.int8,
     "U8": np.uint8,
-    "F8_E4M3": np.uint8,  # as bits
+    "F8_E4M3": np.uint8,  # numpy has no such type: the bits
 }
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
@@ -66,7 +66,7 @@ class SafetensorsFile:
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the tensor's shape; raises as `tensor`."""
+        """Return a tensor's shape; raise the errors of `tensor`."""
         return self._float_tensor(name).shape
 
     def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
@@ -83,7 +83,7 @@ class SafetensorsFile:
         """Yield the tensor in parts of consecutive rows, at most ROWS_BYTES each in the file.
 
         Raises:
-            ExportError: as `tensor`.
+            ExportError: see `tensor`.
         """
         tensor = self._float_tensor(name)
         size = (tensor.data_offsets[1] - tensor.data_offsets[0]) // max(tensor.shape[0], 1)
@@ -112,7 +112,7 @@ class SafetensorsFile:
         return self._tensors[name].shape
 
     def integers(self, name: str, types: Collection[str]) -> NDArray[Any]:
-        """Return an integer tensor, unconverted; 8-bit floats as bits.
+        """Return a tensor of integers, or the bits of 8-bit floats, in the file's type.
 
         Raises:
             ExportError: if its type is not one of `types`.
@@ -145,7 +145,7 @@ class SafetensorsFile:
         return self._bytes(tensor, index * size, size)
 
     def _bytes(self, tensor: _Tensor, at: int = 0, most: int | None = None) -> NDArray[np.uint8]:
-        """Return a tensor's bytes from `at` on, at most `most`."""
+        """Return at most `most` of a tensor's bytes, from byte `at` on."""
         start, end = tensor.data_offsets
         size = end - start - at
         return self._file.view(self._start + start + at, size if most is None else min(size, most))
@@ -163,7 +163,7 @@ class SafetensorsFile:
         return tensor
 
     def _read_header(self) -> tuple[int, dict[str, _Tensor]]:
-        """Return the end of the header and its entries; it is a length and a JSON object."""
+        """Read the header, a length and a JSON object; return its end and its entries."""
         end = 8 + int.from_bytes(self._file.data[:8], "little")
         header = msgspec.json.decode(self._file.data[8:end], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)

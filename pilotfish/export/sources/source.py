@@ -1,4 +1,4 @@
-"""The interface of every source of weights."""
+"""The interface of sources of weights."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class WeightSource(Protocol):
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a text; None without one."""
+        """The id of the token that begins a text; None if there is none."""
         ...
 
     @property
     def eos_ids(self) -> list[int]:
-        """Tokens that end a generation."""
+        """The ids of the tokens that end a generation."""
         ...
 
     def names(self) -> Collection[str]:
@@ -69,7 +69,7 @@ class WeightSource(Protocol):
         ...
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one weight: Hugging Face's layout ([out, in]) and rotary convention, dequantised.
+        """Read one weight, dequantised, in Hugging Face's layout ([out, in]) and rotary convention.
 
         The array may be a read-only view of the file.
 
@@ -79,10 +79,10 @@ class WeightSource(Protocol):
         ...
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight as `tensor` does, in parts of consecutive rows, a few megabytes each.
+        """Read the result of `tensor` in parts: consecutive rows, of a few megabytes each.
 
         Raises:
-            ExportError: as `tensor`.
+            ExportError: see `tensor`.
         """
         ...
 
@@ -95,7 +95,7 @@ class WeightSource(Protocol):
         ...
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read one weight as `tensor` does, in its stored blocks; None without blocks.
+        """Read one weight in the layout of `tensor`, in its stored blocks; None if it has none.
 
         Raises:
             ExportError: if the weight does not exist, or its blocks cannot be kept.

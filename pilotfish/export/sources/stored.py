@@ -1,4 +1,4 @@
-"""Stored tensors of a checkpoint: plain ones, and experts in blocks of MXFP4 (gpt-oss).
+"""The tensors of a checkpoint: plain tensors, and experts in blocks of MXFP4 (gpt-oss).
 
 MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 values along the input width; each value is a
 4-bit float (E2M1) times the block's power of two (E8M0).
@@ -63,7 +63,7 @@ class PlainTensor:
         return self.file.rows(self.name)
 
     def holds_same(self, other: PlainTensor) -> bool:
-        """Whether the other has the same type, shape and bytes."""
+        """Whether the other tensor has the same type, shape and bytes."""
         return self.file.holds_same(self.name, other.file, other.name)
 
 
@@ -106,7 +106,7 @@ class BlockTensor:
 def join_blocks(
     plain: Mapping[str, PlainTensor], names: Names, where: str
 ) -> Mapping[str, StoredTensor]:
-    """Join blocks and scales to one tensor, in a class that stacks its experts.
+    """Join each pair of blocks and scales to one tensor, in a class with stacked experts.
 
     `where`: the model's location, for the log.
     """

@@ -1,7 +1,7 @@
 """Find our weights in a checkpoint, which may rename, fuse, stack, list or transpose tensors.
 
-In: names and shapes in a checkpoint, and the naming of its architecture. Out: the origin of each of
-our weights (`export.weights`), and views that extract it.
+In: names and shapes in a checkpoint, and its architecture's `Names`. Out: the origin of each of our
+weights (`export.weights`), and the weight itself, as a view of the stored tensors.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Origin:
     """The origin of one of our weights.
 
     Attributes:
-        stored: tensor names in the checkpoint; several are stacked.
-        part: index in `parts` of this weight within a fused tensor; None = the whole tensor.
-        parts: our modules that the tensor fuses, or our weights of each expert.
+        stored: names of tensors in the checkpoint; several tensors are stacked.
+        part: index of this weight in `parts`, for a fused tensor; None = the whole tensor.
+        parts: our names of the modules that the tensor fuses, or of the weights of each expert.
         expert: the expert's number if the tensor holds all experts.
     """
 
@@ -52,7 +52,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
     relevant = [name for name in stored if not name.endswith(names.dropped)]
     bare = not any(
         name.startswith(f"{names.body}.") for name in relevant
-    )  # saved without the body's prefix
+    )  # names lack the prefix of the body
     origins: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
 
@@ -145,7 +145,7 @@ def stored_name(names: Names, name: str) -> str:
 
 
 class TensorSlicer:
-    """Extracts our weights from stored tensors.
+    """An extractor of our weights from stored tensors.
 
     Args:
         names: the checkpoint's naming and layout of weights.
@@ -196,7 +196,8 @@ class TensorSlicer:
         sizes = [self._rows[name] for name in names]
         start = sum(sizes[:part])
         if part == len(sizes) - 1:
-            return array[start:]  # with surplus rows, which the check of shapes reports
+            # surplus rows are included, so that the check of shapes finds them
+            return array[start:]
         return array[start : start + sizes[part]]
 
     def rows(self, name: str, origin: Origin, count: int) -> NDArray[np.int64]:
@@ -213,7 +214,7 @@ class TensorSlicer:
             return halves.reshape(config.heads * config.head_dim, *array.shape[1:])
         group = config.heads // config.kv_heads
         if len(array) != config.kv_heads * (group + 2) * config.head_dim:
-            return array  # wrong shape: the check reports it
+            return array  # the shape is wrong; the check of shapes reports it
         # [kv_heads, group + 2, head_dim, …]
         rows = array.reshape(config.kv_heads, group + 2, config.head_dim, *array.shape[1:])
         chosen = rows[:, :group] if part == 0 else rows[:, group + part - 1]
@@ -231,7 +232,7 @@ class TensorSlicer:
             values = each * dims.value_dim
             sizes, firsts = [dims.key_dim, dims.key_dim, values, values], 3
         if len(array) != dims.key_heads * sum(sizes):
-            return array  # wrong shape: the check reports it
+            return array  # the shape is wrong; the check of shapes reports it
         inner = array.shape[1:]
         rows = array.reshape(dims.key_heads, sum(sizes), *inner)
         parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)

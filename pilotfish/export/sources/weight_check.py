@@ -1,7 +1,7 @@
 """Check that a file has exactly the weights that its configuration implies.
 
-In: a `ModelConfig` and the shapes in a file. Out: an ExportError that names a tensor and the
-setting that it contradicts, if any does.
+In: a `ModelConfig` and the shapes in a file. Out: nothing, or an ExportError that names a tensor
+and the setting that the tensor contradicts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pilotfish.export.weights import weights
 
 
 class FileSettings(NamedTuple):
-    """A file's names of its model's settings, for errors.
+    """The names of settings in a file, for errors.
 
     Attributes:
         keys: field of `ModelConfig`, or "experts." and a field of `Experts` → the file's key.

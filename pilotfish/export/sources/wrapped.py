@@ -58,7 +58,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
 
 
 def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the text model's weight names → names in the file, and the omitted modules."""
+    """Map the text model's weight names to names in the file; also return the omitted modules."""
     names: dict[str, str] = {}
     left: dict[str, None] = {}
     for name in stored:

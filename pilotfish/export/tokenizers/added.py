@@ -1,8 +1,8 @@
 """Added tokens of a Hugging Face directory: tokens outside the vocabulary's own file.
 
 In: tokenizer_config.json (`added_tokens_decoder`, and tokens by role), added_tokens.json and
-special_tokens_map.json, if present; the first file that states a token's id decides. With a
-tokenizer.model these are the only added tokens; a tokenizer.json is extended and changed by them
+special_tokens_map.json, if present; the first file that states a token's id decides. A
+tokenizer.model has no other added tokens; a tokenizer.json is extended and changed by these tokens
 (`complete`).
 """
 
@@ -27,10 +27,10 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """The content of the files.
+    """The added tokens of all files.
 
-    settings: tokenizer_config.json. tokens: id → token. special: strings of special tokens, some of
-    which may not be in the vocabulary.
+    settings: content of tokenizer_config.json. tokens: id → token. special: strings of the special
+    tokens; the vocabulary may lack some.
     """
 
     settings: Mapping[str, Any]
@@ -38,13 +38,13 @@ class AddedTokens:
     special: frozenset[str]
 
     def role(self, name: str) -> str | None:
-        """Return the token with a role such as "bos_token"; None without one."""
+        """Return the token with a role such as "bos_token"; None if the role has no token."""
         return content(self.settings.get(name))
 
     def add_to(
         self, tokenizer: tokenizers.Tokenizer, known: Mapping[int, AddedToken], place: str
     ) -> None:
-        """Add these tokens and the vocabulary's own added tokens `known`; these tokens override.
+        """Add these tokens, and the vocabulary's added tokens `known` that these do not replace.
 
         Raises:
             ExportError: if a token would not get its stated id.
@@ -87,8 +87,8 @@ def read_added(directory: Path) -> AddedTokens:
 def complete(text: str, directory: Path) -> str:
     """Return a tokenizer.json with the added tokens of the directory's other files.
 
-    As in transformers, missing tokens are added, different ones are changed, and tokens with a role
-    become special. The text is returned unchanged if nothing differs.
+    As in transformers, missing tokens are added, differing tokens are changed, and tokens with a
+    role become special. If nothing differs, the text is returned unchanged.
 
     Raises:
         ExportError: if a file is damaged, or a token would not get its stated id.
@@ -136,7 +136,8 @@ def _add(
     advice: str,
 ) -> None:
     """Add tokens; refuse tokens that would get other ids."""
-    tokenizer.add_tokens([token for _, token in in_order])  # one call, since each costs all tokens
+    # a single call: each call takes time for all tokens
+    tokenizer.add_tokens([token for _, token in in_order])
     for id, token in in_order:
         actual = tokenizer.token_to_id(token.content)
         if actual != id:

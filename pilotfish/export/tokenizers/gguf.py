@@ -23,11 +23,11 @@ from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score, pair
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # tokenizer.ggml.token_type
-NO_TOKEN = 2**32 - 1  # llama.cpp's LLAMA_TOKEN_NULL
-PADDING = re.compile(r"\[PAD\d+\]")  # converters' names for rows without a token
+NO_TOKEN = 2**32 - 1  # id that means "no token", llama.cpp's LLAMA_TOKEN_NULL
+PADDING = re.compile(r"\[PAD\d+\]")  # names that converters give to rows without a token
 TEMPLATE = "tokenizer.chat_template"
-# Tokens that llama.cpp treats as ends by name, whatever ids the file states: old files state only
-# the end of a document (Llama 3). In gpt-oss, `<|end|>` only ends a part of an answer.
+# Names of tokens that llama.cpp always treats as ends, because old files (Llama 3) state only the
+# end of a document. Exception: in gpt-oss, `<|end|>` ends only a part of an answer.
 TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
 HARMONY_END, HARMONY_RETURN = "<|end|>", "<|return|>"
 
@@ -37,9 +37,9 @@ class GgufVocabulary:
 
     Attributes:
         tokenizer_json: content of a `tokenizer.json`.
-        size: number of tokens, without unused ones at the end, which pad the embedding.
+        size: number of tokens, without the unused tokens at the end, which pad the embedding.
         bos_id: id that begins a text; None without one.
-        eos_ids: ids that end a generation, by the file's keys and by name.
+        eos_ids: ids that end a generation, from the file's keys and from known names.
         special_tokens: name → token that templates can write: bos_token and eos_token.
 
     Raises:
@@ -99,7 +99,7 @@ class GgufVocabulary:
         return tokenizer
 
     def _adds_bos(self, model: object) -> bool:
-        """Whether BOS precedes a raw text, by the file or llama.cpp's default."""
+        """Whether BOS precedes a raw text, according to the file or llama.cpp's default."""
         if model == "gemma4":  # its files wrongly say no
             return True
         usual = model == "llama" or (model == "gpt2" and self._recipe().adds_bos)
@@ -200,7 +200,7 @@ class GgufVocabulary:
         return self._id(key)
 
     def _turn_ends(self) -> list[int]:
-        """Return the ids of control tokens with which the chat template ends turns, by name."""
+        """Return the ids of the tokens in TURN_ENDS that occur in the chat template."""
         template = gguf_templates(self._metadata)[0] or ""
         names = {name for name in TURN_ENDS if name in template}
         if HARMONY_RETURN in self._tokens:

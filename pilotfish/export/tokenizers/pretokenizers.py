@@ -1,8 +1,7 @@
 """Pre-tokenizers of byte-level vocabularies, by GGUF's `tokenizer.ggml.pre`.
 
-The patterns are those of the models' tokenizer.json, also found in llama.cpp's
-src/llama-vocab.cpp. Some patterns there are rewritten for its regex engine; here they are the
-models' own. To add one, add a line to _RECIPES.
+The patterns are those of the models' tokenizer.json. llama.cpp's src/llama-vocab.cpp also lists
+them, but rewrites some for its regex engine. To add a pre-tokenizer, add a line to _RECIPES.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ DEEPSEEK_LLM = (
 
 
 class Recipe(NamedTuple):
-    """Patterns to split by, one after another; a match stays in one piece.
+    """The patterns that split a text, applied one after another; a match stays in one piece.
 
-    `ignore_merges`: a piece in the vocabulary becomes that token, whatever the merges. `adds_bos`:
-    BOS precedes a raw text unless the file says no.
+    `ignore_merges`: whether a piece that is a token becomes that token, even if no merges produce
+    it. `adds_bos`: whether BOS precedes a raw text by default; a file may override this.
     """
 
     patterns: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Tokens that chat templates of a Hugging Face directory can write by name, such as bos_token.
 
 In: tokenizer_config.json, special_tokens_map.json, and config.json for the tokenizer's class. Out:
-name → token, like transformers' `special_tokens_map`, which its templates receive. A name stated as
-null has no token; for a name that is not stated, the class's default applies.
+name → token, like the `special_tokens_map` that transformers passes to templates. A name that is
+null in the file has no token; a name that is absent has the class's default.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-EXTRA = ("extra_special_tokens", "additional_special_tokens")  # the first non-empty one counts
+# keys of further tokens; the first that is not empty counts
+EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _TYPE = "AddedToken"
 _BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 _GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
 _LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 _QWEN = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")
 
-# transformers' tokenizer classes with default tokens.
+# transformers' tokenizer classes that have default tokens, with these tokens by name.
 CLASSES: dict[str, dict[str, str]] = {
     "CohereTokenizer": {
         "bos_token": "<BOS_TOKEN>",

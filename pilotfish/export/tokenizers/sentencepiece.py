@@ -78,7 +78,7 @@ def _parse(path: Path) -> Any:
 
 
 def _is_tiktoken(data: bytes) -> bool:
-    """Whether a file is in tiktoken's form: lines of a token in base64 and a number."""
+    """Whether a file is in tiktoken's form: each line has a token in base64 and a number."""
     token, _, number = data.partition(b"\n")[0].partition(b" ")
     return number.strip().isdigit() and token.isascii()
 

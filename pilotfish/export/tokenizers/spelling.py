@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 SPACE_MARK = "▁"
-# Splits the text "<0x0A>", which must be six characters, not the token of a byte.
+# Pattern that splits the text "<0x0A>" in the middle, so that it does not become the byte's token.
 BYTE_NAME = r"(?<=<)(?=0x[0-9A-F]{2}>)"
 
 

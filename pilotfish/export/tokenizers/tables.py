@@ -12,10 +12,11 @@ def pair(merge: str) -> tuple[str, str]:
 
 
 def merges_by_score(score: Mapping[str, float]) -> list[tuple[str, str]]:
-    """List all pairs of tokens whose union is a token, the best-scoring union first.
+    """List all pairs of tokens that together form a token, the best score of that token first.
 
-    SentencePiece and tiktoken join the neighbours with the best union. For equal unions, the longer
-    left part is first, as in transformers' conversion.
+    SentencePiece and tiktoken join the neighbours that form the token with the best score. Of
+    several pairs for one token, the pair with the longest left part is first, as in transformers'
+    conversion.
     """
     merges = [
         (token[:cut], token[cut:])

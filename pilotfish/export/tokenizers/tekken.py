@@ -1,8 +1,9 @@
 """Mistral's tekken.json, as in Nemo and Ministral, converted to a tokenizer.json.
 
-The file is in tiktoken's form: a pattern, and tokens as bytes, sorted by rank. A piece of text that
-equals a token becomes that token; otherwise the neighbours whose union has the lowest rank are
-joined until none is left. Special tokens have the first ids, followed by the others by rank.
+The file has tiktoken's form: a pattern, and tokens as bytes, sorted by rank. A piece of text that
+equals a token becomes that token. Otherwise, the two neighbours that form the token with the lowest
+rank are joined, again and again until no neighbours form a token. Special tokens have the first
+ids, and other tokens follow by rank.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _TekkenFile(msgspec.Struct, frozen=True):
     special_tokens: list[_Special] | None = None
 
 
-# Special tokens of files that state none, up to version 7.
+# Special tokens of files that list none (up to version 7).
 OLD_SPECIAL = (
     *("<unk>", BOS, "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
@@ -90,7 +91,7 @@ def tekken_tokenizer_json(directory: Path) -> str:
 
 
 def _special_tokens(file: _TekkenFile, path: Path) -> list[AddedToken]:
-    """List the special tokens by id; those that the file only counts get generated names."""
+    """List the special tokens by id; tokens that the file counts but does not name get names."""
     stated = file.special_tokens
     if stated is None:
         if file.config.version not in OLD_VERSIONS:
