@@ -149,7 +149,10 @@ CHANGES = [
     ({"outputs": {"hidden_states": "x"}}, "no logits"),
     ({"inputs": {"inputs_embeds": "inputs_embeds"}}, "unknown inputs: inputs_embeds"),
     ({"inputs": {"input_ids": "input_ids"}}, "no attention_mask"),
-    ({"inputs": {"input_ids": "input_ids", "past_conv_names": "past.%d.conv"}}, "cannot be rolled back"),
+    (
+        {"inputs": {"input_ids": "input_ids", "past_conv_names": "past.%d.conv"}},
+        "cannot be rolled back",
+    ),
     (
         {
             "inputs": {

@@ -292,7 +292,9 @@ def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
         wanted = fresh.prefill(0, text.astype(np.int64), rows=len(text)).hidden[len(ids) :]
         np.testing.assert_allclose(draft.read_states(np.arange(window)), wanted, atol=1e-4)
         some = np.arange(0, window, 2)
-        np.testing.assert_array_equal(draft.read_states(some), draft.read_states(np.arange(window))[some])
+        np.testing.assert_array_equal(
+            draft.read_states(some), draft.read_states(np.arange(window))[some]
+        )
         accepted = int(random.integers(window + 1))
         drafter.keep_path(draft.path(accepted))
         ids = np.concatenate([ids, draft.ids[:accepted], [random.integers(60)]]).astype(np.uint32)

@@ -110,7 +110,7 @@ def _ahead_costs(plan: Plan, link: Link, evidence: Evidence) -> PlanCosts:
     """Predict the cost under `ahead`: the model's forecast, corrected by past forecast errors."""
     factor = evidence.forecast_errors.factor(plan)
     costs = PlanCosts(*(factor * cost for cost in _modelled_costs(plan, link, evidence)))
-    # with the edge's hints alone, the cost is at most that of the target alone
+    # the cost with the edge's hints alone is at most that of the target alone
     return min(costs, _unhinted_costs(plan, link, evidence)) if hint_source(plan) == EDGE else costs
 
 

@@ -60,7 +60,9 @@ def message_of(made: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     try:
         with WorkerThread(folder / "stage-3", work=work) as liar:
             row = Row(folder, [middle], [middle, liar])
-            with opened(row, path, metrics=edge_metrics, late_s=1.0, give_up_s=8.0, **size) as target:
+            with opened(
+                row, path, metrics=edge_metrics, late_s=1.0, give_up_s=8.0, **size
+            ) as target:
                 yield Told(target, liar, edge_metrics, Decoder(made.target, slots=1, threads=1))
     finally:
         middle.stop()
