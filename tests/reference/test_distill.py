@@ -181,7 +181,7 @@ def test_another_target_or_other_weights_are_refused(made: Made, whole: Path) ->
     try:
         (made.folder / "twin" / "drafter").rename(drafter)
         reply = made.run("swapped", code=64).strip().splitlines()
-        assert "they are others than when the run was begun" in reply[-1]
+        assert "they have changed since the run was begun" in reply[-1]
     finally:
         shutil.rmtree(drafter, ignore_errors=True)
         (made.folder / "kept").rename(drafter)
