@@ -111,7 +111,7 @@ class Artifact:
                 raise self.altered_error(name)
 
     def altered_error(self, name: str) -> ArtifactError:
-        """Build the error for a file whose hash differs from the manifest's."""
+        """Build the error for a file with another hash than the manifest states."""
         return _altered_error(self.path / name)
 
 

@@ -1,4 +1,4 @@
-"""Compile a grammar with llguidance; first refuse schemas whose automaton would be too large.
+"""Compile a grammar with llguidance; first refuse schemas that need too large an automaton.
 
 In:  a `Grammar` and llguidance's view of a vocabulary. Out: a matcher, or a `GrammarError`.
 """

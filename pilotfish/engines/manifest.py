@@ -283,7 +283,7 @@ class FormatNumber(msgspec.Struct):
 
 
 def _check_consistency(directory: Path, manifest: Manifest) -> None:
-    """Refuse a manifest whose parts contradict each other."""
+    """Refuse a manifest with fields that contradict each other."""
     problem = None
     if manifest.vocab_size > manifest.padded_vocab_size:
         problem = "vocab_size exceeds padded_vocab_size"

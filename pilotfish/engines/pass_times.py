@@ -60,7 +60,7 @@ def least_times(
 
 
 def _disturbed_widths(times: Mapping[int, float]) -> list[int]:
-    """List the widths whose pass took much longer than the times of other widths suggest."""
+    """List the widths that took much longer than the times of other widths suggest."""
     known = list(times.items())
     disturbed = []
     for index, (width, taken_s) in enumerate(known):

@@ -231,7 +231,7 @@ class _Search:
         return Relaxed.from_schema(schema, left_out)
 
     def _first_fault(self, schema: Any, places: list[KeywordPlace], passing: int) -> int:
-        """Return the index of the first place whose addition makes the schema fail to compile."""
+        """Return the index of the first place with which the schema no longer compiles."""
         failing = len(places)
         while failing - passing > 1:
             middle = (passing + failing) // 2

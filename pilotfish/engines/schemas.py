@@ -112,7 +112,7 @@ def assertions(text: str) -> str:
 
 
 def _remove_idle(node: Node) -> None:
-    """Remove unsupported keywords whose values assert nothing.
+    """Remove unsupported keywords that have values without effect.
 
     Counts written as floats, such as 2.0, become integers.
     """

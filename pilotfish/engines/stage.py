@@ -44,7 +44,7 @@ LARGEST = {"float32": 2.0**56, "float16": 65504.0}
 
 @dataclass(frozen=True, eq=False)
 class StatePass(Pass):
-    """A pass whose tokens are given as states, f32 [S, width]; token ids are not used."""
+    """A pass with states, f32 [S, width], instead of token ids, which are not used."""
 
     states: States | None = None
 

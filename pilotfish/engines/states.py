@@ -174,7 +174,7 @@ class _SlotStates:
 
 
 def dispensable(positions: Sequence[int], reach: int) -> int:
-    """Return the index of the position whose removal leaves the smallest relative gap.
+    """Return the index of the position to remove so that the smallest relative gap results.
 
     positions: ascending positions of snapshots; the last is never removed. A gap is relative to its
     distance from the end, so gaps grow about geometrically. Gaps in which a rollback of at most

@@ -220,7 +220,7 @@ class Tokenizer:
         return {id: token for id, token in added.items() if token.special}
 
     def named_controls(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the ids of the control tokens whose names occur in these texts."""
+        """Return the ids of the control tokens that these texts name."""
         whole = "\n".join(texts)
         return frozenset(
             id for id, token in self.special_tokens.items() if whole and token.content in whole

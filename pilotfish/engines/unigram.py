@@ -26,7 +26,7 @@ def is_unigram(parsed: dict[str, Any]) -> bool:
 
 
 def check_marks(parsed: dict[str, Any], name: str) -> None:
-    """Raise `ArtifactError` for a Unigram vocabulary whose input may contain spaces."""
+    """Raise `ArtifactError` for a Unigram vocabulary that does not replace spaces in its input."""
     steps = chain(
         flatten_steps(parsed.get("normalizer")), flatten_steps(parsed.get("pre_tokenizer"))
     )

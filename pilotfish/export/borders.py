@@ -37,7 +37,7 @@ class Subgraph:
 
 
 class Dependencies:
-    """The dependencies between the values of a graph whose nodes are in topological order."""
+    """The dependencies between the values of a graph; its nodes are in topological order."""
 
     def __init__(self, graph: Any) -> None:
         self._nodes = list(graph.node)

@@ -1,4 +1,4 @@
-"""Selective state spaces (Mamba): each channel has a state whose elements decay independently.
+"""Selective state spaces (Mamba): each channel has a state; its elements decay independently.
 
     S ← e^(Δ·A) · S + B ⊗ (Δ·x),   y = C · S + D · x,   Δ = softplus(low · W + bias)
 

@@ -28,8 +28,8 @@ class AttentionInputs(Operators):
         super().__init__(graph, config, read, floats)
         self.tokens = graph.input("input_ids", "int64", ["T"])
         self.positions = graph.input("position_ids", "int64", ["T"])
-        self._written: set[int] = set()  # layers whose caches this graph updates
-        self._declared: set[int] = set()  # layers whose caches are read-only inputs
+        self._written: set[int] = set()  # layers with caches that this graph updates
+        self._declared: set[int] = set()  # layers with caches that are read-only inputs
 
     def rotary_tables(self, rope: Rope) -> tuple[str, str]:
         """Write tables of cos and sin, [context, pairs] each, once per rotary embedding."""

@@ -119,7 +119,7 @@ class GgufSource:
         yield self.tensor(name)
 
     def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
-        """Read a tensor, or an expert's part; keep a fused tensor, whose next part may follow."""
+        """Read a tensor, or an expert's part; cache a fused tensor until its next part is read."""
         place = origin.stored[0], origin.expert
         if len(origin.parts) < 2:
             self._last = None

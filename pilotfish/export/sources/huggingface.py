@@ -160,7 +160,7 @@ class DirectorySource:
         return self._plus_one and name.endswith("norm.weight") and not plain
 
     def _read_stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
-        """Read a tensor, or an expert's part; keep the last tensor, whose next part may follow."""
+        """Read a tensor, or an expert's part; cache the last tensor, for its next part."""
         if self._last is None or self._last[0] != (name, expert):
             self._last = (name, expert), self._tensors[name].read(expert)
         return self._last[1]

@@ -60,7 +60,7 @@ class _Vocabulary(msgspec.Struct):
 
 
 class _Tables(msgspec.Struct):
-    """The tokens in a tokenizer.json whose model has a table of ids."""
+    """The tokens in a tokenizer.json, for models with a table of ids."""
 
     model: _Vocabulary
     added_tokens: list[_AddedToken] = []

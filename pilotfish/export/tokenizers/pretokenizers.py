@@ -83,7 +83,7 @@ class Recipe(NamedTuple):
     adds_bos: bool = False
 
     def build(self) -> PreTokenizer:
-        """Build the pre-tokenizer, whose last step maps bytes to GPT-2's alphabet."""
+        """Build the pre-tokenizer; its last step maps bytes to GPT-2's alphabet."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([*splits, to_bytes])

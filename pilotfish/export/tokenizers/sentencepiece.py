@@ -63,7 +63,7 @@ def sentencepiece_tokenizer_json(directory: Path) -> str:
 
 
 def _parse(path: Path) -> Any:
-    """Read the file as a `ModelProto`, whose class has no type annotations."""
+    """Read the file as a `ModelProto` (a class without type annotations)."""
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         data = read_content(path)
     try:
