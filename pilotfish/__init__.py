@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Imported when asked for: an edge needs nothing of what a device needs.
+# Imported on first use: an edge must not load what only a device needs.
 _HOME = {
     "AccessDeniedError": "pilotfish.base.errors",
     "AnswerStream": "pilotfish.device_runtime.turn",

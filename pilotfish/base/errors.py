@@ -265,8 +265,8 @@ def _kinds_by_code(kind: type[PilotfishError]) -> dict[str, type[PilotfishError]
 def from_code(code: str, message: str) -> PilotfishError:
     """Return an error of the class for ``code``; InternalError for an unknown (newer) code.
 
-    Both texts are printable: they come from `wire.messages.decode_checked`, which makes them so, or
-    from our own child process.
+    Code and message are printable text: `wire.messages.decode_checked` has cleaned them, or our own
+    child process has written them.
     """
     kind = _kinds_by_code(PilotfishError).get(code)
     if kind is None:

@@ -113,7 +113,7 @@ def serve(
             resources=resources,
             allowed=None if keys is None else keys.allowed,
             metrics=metrics,
-            # wait for it before clients connect, or its memory would be attributed to them
+            # read the vocabulary before clients connect: its memory must not be charged to them
             vocabulary=reading.result(),
         )
         scheduler.over_budget = handler.over_budget

@@ -98,8 +98,8 @@ class _Store(Generic[K]):
     def has_room(self, key: _Key, size: int, *, new: bool, insist: bool = False) -> bool:
         """Make room for ``size`` more bytes of a transfer; return whether there is room now.
 
-        new: whether the transfer is not stored yet. insist: whether a transfer in use may be
-        dropped, if its owner has more than the owner of this transfer will have.
+        new: whether the transfer is not stored yet. insist: whether to drop a transfer in use, too,
+        if its owner stores more bytes than this transfer's owner would store afterwards.
         """
         owner = key[0]
         while self._bytes[owner] + size > self._each_bytes or self._numbers[owner] + new > _EACH:

@@ -66,7 +66,7 @@ class SocketEnd:
 
     @property
     def has_rest(self) -> bool:
-        """Whether bytes that are due wait for room in the kernel's send buffer."""
+        """Whether some due bytes did not fit into the kernel's send buffer yet."""
         return bool(self._rest)
 
     def watch(self, epoll: select.epoll, *, paused: bool) -> None:

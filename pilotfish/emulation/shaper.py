@@ -36,7 +36,7 @@ _OBJECT_BYTES = 256  # memory of a segment without its data (bytes)
 # Data of two special segments: the sender has finished (FIN), the connection is broken (RST).
 FIN = b""
 RESET = None
-_DEPARTURES_S = 0.001  # longest delay (s) of `advance` after a departure
+_DEPARTURES_S = 0.001  # longest time (s) that a due departure may wait for `advance`
 
 
 class Segment(NamedTuple):

@@ -134,8 +134,8 @@ class Answer:
 
     protocol, window: the requested configuration. protocol_used, window_used: the configuration
     that was used; under ``auto`` it differs from the requested one. link: state of the link when
-    the answer began. choice: choice of ``auto`` when the answer began. at_s[i]: seconds from the
-    answer's begin to the commit of round i. The first round includes reading the prompt, because
+    the answer began. choice: the protocol and window that ``auto`` chose for the answer. at_s[i]: seconds
+    from the start of the answer to the commit of round i. The first round includes reading the prompt, because
     every answer starts with cold caches. recording_s: seconds spent writing the run file.
     """
 

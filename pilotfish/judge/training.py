@@ -143,7 +143,10 @@ def _describe(
     options: TrainingOptions,
     record_so_far: dict[str, Value],
 ) -> DecisionHead:
-    """Return the head with its curve, threshold and record. record_so_far: part of the record."""
+    """Return the head with its validation curve, threshold and training record.
+
+    record_so_far: the entries of the training record that are known already.
+    """
     # logits: [n, K]; good, poor: [n]
     logits = np.stack(
         [_logits(head, validation, k) for k in range(validation.rejected.shape[1])], axis=1

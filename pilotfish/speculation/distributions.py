@@ -113,7 +113,7 @@ def nucleus(weights: Floats, mass: float) -> NDArray[np.bool_]:
     for size in (_NUCLEUS_GUESS, len(weights)):
         # weight of the size-th token; all tokens of at least this weight are sorted
         edge = _kth_largest(weights, size) if size < len(weights) else 0.0
-        # sort the values without ids: ids matter only for equal weights
+        # sort the weights alone: token ids only decide between equal weights
         values = np.sort(weights[weights >= edge if edge > 0.0 else weights > 0.0])[::-1]
         running = values.astype(np.float64)
         np.cumsum(running, out=running)

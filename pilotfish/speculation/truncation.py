@@ -24,8 +24,8 @@ STEPS_PER_OCTAVE = 2
 MAX_LEVEL = 62  # highest level (half octaves): w(62) = 1; tokens of smaller weights are dropped
 _STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
 
-# weight by level, f64 [MAX_LEVEL + 1], whole numbers. Integer square roots give the same numbers on
-# every platform; exp2 might not.
+# Weight of each level, f64 [MAX_LEVEL + 1]; every weight is a whole number. It is computed with
+# integer square roots, which are the same on every platform; exp2 might differ.
 LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
     [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
 )

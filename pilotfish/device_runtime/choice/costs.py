@@ -81,7 +81,7 @@ def stream_costs(max_tokens: int, link: Link, evidence: Evidence) -> PlanCosts:
 def _target_alone_costs(
     protocol: str, max_tokens: int, link: Link, evidence: Evidence
 ) -> PlanCosts:
-    """Predict the cost without drafts: under `stream`, or while no hint arrives."""
+    """Predict the cost of tokens without drafts, as under `stream` or before a hint arrives."""
     pass_s = evidence.streaming_s(protocol)
     token_s = streamed_token_s(pass_s + evidence.pass_interval_s(), _STREAM_BYTES, link, max_tokens)
     return PlanCosts(token_s, pass_s)

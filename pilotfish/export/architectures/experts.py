@@ -33,7 +33,7 @@ EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
 
 
 def _expert_counts(count: int, chosen: int) -> Mapping[str, Any]:
-    """Return the two keys that every mixture has, with a class's defaults."""
+    """Return the numbers of experts in all and per token, as configuration keys with defaults."""
     return {"num_experts": count, "num_experts_per_tok": chosen}
 
 

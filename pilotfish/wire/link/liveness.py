@@ -25,8 +25,8 @@ _LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out (s) is the RTT plus
 _LONGEST_LIMIT_S: Final = 10.0
 _PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_MEMORY_S = 1.25, 4.0, 60.0
 _DENSE_S: Final = 0.6  # updates further apart than this (s) do not measure a pause
-# Longest pause (s) between the kernel's retransmissions: the pause that we set, the retransmission
-# time-out up to which we set it, and the kernel's default.
+# Longest pause (s) between the kernel's retransmissions that we set; the longest retransmission
+# time-out (s) for which we set it; the kernel's default pause (s).
 _RETRY_S, _RETRY_RTO_S, _KERNELS_RETRY_S = 1.0, 0.5, 120.0
 LARGE_BYTES: Final = 4096  # more outstanding bytes than heartbeats cause
 # A rate (bytes/s) that heartbeats do not reach: they have 80, or 400 if encrypted.
