@@ -134,9 +134,10 @@ class Answer:
 
     protocol, window: the requested configuration. protocol_used, window_used: the configuration
     that was used; under ``auto`` it differs from the requested one. link: state of the link when
-    the answer began. choice: the protocol and window that ``auto`` chose for the answer. at_s[i]: seconds
-    from the start of the answer to the commit of round i. The first round includes reading the prompt, because
-    every answer starts with cold caches. recording_s: seconds spent writing the run file.
+    the answer began. choice: the protocol and window that ``auto`` chose for the answer. at_s[i]:
+    seconds from the start of the answer to the commit of round i. The first round includes reading
+    the prompt, because every answer starts with cold caches. recording_s: seconds spent writing the
+    run file.
     """
 
     id: int

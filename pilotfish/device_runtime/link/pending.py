@@ -68,7 +68,7 @@ class PendingRequest:
         self._overdue_s = RESEND_S
 
     def on_resent(self, sent: SentRequest, owed_s: float) -> None:
-        """Record that the request was sent again, ``owed_s`` seconds after the edge owed the reply."""
+        """Record that the request was sent again; its reply was due ``owed_s`` seconds ago."""
         self._overdue_s = owed_s + 2.0 * max(RESEND_S, self._overdue_s)
         self._size += sent.size
         self._resent, self._position, self._acknowledged = True, sent.position, 0
