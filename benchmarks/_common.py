@@ -123,7 +123,7 @@ def conclude(
     """
     show(args, title, columns, rows if table is None else table)
     console = _console(args)
-    machine = args.company.told()
+    machine = args.company.report()
     neighbour = " [yellow](beside other work)[/]" if machine["beside_other_work"] else ""
     for goal in goals:
         mark = "[green]met   [/]" if goal["met"] else "[red]MISSED[/]"

@@ -213,7 +213,7 @@ def main() -> int:
         title, rows, for_people, wanted = OTHERS[name](Bench(args))
         report.add(rows, wanted)
         markdown(title, for_people)
-    machine = args.company.told()
+    machine = args.company.report()
     print()
     for goal in report.goals:
         mark = "met   " if goal["met"] else "MISSED"

@@ -74,7 +74,7 @@ def measured(
                     for window in args.window:
                         steps.next(f"{name}, window {window}, {question.key}")
                         for method, wanted in _ways(args, window, turned=number % 2 > 0):
-                            answer = device.generate(question.asked, **wanted)
+                            answer = device.generate(question.message, **wanted)
                             results.setdefault((name, window, method), []).append(answer)
     return results
 

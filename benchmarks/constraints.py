@@ -173,7 +173,7 @@ def main() -> int:
         mark = "met   " if goal["met"] else "MISSED"
         print(f"{mark} {goal['name']} {goal['goal']:g}: {goal['value']:g}")
     if args.json:
-        write_json(args.json, {"rows": rows, "goals": goals, "machine": args.company.told()})
+        write_json(args.json, {"rows": rows, "goals": goals, "machine": args.company.report()})
     return 0
 
 
