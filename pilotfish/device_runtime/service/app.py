@@ -198,7 +198,7 @@ def _tokens(service: DeviceService) -> list[Route]:
 
 
 def _check_sound(service: DeviceService) -> None:
-    """Refuse if the drafter's files are damaged: without the edge the drafter writes the answers."""
+    """Refuse if the drafter's files are damaged: without the edge the drafter writes answers."""
     if service.inspection.damage:
         raise RefusalError(
             503,

@@ -239,7 +239,7 @@ class Lanes:
         job.post(reason)
 
     def refuse_waiting(self) -> None:
-        """Begin to drain: refuse waiting and new jobs, but finish jobs that have begun an answer."""
+        """Begin to drain: refuse waiting and new jobs, finish jobs that have begun an answer."""
         self.draining = True
         for job in self._queued():
             if not job.choice:

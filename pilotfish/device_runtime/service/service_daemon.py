@@ -208,7 +208,7 @@ class ServiceDaemon:
         tls = self._certificate(config)
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
-            self._devices[0].redirect(config.edge, config.keys)  # the lanes share its link
+            self._devices[0].redirect(config.edge, config.keys)  # all devices share its link
         self._devices[0].retry()
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
@@ -307,7 +307,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections with an `Acceptor`, which regards the limit of open files."""
+        """Accept connections with an `Acceptor`, which respects the limit of open files."""
         await super().startup(sockets=[])
         [listening] = sockets or []
         self.acceptor = Acceptor(listening, self._new_connection, self._make_room, CONNECTIONS)
