@@ -72,7 +72,7 @@ class Rootfs:
             )
 
     def path(self, inside: str) -> Path:
-        """Convert a path in the root to a path of this system; parents that are links are resolved."""
+        """Convert a path in the root to a path of this system; resolve links in its parents."""
         parent, _, name = inside.strip("/").rpartition("/")
         return resolve(self.root, parent) / name
 
