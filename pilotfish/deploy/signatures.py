@@ -160,7 +160,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
 
 
 def require_secret(secret: Path) -> None:
-    """Raise `KeysError` unless ssh-keygen exists, and a secret key that only its owner can read."""
+    """Raise `KeysError` unless only its owner can read the secret key, and ssh-keygen exists."""
     try:
         mode = secret.stat().st_mode
     except OSError as error:

@@ -94,9 +94,9 @@ def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
 
 
 def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
-    """Enable the role's units that the previous version lacks to start at boot.
+    """Enable at boot those of the role's units that the previous version did not have.
 
-    Units that it had are left alone, so a disabled unit stays disabled over an upgrade.
+    Its other units are left as before, so a disabled unit stays disabled over an upgrade.
     """
     before = versions.previous
     known: set[str] = set()

@@ -74,7 +74,7 @@ class Wheel:
         return cls(path, normalized(fields.pop("name")), **fields)
 
     def fits(self, python: str, machine: str) -> bool:
-        """Return whether CPython ``3.N`` on Linux on such a ``machine`` can use the wheel."""
+        """Return whether CPython ``3.N`` can use the wheel on Linux on this kind of machine."""
         minor = int(python.partition(".")[2])
         platforms = self.platform.split(".")
         return any(

@@ -75,7 +75,7 @@ class Lane(threading.Thread):
         self._inbox.put(job)
 
     def run(self) -> None:
-        """Make one answer of each job from the inbox; end at None."""
+        """Take jobs from the inbox and make one answer of each; end at None."""
         while (job := self._next_job()) is not None:
             try:
                 self._post(self, job, self._answer(job))
@@ -84,7 +84,7 @@ class Lane(threading.Thread):
             del job  # a free lane must not hold a job's memory
 
     def _next_job(self) -> AnswerJob | None:
-        """Wait for a job, or None; meanwhile keep the device's connection to the edge."""
+        """Wait for a job, or None; meanwhile greet the edge again whenever it has come back."""
         while True:
             try:
                 return self._inbox.get(timeout=_ATTEND_S)
