@@ -17,7 +17,7 @@ _QUIET_S = 2.0  # time before the first line in a log; shorter work gets none
 
 
 class Countdown:
-    """Shows the progress of ``total`` steps of one kind, and the time left at the present speed.
+    """The progress of ``total`` steps of one kind, and the time left at the present speed.
 
     Used in a ``with`` block; call `update` after each step. begun: number of steps that an earlier
     run finished, which do not count for the speed. wave: number of steps that run at the same time;

@@ -105,7 +105,7 @@ def _generate(
 
 
 def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]:
-    """Return the figures of the run with `greedy`; under "protocols", those of each run."""
+    """Return the figures of the run with `greedy`; "protocols" has the figures of each run."""
     rows: dict[str, dict[str, Any]] = {}
     for (protocol, temperature), generation in generations.items():
         # the second run of `stream` has the temperature in its name

@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """Shows each stage's countdown in turn. waves: stage → steps done at the same time (or 1)."""
+    """A countdown for each stage in turn. waves: stage → steps done at the same time (or 1)."""
 
     def __init__(self, waves: Mapping[str, int]) -> None:
         self._label, self._waves = "", waves

@@ -139,7 +139,7 @@ def _reading(setting: Setting) -> dict[str, Any]:
 
 
 def _scalar(kind: Any, meta: Meta) -> _Read:
-    """Return the parser of one value; the type may be ``int | Literal["auto"]``, too."""
+    """Return the parser of one value of type ``kind``, for example ``int | Literal["auto"]``."""
     if get_origin(kind) not in (Union, UnionType):
         return bounded(kind, meta) if kind in (int, float) else kind
     number, words = get_args(kind)

@@ -60,7 +60,7 @@ def prefixed(text: str, level: int) -> str:
 
 
 class _JournalFormatter(logging.Formatter):
-    """Formats entries without the time; each line, also a traceback's, gets the priority."""
+    """A format without the time; each line, also a traceback's, gets the priority."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")

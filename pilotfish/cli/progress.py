@@ -9,7 +9,7 @@ FETCHING = "fetching the target's vocabulary"
 
 
 class Bars:
-    """Draws bars by ``show(label, done, total)``; a new label starts a new bar."""
+    """Progress bars, drawn by ``show(label, done, total)``; a new label starts a new bar."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)

@@ -16,7 +16,7 @@ STYLES = {
 
 
 class AnswerScreen:
-    """Writes text to stdout and notes to stderr; colours only on a terminal."""
+    """A writer of text to stdout and notes to stderr; colours only on a terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._out = Console(quiet=quiet, highlight=False, soft_wrap=True)

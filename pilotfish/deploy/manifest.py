@@ -179,7 +179,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 class CheckedReader:
-    """Reads and hashes a file of a bundle, up to the size that the manifest names."""
+    """A reader that hashes a file of a bundle, up to the size that the manifest names."""
 
     def __init__(self, file: BinaryIO, path: str, entry: Entry) -> None:
         self._file = file

@@ -23,14 +23,16 @@ _log = logging.getLogger("pilotfish.service")
 
 _OWN = 128  # open files besides connections: added to the limit, if it can be raised
 _RESERVE = 16  # free descriptors that clients must not take
-_PAUSE_S = 0.25  # pause between two tries during a shortage
+_PAUSE_S = 0.25  # pause before the next accept, if no idle connection could be closed
 _CLOSING_S = 0.005  # pause after an idle connection was closed, until the next accept
 _OVER_S = 3.0  # time since the last failed accept, after which a shortage may be over
 _SPARE = 4  # free descriptors, beyond the reserve, that end a shortage
 
 
 class Acceptor:
-    """Accepts connections on a bound socket from `start` until `close`. Used on the loop.
+    """The acceptor of connections on a bound socket, from `start` until `close`.
+
+    All methods are called on the asyncio loop.
 
     protocol_factory: returns the protocol of a new connection. make_room: closes an idle
     connection and returns whether there was one. connections: highest number of connections.

@@ -119,7 +119,7 @@ class ApiKeys:
 def _entry(line: str, where: str) -> tuple[str, str]:
     name, colon, key = line.partition(":")
     if not colon:
-        # a digest, since a client's name must not reveal the key
+        # a part of the digest, since a client's name must not reveal the key
         name, key = f"key-{_digest(line).hex()[:8]}", line
     if not _NAME.fullmatch(name):
         raise KeysError(f"{where}: a name has letters, digits, dots, dashes and underscores.")
@@ -158,7 +158,7 @@ def api_keys(
 
 
 class Access:
-    """Admits or refuses requests. ``keys`` may be replaced while requests run."""
+    """Access control of requests. ``keys`` may be replaced while requests run."""
 
     def __init__(self, keys: ApiKeys | None) -> None:
         self.keys = keys

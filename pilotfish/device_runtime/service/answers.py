@@ -32,7 +32,7 @@ Body = dict[str, Any]
 
 
 class CompletionFormat:
-    """Formats one answer for its route, chat or text.
+    """The format of one answer on its route, chat or text.
 
     echo: returns the prompt's text, with which each choice then begins; None: no echo. marked: the
     prompt consists of ids, so its text includes control tokens. words: tokenizer for the answer's
@@ -174,7 +174,7 @@ class CompletionFormat:
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     def closing_events(self) -> bytes:
-        """Return the end of a stream, after the usage if the request wants it."""
+        """Return the end of a stream; if the request wants the usage, its chunk comes first."""
         usage_event = self.encode_event(self._usage()) if self._sends_usage else b""
         return usage_event + b"data: [DONE]\n\n"
 

@@ -198,7 +198,7 @@ def _tokens(service: DeviceService) -> list[Route]:
 
 
 def _check_sound(service: DeviceService) -> None:
-    """Refuse if the drafter's files are damaged: without the edge the drafter writes answers."""
+    """Refuse if the drafter's files are damaged: without the edge, the drafter writes answers."""
     if service.inspection.damage:
         raise RefusalError(
             503,
@@ -271,7 +271,7 @@ def _state(service: DeviceService) -> list[Route]:
 
 
 class AccessControl:
-    """Wraps all routes: admits clients and times requests."""
+    """A wrapper of all routes that admits clients and times requests."""
 
     def __init__(self, app: ASGIApp, service: DeviceService) -> None:
         self._app = app

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 HEAD_S = 10.0  # limit for a head to arrive, and for the pause between two requests
-STALL_S = 20.0  # limit for a client to take written bytes
+STALL_S = 20.0  # limit for a client to read bytes that were written
 CONNECTIONS = 256
 
 
@@ -40,7 +40,7 @@ class Connection(H11Protocol):
         self._idle_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A client came."""
+        """Start the time-out of the first head; make room if there are too many connections."""
         super().connection_made(transport)
         self._await_request()
         if len(self.connections) > self.most:
@@ -127,7 +127,7 @@ class TlsConfig(uvicorn.Config):
 
 
 class TlsHandshake(asyncio.Protocol):
-    """Makes the TLS handshake with a new client, if there is a certificate; then hands over."""
+    """The TLS handshake with a new client, if there is a certificate; then a `Connection`."""
 
     handshake_s: ClassVar[float] = HEAD_S
     most: ClassVar[int] = CONNECTIONS
@@ -147,7 +147,7 @@ class TlsHandshake(asyncio.Protocol):
         self._early = b""  # bytes that came together with the end of the handshake
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A client came."""
+        """Start the handshake, or hand over at once if the service has no certificate."""
         if self._tls is None:
             self._hand_over(transport)
             return

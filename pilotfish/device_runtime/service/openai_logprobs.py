@@ -33,7 +33,7 @@ def chat_logprobs(tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tok
 
 
 class TextOffsets:
-    """Computes the offsets of a text's tokens, in characters.
+    """The offsets of a text's tokens, in characters.
 
     begin: offset of the first token. special: whether the text includes control tokens.
     """

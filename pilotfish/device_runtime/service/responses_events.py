@@ -123,7 +123,7 @@ class _Output:
 
 
 class ResponseFormat:
-    """Formats one response.
+    """The format of one response.
 
     keep: called with a finished response and its turn, to store them. tokens: counts the tokens of
     a text.

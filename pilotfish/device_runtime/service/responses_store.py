@@ -34,7 +34,7 @@ class _StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """Stores responses by their id, the oldest first. Used on the serving loop only.
+    """The stored responses by id, the oldest first. Used on the serving loop only.
 
     Beyond a limit, the client with the largest share loses its oldest response.
     """

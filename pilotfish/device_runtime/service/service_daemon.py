@@ -61,7 +61,7 @@ Reread = Callable[[], ServiceConfig]
 
 
 class ServiceDaemon:
-    """Runs the service on its serving loop."""
+    """The service's daemon on its serving loop."""
 
     def __init__(
         self,

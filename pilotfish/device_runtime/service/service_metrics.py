@@ -136,7 +136,7 @@ class _Counts:
 
 
 class ServiceMetrics:
-    """Counts what a service does. Thread-safe.
+    """The counts and measurements of a service. Thread-safe.
 
     power: the power rails whose energy is counted until `close`; None: this board's. drafter: its
     name. execution: how the drafter runs; None: the drafter is not a model.

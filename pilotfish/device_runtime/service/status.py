@@ -50,7 +50,7 @@ def link_body(status: LinkStatus) -> dict[str, Any]:
 
 
 class ServiceStatus:
-    """Collects recent rounds and answers. Thread-safe, and of bounded size.
+    """The collected recent rounds and answers. Thread-safe, and of bounded size.
 
     drafter: the drafter's name. lanes: number of lanes. energy: `ServiceMetrics.energy`.
     """
