@@ -57,7 +57,7 @@ class ConfiguredParser(argparse.ArgumentParser):
 
 
 def config_option(parser: ConfiguredParser, example: str) -> None:
-    """Add the option ``--config FILE``; its help shows ``example``, a line of a file."""
+    """Add the option ``--config FILE``. example: a line of a file, shown in the help."""
     parser.reads_files = True
     parser.add_argument(
         "--config",

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 def halves() -> tuple[set[int], set[int]]:
-    """Return this process's cores in two halves, (edge's, device's); both get a single core."""
+    """Return this process's cores in two halves, (edge's, device's); a single core is shared."""
     cores = sorted(os.sched_getaffinity(0))
     middle = len(cores) // 2
     return set(cores[:middle] or cores), set(cores[middle:])

@@ -34,7 +34,7 @@ from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.versions import HOME, Versions
 from pilotfish.deploy.wheels import Wheel
 
-# Role → name of its installed artifact; the configuration uses this name.
+# Role → installed name of its artifact; the configuration uses this name.
 ARTIFACTS = {"device": "draft", "edge": "target"}
 STATE = ("var/lib/pilotfish", "var/cache/pilotfish")
 LAUNCHER = """\

@@ -1,14 +1,16 @@
 """Run the installer on a running board, through the system's ``ssh`` command.
 
-In:  ``user@host`` and an action. Out: the installer's exit code; its output passes through. Law: a
-bundle is admitted here before any byte is sent, and every sent file is compared with the admitted
-manifest. On the board the installed version verifies the bundle again, with the board's own
-signers, before any code of the bundle runs. If no installed version can verify bundles, a copy of
-this machine's version does. Python on the board imports only from the installer's folder or wheel
-and from its own library, not from the login's folder or from places that variables name. The user's
-ssh checks host keys; no command asks for a password (``BatchMode``, ``sudo -n``). The temporary
-copy on the board contains a secret key: only its owner can read the copy, and it is removed at the
-end, also after an error or Ctrl-C.
+In:  ``user@host`` and an action. Out: the installer's exit code; its output passes through.
+
+Law: a bundle is admitted here before any byte is sent, and every sent file is compared with the
+admitted manifest. On the board the installed version verifies the bundle again, with the board's
+own signers, before any code of the bundle runs. If no installed version can verify bundles, a copy
+of this machine's version does. Python on the board imports only from the installer's folder or
+wheel and from its own library, not from the login's folder or from places that variables name.
+
+The user's ssh checks host keys; no command asks for a password (``BatchMode``, ``sudo -n``). The
+temporary copy on the board contains a secret key: only its owner can read the copy, and it is
+removed at the end, also after an error or Ctrl-C.
 """
 
 import io

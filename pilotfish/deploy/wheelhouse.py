@@ -1,10 +1,10 @@
 """Collect a bundle's wheels: pilotfish's own, its requirements for a board, and extra wheels.
 
 In:  the running pilotfish, its pins (`constraints.txt`), a Python version, a machine, extra wheels
-(for example, from a board's vendor). Out: a folder of wheels, each checked. Law: no source
-distribution is ever built; versions are those of the pins; every downloaded file has the hash that
-the resolver gave. An extra wheel replaces the wheel of the same distribution; an extra ONNX Runtime
-wheel of any name replaces the ONNX Runtime for CPUs.
+     (for example, from a board's vendor). Out: a folder of wheels, each checked.
+Law: no source distribution is ever built; versions are those of the pins; every downloaded file has
+     the hash that the resolver gave. An extra wheel replaces the wheel of the same distribution; an
+     extra ONNX Runtime wheel of any name replaces the ONNX Runtime for CPUs.
 
 `uv` resolves, since it evaluates markers for the board's Python (pip evaluates them for the Python
 that runs pip); `pip` downloads. Both read their own configuration files and variables (mirrors,
@@ -33,7 +33,7 @@ NAME = "pilotfish"
 EXTRAS = ("serve",)
 RUNTIME = "onnxruntime"
 RUNTIME_EXTRA = "cpu"
-# Newest glibc that wheels may require, 2.31: every supported system has a later one.
+# Minor version of the newest glibc 2.x that wheels may require; supported systems have a later one.
 _GLIBC_MINOR = 31
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _DATE = (1980, 1, 1, 0, 0, 0)  # date of all members, so that wheels are reproducible

@@ -1,7 +1,7 @@
 """Read and check the bodies of OpenAI's ``POST /v1/responses``.
 
 In:  the bytes of a request, and the conversations that may be continued. Out: a `ResponseRequest`,
-or a `RefusalError` that names the field at fault. The further fields are those of `openai`.
+or a `RefusalError` that names the field at fault. Fields beyond OpenAI's: see `openai`.
 """
 
 from collections.abc import Callable, Sequence
