@@ -1,4 +1,4 @@
-"""The ``pilotfish`` command: parse, run one subcommand, turn typed errors into one line."""
+"""The ``pilotfish`` command: parse arguments, run a subcommand, print typed errors as one line."""
 
 import argparse
 import sys
@@ -14,12 +14,12 @@ from pilotfish.cli.options import choices_of
 from pilotfish.cli.streams import abandon_unread, complain, repair
 from pilotfish.engines.engine_errors import EngineError
 
-# each name is a module of this package
+# commands; each name is a module of this package
 _COMMANDS = (
     *("demo", "device", "edge", "probe", "field", "judge", "distill", "emulate", "export"),
     *("bundle", "flash", "keys", "reload", "selftest"),
 )
-_PACKAGES = ("field", "judge")  # packages that have a module for each action
+_PACKAGES = ("field", "judge")  # commands that are packages, with a module for each action
 _IO_ERROR = 74
 _INTERRUPTED = 130
 
@@ -38,9 +38,9 @@ exit codes: 0 done; 2 wrong usage; 64-78 as in sysexits.h (69 no edge, 75 edge f
 
 
 def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of the commands that the arguments name; of all commands if they name none.
+    """Return the parser of the commands that the arguments name, or of all commands.
 
-    Commands are imported only as needed: a daemon must start quickly.
+    Only these commands are imported, since a daemon must start quickly.
     """
     top = argparse.ArgumentParser(
         prog="pilotfish",
@@ -58,7 +58,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def named_in(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
-    """Return the names that the arguments hold; all names if they hold no name."""
+    """Return the names that are among the arguments; if none is, all names."""
     return [name for name in names if name in arguments] or names
 
 
@@ -69,14 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
-    except EngineError as error:  # its text may quote a foreign file or a library
+    except EngineError as error:  # one line: the message may quote a file or a library
         complain(one_line(str(error)))
         return error.exit_code
     except PilotfishError as error:
         complain(str(error))
         return error.exit_code
     except (KeyboardInterrupt, ImportError) as error:
-        # a C module that is interrupted during its import raises an ImportError instead
+        # a C module raises an ImportError if it is interrupted during its import
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
         complain("interrupted")
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(error: OSError | MemoryError | RuntimeError) -> int:
     """Report a failed file operation or a full machine; return the exit code.
 
-    Raises the error again if it is neither.
+    Raises any other error again.
     """
     short = shortage(error)
     lacking = "" if short is None else f"this machine has no {short} left for it: "
@@ -111,8 +111,8 @@ def _run(words: Sequence[str]) -> int:
         logs.set_up(verbose=args.verbose)
         code: int = args.run(args)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # rich exits by itself on a closed pipe
+        if isinstance(end.__context__, BrokenPipeError):  # rich turns a closed pipe into SystemExit
             raise end.__context__ from None
-        sys.stdout.flush()  # the help may have no reader
+        sys.stdout.flush()  # raises BrokenPipeError if nobody reads the help
         raise
     return code

@@ -85,7 +85,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _python(text: str) -> str:
-    """An argparse type: a version of Python that pilotfish runs on."""
+    """Parse a version of Python that pilotfish runs on (an argparse type)."""
     if not re.fullmatch(r"3\.1[0-3]", text):
         raise argparse.ArgumentTypeError(f"{text} is not one of 3.10, 3.11, 3.12, 3.13")
     return text
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _address(args: argparse.Namespace) -> str:
-    """Return the address for the configuration."""
+    """Return the address to write into the machine's configuration."""
     if args.role == "edge":
         if args.edge is not None:
             raise UnsupportedError("--edge goes with --role device; an edge takes --listen.")

@@ -1,9 +1,8 @@
-"""``--config FILE``: the flags of a daemon in a TOML file.
+"""``--config FILE``: read the flags of a daemon from a TOML file.
 
-A configuration file is a list of flags. Keys are their long names, with dashes or underscores;
-``true`` is a flag without a value, ``false`` is none, and a list repeats the flag. So the file and
-the command line have one vocabulary, one set of defaults and one validation. The command line
-takes precedence.
+Each key of the file is a flag's long name, with dashes or underscores. ``true`` sets a flag that
+takes no value, ``false`` leaves it out, and a list repeats a flag. So the file and the command line
+have the same names, defaults and checks. The command line takes precedence.
 """
 
 import argparse
@@ -26,19 +25,19 @@ _MAX_BYTES = 64 * 1024
 
 
 class ConfiguredParser(argparse.ArgumentParser):
-    """A parser whose command line may name a file with more flags; see `config_option`."""
+    """A parser that also reads flags from a file, if `config_option` was called."""
 
     reads_files = False  # set by `config_option`
     _file: Path | None = None
 
     def __init__(self, **options: Any) -> None:
-        # argparse would take `--conf FILE` for `--config`, but the file would not be read
+        # argparse would accept `--conf FILE` as `--config`, but would not read the file
         super().__init__(**(options | {"allow_abbrev": False}))
 
     def parse_known_args(  # type: ignore[override]  # typeshed has overloads of this one
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parse as argparse does, with the file's flags in front of the command line's."""
+        """Parse as argparse does, the file's flags first, then the command line's."""
         words = list(sys.argv[1:] if args is None else args)
         self._file = _config_path(words) if self.reads_files else None
         if self._file is None:
@@ -58,7 +57,7 @@ class ConfiguredParser(argparse.ArgumentParser):
 
 
 def config_option(parser: ConfiguredParser, example: str) -> None:
-    """Add ``--config FILE``. example: a line of such a file, for the help."""
+    """Add the option ``--config FILE``. example: a line of a file, shown in the help."""
     parser.reads_files = True
     parser.add_argument(
         "--config",
@@ -79,7 +78,7 @@ def reread_args(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _config_path(words: Sequence[str]) -> Path | None:
-    """Return the file of the last ``--config``."""
+    """Return the file that the last ``--config`` names; None if there is none."""
     path = None
     for at, word in enumerate(words):
         if word == "--config" and at + 1 < len(words):
@@ -94,7 +93,7 @@ def _flags(path: Path) -> Iterator[str]:
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
             raise ConfigError(f"{path}: a configuration file cannot name another one.")
-        if flag == "--help":  # it would end the daemon on SIGHUP
+        if flag == "--help":  # reading it on SIGHUP would end the daemon
             raise ConfigError(f"{path}: {key!r} is no setting.")
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, bool):
@@ -112,7 +111,7 @@ def _flags(path: Path) -> Iterator[str]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a configuration file as a table; raise `ConfigError` if it cannot be used."""
+    """Read a configuration file: key → value; raise `ConfigError` if it cannot be used."""
     with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
         with path.open("rb") as file:
             status = path.stat()

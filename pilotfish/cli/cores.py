@@ -1,4 +1,4 @@
-"""Cores for both ends of a pair on one machine, so that neither waits for the other's threads."""
+"""Divide a machine's cores between edge and device: neither should wait for the other's threads."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 def halves() -> tuple[set[int], set[int]]:
-    """Split this process's cores into the edge's and the device's; a single core is shared."""
+    """Return this process's cores in two halves, (edge's, device's); a single core is shared."""
     cores = sorted(os.sched_getaffinity(0))
     middle = len(cores) // 2
     return set(cores[:middle] or cores), set(cores[middle:])

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LINE_EVERY_S = 20.0
-_QUIET_S = 2.0  # seconds; shorter work gets no line
+_QUIET_S = 2.0  # time before the first line in a log; shorter work gets none
 
 
 class Countdown:
-    """Shows the progress of ``total`` steps of one kind, and the time left at the speed so far.
+    """The progress of ``total`` steps of one kind, and the time left at the present speed.
 
-    Enter it, then call `update` after each step; `print_above` writes a line that stays. begun:
-    steps of an earlier run, which do not count for the speed. wave: number of steps that run at
-    once; the speed is unknown until as many are done.
+    Used in a ``with`` block; call `update` after each step. begun: number of steps that an earlier
+    run finished, which do not count for the speed. wave: number of steps that run at the same time;
+    the speed is unknown until that number of steps is done.
     """
 
     def __init__(self, label: str, total: int, *, begun: int = 0, wave: int = 1) -> None:
@@ -43,7 +43,7 @@ class Countdown:
         self._line_s = self._begun_s - _LINE_EVERY_S + _QUIET_S
 
     def update(self, done: int, left_s: float | None = None) -> None:
-        """Show that ``done`` steps are finished. left_s: the caller's own estimate of the rest."""
+        """Show that ``done`` steps are finished. left_s: the caller's estimate of the time left."""
         now_s, steps = time.monotonic(), done - self._begun
         if left_s is None and steps >= self._wave:
             left_s = (now_s - self._begun_s) / steps * (self.total - done)
@@ -56,7 +56,7 @@ class Countdown:
             )
 
     def print_above(self, line: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the bar, where it stays."""
         self._progress.console.print(line, markup=False)
 
     def __enter__(self) -> "Self":

@@ -1,7 +1,7 @@
-"""``pilotfish demo``: speculative decoding on one machine, with nothing to prepare.
+"""``pilotfish demo``: show speculative decoding on one machine, without preparations.
 
-An edge process runs the fp32 target and this process the int4 drafter, with CURVE between them.
-Each has as many threads as half of the cores, as if they were two machines.
+An edge process runs the fp32 target, and this process runs the int4 drafter; the link between them
+is encrypted. Each process has half of the cores, as if they were two machines.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _PROMPT = "Explain in a few sentences why the sky is blue."
 
 
 class DemoSettings(Struct, frozen=True, kw_only=True):
-    """The prompt, and how it is answered."""
+    """Settings of ``pilotfish demo``: the prompt and the options of its answers."""
 
     prompt: Annotated[str, setting("the user's message")] = _PROMPT
     max_tokens: Annotated[int, setting("tokens of an answer at most")] = 96
@@ -66,11 +66,11 @@ def _run(args: argparse.Namespace) -> int:
             EdgeServer(target, keys=key_folder, threads=len(theirs)) as edge,
             Device(drafter, edge.endpoint, key_folder, threads=len(ours)) as device,
         ):
-            # first passes of fresh engines are slow
+            # warm up: the first passes of new engines are slow
             device.generate("Hello", protocol="greedy", max_tokens=8)
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
             screen.legend()
-            # the target alone at both temperatures: lossless protocols are compared with it
+            # the target alone, at both temperatures: the reference for the other protocols
             plain = dict.fromkeys([(STREAM, 0.0), (STREAM, settings.temperature)])
             sampled = [(name, settings.temperature) for name in ("dsd", "coupled")]
             generations = {
@@ -105,10 +105,10 @@ def _generate(
 
 
 def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]:
-    """Return the figures of the main run (greedy), and each protocol's under its name."""
+    """Return the figures of the run with `greedy`; "protocols" has the figures of each run."""
     rows: dict[str, dict[str, Any]] = {}
     for (protocol, temperature), generation in generations.items():
-        # `stream` has a second column, for the protocols that sample
+        # the second run of `stream` has the temperature in its name
         name = f"{protocol}, T={temperature:g}" if protocol in rows else protocol
         rows[name] = summary(generation) | {"protocol": name}
         if protocol not in (STREAM, LOCAL):
@@ -123,7 +123,7 @@ def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]
 
 
 def _pace(generation: Generation) -> float:
-    """Return the tokens per second after the first round, which also reads the prompt."""
+    """Return the tokens per second without the first round, which includes reading the prompt."""
     later = sum(len(round_.tokens) for round_ in generation.rounds[1:])
     spent_s = generation.total_s - generation.first_token_s
     return later / spent_s if later else generation.tokens_per_s

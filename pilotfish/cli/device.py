@@ -1,6 +1,6 @@
 """``pilotfish device run`` answers one prompt; ``pilotfish device serve`` answers over HTTP.
 
-Both draft on this machine; a target on the edge verifies.
+Both commands draft on this machine; the target on the edge verifies.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_link_log(quiet: bool) -> Iterator[None]:
-    """Silence the link's warnings, if ``quiet``: the command's error says the same."""
+    """Suppress the link's warnings if ``quiet``, since the command's error has the same content."""
     log = logging.getLogger(LINK_LOG)
     before = log.level
     if quiet:
@@ -137,7 +137,7 @@ def _without_link_log(quiet: bool) -> Iterator[None]:
 
 
 def _cut_short(tokens: int, most: int) -> str:
-    """Say why an answer ends before its model ended it."""
+    """Say why an answer was cut short before the model ended it."""
     if tokens < most:
         return f"the answer was cut after {tokens} tokens, where the context ends"
     return f"the answer was cut after {tokens} tokens: allow more with --max-tokens"
@@ -169,11 +169,11 @@ def _options_of(args: argparse.Namespace) -> Options:
         )
     if args.temperature is None:
         options["temperature"] = 0.0 if args.protocol == Greedy.name else _TEMPERATURE
-    if not args.max_tokens:  # 0: as many as fit
+    if not args.max_tokens:  # 0: as many tokens as fit the context
         del options["max_tokens"]
     return options
 
 
 def _announce(address: str) -> None:
-    sys.stderr.write(f"pilotfish: the device serves on {address}\n")  # at once: other threads log
+    sys.stderr.write(f"pilotfish: the device serves on {address}\n")  # one write: threads log
     sys.stderr.flush()

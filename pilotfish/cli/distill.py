@@ -56,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     from pilotfish.distill.distill_report import (
         write,
-    )  # imported first, to fail early without matplotlib
+    )  # imported first: without matplotlib it fails at once
 
     with export_tools():
         from pilotfish.distill.running import distill
@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """A countdown for each stage in turn. waves: steps done at once, by stage (default: 1)."""
+    """A countdown for each stage in turn. waves: stage → steps done at the same time (or 1)."""
 
     def __init__(self, waves: Mapping[str, int]) -> None:
         self._label, self._waves = "", waves
@@ -88,7 +88,7 @@ class _Stages:
             self._label = label
             self._countdown = Countdown(label, total, begun=done, wave=wave)
             self._countdown.__enter__()
-        self._countdown.total = total  # training fixes its total on the way
+        self._countdown.total = total  # training learns its total while it runs
         self._countdown.update(done, left_s)
 
     def _end(self) -> None:

@@ -49,7 +49,7 @@ def _serve(args: argparse.Namespace) -> int:
     config = replace(settings, target=_first_stage(settings))
 
     def reread() -> EdgeConfig:
-        """Read the configuration again, but do not look for the target's folder again."""
+        """Read the configuration again; keep the target's folder."""
         now = from_args(reread_args(args), EdgeConfig)
         same = (now.target, now.cluster.stages) == (settings.target, settings.cluster.stages)
         return replace(now, target=config.target) if same else now
@@ -60,7 +60,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _first_stage(config: EdgeConfig) -> Path:
-    """Return the folder to open; of a model in stages, the first stage's."""
+    """Return the folder of the artifact to open; for a model in stages, the first stage's."""
     folder, stages = config.target, config.cluster.stages
     if stages == 1:
         return folder
@@ -72,5 +72,5 @@ def _first_stage(config: EdgeConfig) -> Path:
 
 
 def _announce(endpoint: str) -> None:
-    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")  # at once: other threads log
+    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")  # one write: threads log
     sys.stderr.flush()

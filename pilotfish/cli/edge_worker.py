@@ -1,4 +1,4 @@
-"""``pilotfish edge worker``: a node of another edge's target."""
+"""``pilotfish edge worker``: run a part of another edge's target."""
 
 import argparse
 import sys
@@ -46,5 +46,5 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _announce(endpoint: str) -> None:
-    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")  # at once: other threads log
+    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")  # one write: threads log
     sys.stderr.flush()

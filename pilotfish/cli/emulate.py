@@ -1,4 +1,4 @@
-"""``pilotfish emulate``: a slower, longer or lossier link in front of an edge."""
+"""``pilotfish emulate``: forward connections to an edge over an emulated link."""
 
 import argparse
 import signal
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _signals(proxy: Proxy) -> Iterator[list[int]]:
-    """Stop the proxy between two turns of its loop on SIGINT or SIGTERM; yield the signals."""
+    """On SIGINT or SIGTERM, stop the proxy after a turn of its loop; yield the list of signals."""
     received: list[int] = []
     read, write = socket.socketpair()
     with read, write:

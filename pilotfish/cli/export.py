@@ -207,19 +207,21 @@ def artifacts_directory() -> Path:
 
 
 def default_pair() -> tuple[Path, Path]:
-    """Return the default model as int4 drafter and as fp32 target; export what is missing.
+    """Return the default model as int4 drafter and as fp32 target; export missing artifacts.
 
-    Its file has blocks of 4 bits, which int4 keeps: the fastest drafter (docs/engines.md).
+    The model's file has 4-bit blocks, which int4 keeps, so int4 is the fastest drafter
+    (docs/engines.md).
     """
     return default_artifact("int4"), default_artifact("fp32")
 
 
 def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
     """Return the default model in this precision; export it if it is missing."""
-    # Earlier versions named int4 artifacts without the head, whose weights they rounded once more.
+    # The name includes the head's precision: artifacts named without it are of earlier versions,
+    # which rounded the head's weights once more.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
-    # Environments may share the cache, and an older runtime cannot run a newer one's dialect.
+    # The name includes the dialect: environments with older runtimes may share the cache.
     whole = precision in ("fp32", "fp16")
     dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
     path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
@@ -242,7 +244,7 @@ def export_model(
     kept_tokens: NDArray[np.int64] | None = None,
     check: bool = False,
 ) -> None:
-    """Export with a progress bar; without the export tools, the error names the extra."""
+    """Export a model with a progress bar; if the export tools are missing, name the extra."""
     with export_tools():
         from pilotfish.export.model import export_model as write
     with Bars() as bars:
@@ -287,7 +289,7 @@ def _model(args: argparse.Namespace) -> int:
         source = _open_source(settings)
         kept_tokens = export_keep.choose_kept_tokens(source, settings.keep)
 
-    # a trial prints the cost of each precision, too
+    # a trial also prints what each precision costs
     tried = settings.precision == export_auto.AUTO and settings.trial.requested
 
     def export(precision: Precision, out: Path) -> None:
@@ -314,7 +316,7 @@ def _model(args: argparse.Namespace) -> int:
 
 
 def _open_source(settings: ModelSettings) -> "WeightSource":
-    """Open the source once: for counting its tokens, then for the export."""
+    """Open the source, once for both counting its tokens and the export."""
     with export_tools():
         from pilotfish.export.sources import open_source
     with Bars() as bars:
@@ -374,7 +376,7 @@ def _list(args: argparse.Namespace) -> int:
         model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
         name = os.path.relpath(entry.path, folder)
         table.add_row(name, model, entry.precision, entry.dialect, size)
-    console = Console(markup=False, highlight=False)  # a name may hold brackets
+    console = Console(markup=False, highlight=False)  # markup off: a name may contain brackets
     console.print(f"{folder}:" if entries else f"{folder} holds no artifacts.", soft_wrap=True)
     if entries:
         console.print(table)
@@ -382,7 +384,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _folding(*columns: str) -> Table:
-    """Return a table that cuts no cell, and folds the first column only if it must."""
+    """Return a table that cuts no cell; on a narrow terminal it folds the first column."""
     table = Table()
     for at, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=at == 0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
-# The smallest first; `stored` only if the source has blocks.
+# Precisions to try, the smallest first; `stored` is tried only if the source has blocks.
 _CANDIDATES: tuple[Precision, ...] = (STORED, "int4", "int8", "fp16", _REFERENCE)
 _COLUMNS = ("precision", "MiB", "α", "greedy", "ms a pass", "window", "tokens/s", "× stream")
 _RTT_S = 0.02
@@ -40,7 +40,7 @@ GROUP = setting(
 
 
 class TrialSettings(Struct, frozen=True, kw_only=True):
-    """The target and link of the trial."""
+    """The target and the link of the trial that chooses a precision."""
 
     target: Annotated[Path, setting("the target's artifact, to run here", metavar="DIR")] | None = (
         None
@@ -69,16 +69,16 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def requested(self) -> bool:
-        """Return whether there is a target for a trial."""
+        """Whether the options name a target, and so ask for a trial."""
         return self.target is not None or self.target_ms is not None
 
     @property
     def link_s(self) -> float:
-        """The round trip of the link, seconds."""
+        """The round trip of the link, in seconds."""
         return _RTT_S if self.rtt_s is None else self.rtt_s
 
     def problem(self, precision: str) -> str:
-        """Return what is wrong with the options for this precision; "" if nothing is."""
+        """Say what is wrong with these options at this precision; "" if nothing is."""
         options = {"--target": self.target, "--target-ms": self.target_ms, "--rtt": self.rtt_s}
         named = [name for name, value in options.items() if value is not None]
         if named and precision != AUTO:
@@ -89,7 +89,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
 
 
 def default_choice() -> Precision:
-    """Return the precision for an export without a trial, and report it."""
+    """Return the precision for an export without a trial, and print why."""
     print(
         f"pilotfish: took {_UNTRIED}, whose acceptance is close to fp32's for all weights; a trial "
         "needs --target DIR or --target-ms T",
@@ -103,7 +103,7 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     with export_tools():
         from pilotfish.export.atomic import replacing
     from pilotfish.device_runtime.drafter_trial import (
-        try_drafters,  # with it comes what runs a model
+        try_drafters,  # imports the engines
     )
     from pilotfish.field.prompts import BUILT_IN
 
@@ -131,7 +131,7 @@ def _export_candidates(folder: Path, dialect: str, export: _Export) -> dict[str,
     """Export the candidates that the dialect and the weights allow."""
     from pilotfish.export.dialects import DIALECTS
 
-    if dialect == AUTO:  # fp16 is for GPUs: a CPU computes it in float32, with casts
+    if dialect == AUTO:  # no fp16: CPUs compute it in float32, with casts
         allowed: Sequence[str] = [name for name in _CANDIDATES if name != "fp16"]
     else:
         allowed = DIALECTS[dialect].precisions
@@ -186,7 +186,7 @@ def _why(trials: "dict[str, DrafterTrial]", best: str) -> str:
 def _reasons(
     trials: "dict[str, DrafterTrial]", best: str, pair: TrialSettings, target: Artifact | None
 ) -> list[str]:
-    """Explain the reference of α, and the choice."""
+    """Explain in sentences what α is measured against, and the choice."""
     winner = trials[best]
     along = f"over {winner.positions} tokens of its answers to five prompts"
     if target is None:

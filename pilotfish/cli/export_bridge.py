@@ -46,8 +46,8 @@ exit codes: 0 worth trying, or the same vocabulary; 1 hopeless; 2 a text that is
 text without tokens; 66 no artifact; 69 nothing runs the drafter; 74 a text that cannot be read; 76
 no token in common.
 """
-_MOST_BYTES = 1 << 20  # read from a text
-_MOST_NAMED = 6  # special tokens
+_MOST_BYTES = 1 << 20  # limit of bytes read from a text
+_MOST_NAMED = 6  # limit of special tokens printed
 _HOPELESS = 1
 
 
@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _read(path: str, usage: Callable[[str], object]) -> str:
-    """Read the named text; leave out a character that is cut at the end."""
+    """Read the text at ``path``, up to the limit; leave out a character that the limit cuts."""
     if path == "-":
         data = sys.stdin.buffer.read(_MOST_BYTES)
     else:
@@ -133,7 +133,7 @@ def _read(path: str, usage: Callable[[str], object]) -> str:
         return codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < _MOST_BYTES)
     except UnicodeDecodeError as error:
         usage(f"--text {path} is not UTF-8: {error}")
-        raise  # not reached: a wrong usage ends the command
+        raise  # not reached: `usage` ends the command
 
 
 def _show(args: argparse.Namespace, figures: dict[str, Any], output: "Table | str") -> None:
@@ -193,7 +193,7 @@ def _names(report: "PairReport") -> str:
 
 
 def _turn_end(report: "PairReport") -> tuple[str, str]:
-    """Return the target's end token, and the drafter's counterpart."""
+    """Return the target's end token, and a sentence about the drafter's counterpart."""
     end = report.turn_end
     if end is None:
         return "-", "the target has no end token"

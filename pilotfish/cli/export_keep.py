@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.device import Device
     from pilotfish.export.sources import WeightSource
 
-_TIMES, _TOKENS = 4, 128  # answers to each built-in prompt, and their length at most
-_CONTEXT = 2048  # tokens of a prompt and its answer
-_FEW = 20_000  # tokens; with fewer, most kept tokens are kept for their low ids
+_TIMES, _TOKENS = 4, 128  # answers to each built-in prompt; limit of each answer, tokens
+_CONTEXT = 2048  # limit of a prompt and its answer together, tokens
+_FEW = 20_000  # counted tokens below which most tokens are kept only for their low ids
 _Show = Callable[[str, int, "int | None"], None]
 
 
@@ -37,7 +37,7 @@ GROUP = setting(
 
 
 class KeepSettings(Struct, frozen=True, kw_only=True):
-    """The tokens to keep in a drafter's head."""
+    """Settings of ``--keep-tokens``: the tokens to keep in a drafter's head."""
 
     keep_tokens: (
         Annotated[int, setting("cut the head to N tokens, such as 32768 (default: all)", ge=1)]
@@ -78,7 +78,7 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> str:
-        """Return what is wrong with the combination of options; "" if nothing is."""
+        """Say what is wrong with the combination of options; "" if nothing is."""
         if self.keep_tokens is not None and not self.texts:
             return "--keep-tokens needs the target's texts: --for TEXT|DIR|ADDRESS"
         options = {"--for": self.texts, "--prompts": self.prompts, "--keys": self.keys}
@@ -92,14 +92,14 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
 
 
 class _TargetTexts(NamedTuple):
-    """Texts of a target. shared: which of the source's tokens it has, bool [V]; None: all."""
+    """Texts of a target. shared: whether it has the source's tokens, bool [V]; None: all."""
 
     texts: list[str]
     shared: NDArray[np.bool_] | None
 
 
 def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArray[np.int64]:
-    """Return the source's tokens to keep, ascending, i64 [N]; report their share of the texts."""
+    """Return the source's tokens to keep, ascending, i64 [N]; print their share of the texts."""
     with export_tools():
         from pilotfish.export.chat_check import build_vocabulary
         from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
@@ -108,8 +108,8 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts
-    )  # raises for a wrong number, before any work
-    targets: list[NDArray[np.bool_] | None] = []  # the tokens of each
+    )  # called here to raise for a wrong number before the work
+    targets: list[NDArray[np.bool_] | None] = []  # `shared` of each target
     with Bars() as bars:
         for text in settings.texts:
             if _is_target(text):
@@ -121,7 +121,7 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
             counted = _with_progress(texts, text, bars.show)
             counts += count_tokens(counted, vocabulary.tokenizer, source.vocab_size)
     some = [shared for shared in targets if shared is not None]
-    # if one target has all tokens, each token can be drafted
+    # None if a target has all tokens: then each token can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
     tokens = choose_tokens(source, settings.keep_tokens, counts, useful)
     _print_summary(counts, tokens, useful, source.vocab_size)
@@ -133,7 +133,7 @@ def _is_target(text: str) -> bool:
 
 
 def _with_progress(texts: Iterator[str], name: str, show: _Show) -> Iterator[str]:
-    """Yield the texts, and show how much of them has been read."""
+    """Yield the texts, and show how much of the file has been read."""
     path = Path(name)
     size = path.stat().st_size if "://" not in name and path.is_file() else None
     done = 0
@@ -149,7 +149,7 @@ def _print_summary(
     useful: NDArray[np.bool_] | None,
     size: int,
 ) -> None:
-    """Report the kept tokens on stderr."""
+    """Print on stderr how many tokens are kept."""
     total = int(counts.sum())
     share = counts[kept_tokens].sum() / max(total, 1)
     lines = [f"kept {len(kept_tokens):,} of {size:,} tokens, {share:.2%} of the {total:,} counted"]
@@ -164,7 +164,7 @@ def _print_summary(
 
 
 def _tokens_in_target(vocabulary: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
-    """Return which of our tokens the target has, bool [V]; None for the same vocabulary."""
+    """Return whether the target has our tokens, bool [V]; None for the same vocabulary."""
     from pilotfish.device_runtime.bridge import Pair
 
     shared = Pair(vocabulary, target).shared
@@ -175,7 +175,7 @@ def _tokens_in_target(vocabulary: Vocabulary, target: Vocabulary) -> NDArray[np.
     return in_target
 
 
-# Answers of a target
+# Generating a target's answers
 
 
 def _ask_target(
@@ -190,7 +190,7 @@ def _ask_target(
     with _device(source, target, settings.keys, show) if remote else _alone(target) as device:
         shared = _tokens_in_target(
             vocabulary, device.vocabulary
-        )  # what has none in common is not asked
+        )  # before the answers: raises if no token is shared
         return _TargetTexts(_answers(device, prompts, STREAM if remote else LOCAL, show), shared)
 
 
@@ -208,7 +208,7 @@ def _answers(device: "Device", prompts: Sequence[str], protocol: str, show: _Sho
 
 @contextmanager
 def _alone(target: str) -> "Iterator[Device]":
-    """Open a device whose own model is the target."""
+    """Open a device with the target as its model, without an edge."""
     from pilotfish.device_runtime.device import Device
     from pilotfish.engines.artifact import check_head
 
@@ -222,7 +222,7 @@ def _alone(target: str) -> "Iterator[Device]":
 def _device(
     source: "WeightSource", edge: str, keys: Path | None, show: _Show
 ) -> "Iterator[Device]":
-    """Open a device of this edge. Under `stream` its drafter makes no pass: one layer suffices."""
+    """Open a device of this edge; one layer of the drafter suffices, as `stream` never drafts."""
     from pilotfish.device_runtime.device import Device
     from pilotfish.export.model import export_model
 

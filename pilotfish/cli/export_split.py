@@ -33,7 +33,7 @@ that holds something else; 66 no artifact, or a damaged one; 74 a file that cann
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    """Read whole numbers above 0, with commas between."""
+    """Parse whole numbers above 0 with commas between them (an argparse type)."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"{text} is not like 8,8,7,7")
@@ -91,7 +91,7 @@ def add_to(actions: Commands) -> None:
 
 
 def stages_of(artifact: Artifact, count: int) -> Path:
-    """Return the cache's folder of an artifact's stages; make them if they are missing."""
+    """Return the folder of an artifact's stages in the cache; make missing stages."""
     folder = cache_directory() / "stages" / f"{artifact.manifest.digest}-{count}"
     try:
         open_stages(folder)

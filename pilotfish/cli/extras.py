@@ -1,4 +1,4 @@
-"""Name the extra to install when a part of the command is missing."""
+"""Name the extra to install if a module that the command needs is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from pilotfish.engines.engine_errors import EngineError
 
 @contextmanager
 def export_tools() -> Iterator[None]:
-    """Wrap an import from `export`: if its tools are missing, the error names the extra."""
+    """Wrap an import from `export`; if that package's tools are missing, name the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Flags from settings: `add_flags` declares them, `from_args` reads them back.
+"""Make flags from settings: `add_flags` declares the flags, `from_args` returns the settings.
 
 `pilotfish.base.settings` defines settings. The help shows a setting's default after its
-description, unless the description mentions it.
+description, unless the description contains the word "default".
 """
 
 import argparse
@@ -29,7 +29,7 @@ _GREATEST_INT = 2**31 - 1
 def add_flags(
     parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
 ) -> None:
-    """Add a flag for each setting, required ones first. defaults: this command's, by field."""
+    """Add a flag for each setting, required flags first. defaults: field → another default."""
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for setting in sorted(settings(struct), key=lambda setting: setting.default is not REQUIRED):
         if setting.group:
@@ -65,7 +65,7 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
 
 
 def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
-    """Build the settings from the flags. others: fields without a flag, or with another value."""
+    """Build the settings from the flags. others: fields that have these values instead."""
     table = dict(others)
     for setting in settings(struct):
         if setting.name in table:
@@ -110,7 +110,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-# parsers by the name in a setting's ``form``; "keys" is handled apart
+# name in a setting's ``form`` → parser; `_reading` handles "keys"
 FORMS: dict[str, _Read] = {
     "duration": duration,
     "rate": rate,
@@ -123,7 +123,7 @@ FORMS: dict[str, _Read] = {
 def _reading(setting: Setting) -> dict[str, Any]:
     """Return the keywords of `add_argument` that parse a setting's values."""
     kind, form, extra = setting.type, setting.extra.get("form"), setting.extra
-    if form == "keys":  # absent: none; bare: the default folder
+    if form == "keys":  # no flag: None; flag without a value: the default folder
         return {"type": Path, "nargs": "?", "const": default_directory()}
     if kind is bool:
         return {"action": "store_false" if setting.default is True else "store_true"}
@@ -139,7 +139,7 @@ def _reading(setting: Setting) -> dict[str, Any]:
 
 
 def _scalar(kind: Any, meta: Meta) -> _Read:
-    """Return the parser of one value; for ``int | Literal["auto"]``, of either."""
+    """Return the parser of one value of type ``kind``, for example ``int | Literal["auto"]``."""
     if get_origin(kind) not in (Union, UnionType):
         return bounded(kind, meta) if kind in (int, float) else kind
     number, words = get_args(kind)
@@ -148,7 +148,7 @@ def _scalar(kind: Any, meta: Meta) -> _Read:
 
 
 def _written(form: str | _Read) -> _Read:
-    """Return the parser of a value of this form; a function's ValueError becomes the error text."""
+    """Return the parser for a form: a name in `FORMS`, or a function that may raise ValueError."""
     if isinstance(form, str):
         return FORMS[form]
 

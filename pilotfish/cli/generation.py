@@ -1,4 +1,4 @@
-"""Options of every command that generates."""
+"""Define the options that every generating command has."""
 
 import argparse
 import json
@@ -215,13 +215,13 @@ def protocol_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _flag(option: str) -> str:
-    """Return the flag of a protocol's option."""
+    """Return the flag that sets a protocol's option."""
     declared = (setting for kind in option_types() for setting in settings(kind))
     return "--" + next((setting.flag for setting in declared if setting.name == option), option)
 
 
 def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the protocols' options that differ from the default, by name."""
+    """Return the protocols' options that differ from their defaults: name → value."""
     return {
         name: value
         for kind in option_types()

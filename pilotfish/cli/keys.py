@@ -18,7 +18,7 @@ from pilotfish.deploy import signatures
 from pilotfish.wire import keys, rotation
 
 SETTINGS = Path("/etc/pilotfish")  # configuration of installed services
-_EDGES = ("edge", "worker")  # services with an allow-list, each with SETTINGS/NAME.toml
+_EDGES = ("edge", "worker")  # services with an allow-list; each has a file SETTINGS/NAME.toml
 _SERVICES = (*_EDGES, keys.DEVICE)
 
 
@@ -111,7 +111,7 @@ def _list(args: argparse.Namespace) -> int:
     table = Table("name", "kind", "public key", title=f"Keys in {folder}")
     for row in rows:
         table.add_row(row["name"], row["kind"], row["public"])
-    Console(markup=False).print(table)  # a key may hold brackets
+    Console(markup=False).print(table)  # markup off: a key may contain brackets
     return 0
 
 
@@ -156,10 +156,10 @@ def _own_folder() -> Path:
 
 
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
-    """Return the named folder, else the first of these services', else the user's own.
+    """Return the folder of keys: ``named``, else the first of these services', else the user's.
 
-    Warns on stderr if another service has a different one. `KeysError`: the first service's file
-    cannot be read, or none names a folder.
+    Warns on stderr if another of the services has a different folder. Raises `KeysError` if the
+    first installed service's file cannot be read, or no service's file names a folder.
     """
     if named is not None:
         return named
@@ -175,7 +175,7 @@ def _folder(named: Path | None, services: Sequence[str]) -> Path:
         return _own_folder()
     folders = {installed[0]: _service_folder(installed[0])}
     for service in installed[1:]:
-        with suppress(KeysError):  # its file is broken, which matters elsewhere
+        with suppress(KeysError):  # a broken file of a further service does not matter here
             folders[service] = _service_folder(service)
     named_folders = [(service, folder) for service, folder in folders.items() if folder is not None]
     if not named_folders:
@@ -203,7 +203,7 @@ def _settings(service: str) -> Path:
 
 
 def _service_folder(service: str) -> Path | None:
-    """Return the folder that an installed service's file names; None if it names none."""
+    """Return the folder of keys that an installed service's file names; None if it names none."""
     try:
         folder = read_settings(_settings(service)).get("keys")
     except ConfigError as error:
@@ -215,12 +215,12 @@ def _advise(folder: Path, what: str) -> None:
     """Say on stderr which command makes the edge read its keys again."""
     units = []
     for service in _EDGES:
-        with suppress(KeysError):  # it is not installed, or has other troubles
+        with suppress(KeysError):  # not installed, or its file is broken
             theirs = _service_folder(service)
             if theirs is not None and _same(theirs, folder):
                 units.append(f"pilotfish-{service}")
     first, *others = units or [""]
     how = f"`sudo systemctl reload {first}`" if first else "send it SIGHUP"
-    if others:  # the package brings both services' files; systemd reloads only what runs
+    if others:  # both services' files may exist although only one runs
         how += f", and {', '.join(others)} likewise if it runs here"
     print(f"pilotfish: {what}: {how}.", file=sys.stderr)

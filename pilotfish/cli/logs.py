@@ -1,8 +1,9 @@
 """Set up the log: on stderr for people, or in systemd's journal with priorities.
 
-The journal takes a line's priority from a prefix ``<N>`` (sd-daemon(3)), and has the time already.
-There the program's own entries are kept from INFO on, but those of each answer, for the journal
-filters when it is read: ``journalctl -p warning``.
+The journal adds the time itself, and takes a line's priority from a prefix ``<N>`` (sd-daemon(3)).
+The journal gets the program's entries from INFO on, since its readers can filter by priority
+(``journalctl -p warning``). Of entries about single answers, it gets those from WARNING on, unless
+``--verbose`` is set.
 """
 
 import logging
@@ -15,7 +16,7 @@ from typing import Final
 _OURS: Final = "pilotfish"
 _ANSWERS: Final = f"{_OURS}.answers"
 _FOR_PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_SYSLOG: Final = {  # syslog(3)
+_SYSLOG: Final = {  # level → priority of syslog(3)
     logging.DEBUG: 7,
     logging.INFO: 6,
     logging.WARNING: 4,
@@ -25,7 +26,7 @@ _SYSLOG: Final = {  # syslog(3)
 
 
 def set_up(*, verbose: bool) -> None:
-    """Send the log to stderr, from WARNING on, or from INFO on if ``verbose``."""
+    """Send the log to stderr: from WARNING on, or from INFO on if ``verbose`` or in the journal."""
     journal = is_journal()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JournalFormatter() if journal else logging.Formatter(_FOR_PEOPLE))
@@ -44,22 +45,22 @@ def is_journal() -> bool:
     """Return whether stderr is systemd's journal (``JOURNAL_STREAM``, systemd.exec(5))."""
     try:
         status = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # stderr is closed, or no file
+    except (OSError, ValueError, AttributeError):  # stderr is closed, or has no descriptor
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def prefixed(text: str, level: int) -> str:
-    """Return each line with the journal's prefix of its priority.
+    """Return the text with the prefix of a priority before each line.
 
-    The journal ends a line at a NUL byte, too.
+    Lines end at NUL bytes, too, as in the journal.
     """
     lines = text.replace("\0", "\n").splitlines() or [""]
     return "\n".join(f"<{_SYSLOG.get(level, 6)}>{line}" for line in lines)
 
 
 class _JournalFormatter(logging.Formatter):
-    """Leaves out the time, which the journal adds; gives a traceback's lines one priority."""
+    """A format without the time; each line, also a traceback's, gets the priority."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")

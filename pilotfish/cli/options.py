@@ -1,4 +1,4 @@
-"""Options that several commands share, with the same words everywhere."""
+"""Define options that several commands share, with the same help everywhere."""
 
 import argparse
 import json
@@ -13,23 +13,23 @@ from pilotfish.base.reading import naming_file
 from pilotfish.base.settings import Setting, setting
 from pilotfish.cli.flags import add_flag, bounded
 
-_WRONG_USAGE = 2  # as argparse has it
+_WRONG_USAGE = 2  # exit code, as in argparse
 
 _Parser = TypeVar("_Parser", bound=argparse.ArgumentParser)
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def choices_of(parser: argparse.ArgumentParser, what: str = "action") -> Commands:
-    """Return the subparsers of a parser's commands or actions; see `choices_as`."""
+    """Add commands or actions to a parser; return argparse's object that makes their parsers."""
     return choices_as(argparse.ArgumentParser, parser, what)
 
 
 def choices_as(
     parser_class: type[_Parser], parser: argparse.ArgumentParser, what: str = "action"
 ) -> "argparse._SubParsersAction[_Parser]":
-    """Return the subparsers of a parser's actions, with parsers of this class.
+    """Add actions, with parsers of this class, to a parser; see `choices_of`.
 
-    Without an action the command prints its help instead of an error.
+    Without an action, the command prints its help instead of an error.
     """
 
     def show_help(_: argparse.Namespace) -> int:

@@ -114,7 +114,7 @@ def _connected(args: argparse.Namespace) -> EdgeLink:
 
 
 def _measure(link: EdgeLink, small: int, large: int) -> None:
-    """Send pings; the `EdgeLostError` says so if only large ones are lost."""
+    """Send small and large pings; if only large ones are lost, the `EdgeLostError` says so."""
     for _ in range(small):
         ping(link)
     for _ in range(large):
@@ -131,7 +131,7 @@ def _measure(link: EdgeLink, small: int, large: int) -> None:
 
 
 def _watch(link: EdgeLink, args: argparse.Namespace) -> int:
-    """Print a line each time; measure the rates anew every fifth time."""
+    """Print a line per measurement; every fifth one also measures the rates again."""
     print(_HEADINGS, flush=True)
     for turn in count():
         rates = 0 if args.no_rates or turn % 5 else 1

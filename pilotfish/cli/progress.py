@@ -1,4 +1,4 @@
-"""Progress bars on stderr, one per stage of a long command; lines if it is no terminal."""
+"""Draw progress bars on a terminal, one per stage of a long command; elsewhere print lines."""
 
 from types import TracebackType
 
@@ -9,7 +9,7 @@ FETCHING = "fetching the target's vocabulary"
 
 
 class Bars:
-    """Draws bars by ``show(label, done, total)``; a new label starts a new bar."""
+    """Progress bars, drawn by ``show(label, done, total)``; a new label starts a new bar."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -32,7 +32,7 @@ class Bars:
             if self._over or not self._console.is_terminal:
                 self._console.print(f"{label} …", highlight=False)
             else:
-                self._progress.start()  # started late: until now there was nothing to show
+                self._progress.start()  # started only now, when there is something to show
         self._progress.update(task, completed=done, total=total)
 
     def __enter__(self) -> "Bars":
@@ -44,7 +44,7 @@ class Bars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over = True  # later steps get a line each, since other bars may be drawn now
+        self._over = True  # a later stage gets a line, since other bars may be drawn then
         if self._tasks:
             self._progress.stop()
 

@@ -1,4 +1,4 @@
-"""Argparse types for times, rates and shares, with the unit after the number."""
+"""Parse times, rates and shares that have a unit after the number (argparse types)."""
 
 import argparse
 import re

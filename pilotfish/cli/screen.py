@@ -1,4 +1,4 @@
-"""Text as it streams: accepted drafts differ in colour from the target's own tokens."""
+"""Print an answer as it is generated; accepted drafts and the target's tokens differ in colour."""
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +16,7 @@ STYLES = {
 
 
 class AnswerScreen:
-    """Writes text to stdout and notes to stderr; colours only on a terminal."""
+    """A writer of text to stdout and notes to stderr; colours only on a terminal."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._out = Console(quiet=quiet, highlight=False, soft_wrap=True)
@@ -33,6 +33,6 @@ class AnswerScreen:
     def legend(self) -> None:
         """Print what the colours mean."""
         legend = Text("tokens: ")
-        for origin in ("drafted", "corrected", "bonus"):  # the demo has no grammars
+        for origin in ("drafted", "corrected", "bonus"):  # the demo uses no grammar
             legend.append(f"{origin} ", style=STYLES[origin])
         self.notes.print(legend)

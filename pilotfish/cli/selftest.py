@@ -87,7 +87,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     with export_tools():
-        import pilotfish.export.model  # noqa: F401  # said now, not after a minute
+        import pilotfish.export.model  # noqa: F401  # a missing extra shows now, not after a minute
     from pilotfish.engines.backends import PROVIDERS
     from pilotfish.selftest.providers import ORDER
     from pilotfish.selftest.running import Runner

@@ -1,4 +1,4 @@
-"""Repair the standard streams: closed ones, narrow encodings, pipes without a reader."""
+"""Repair the standard streams: closed streams, narrow encodings, pipes without a reader."""
 
 import io
 import os
@@ -14,14 +14,14 @@ _STREAMS = ("stdin", "stdout", "stderr")
 def repair() -> None:
     """Open closed standard streams on /dev/null, and let no character make a stream fail.
 
-    Otherwise a file opened later gets a closed stream's number, and libraries that write to
-    standard output write into it. Characters that the encoding lacks become "?".
+    Otherwise a file opened later would get a closed stream's number, and libraries that write to
+    standard output would write into the file. Characters that the encoding lacks become "?".
     """
     for number, name in enumerate(_STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            descriptor = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
@@ -35,7 +35,7 @@ def repair() -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a line on stderr, if it is open; in the journal it is an error."""
+    """Print a line on stderr if that is open; in the journal, with the priority of an error."""
     line = f"pilotfish: {sentence}"
     try:
         print(prefixed(line, ERROR) if is_journal() else line, file=sys.stderr, flush=True)

@@ -1,15 +1,15 @@
-"""Verify a bundle before anything of it is unpacked or run.
+"""Verify a bundle before any part of it is unpacked or run.
 
-In: a bundle's folder, an `AdmissionPolicy`, the signers that a root trusts. Out: an
-`AdmittedBundle`, whose manifest every later step uses, or an error.
+In: a bundle's folder, an `AdmissionPolicy`, the signers that a root file system trusts. Out: an
+`AdmittedBundle`, or an error. Every later step uses the admitted bundle's manifest.
 
 Manifest and signature are read once, and the signature is verified before the manifest is parsed.
-Every file used later is compared with this manifest (`manifest.reading`), since others may write to
-the folder meanwhile.
+Every file is compared with this manifest when it is used (`manifest.reading`), since other
+processes may write to the folder meanwhile.
 
-A root with a folder of signers trusts these only, even if it is empty. A root without one has no
-installation yet, or one from before signatures: then the signers of the flashing machine count, and
-become the root's own.
+A root with a folder of signers trusts these signers only, even if the folder is empty. A root
+without a folder of signers has no installation yet, or an installation from before signatures: then
+the signers that the flashing machine trusts count, and become the root's own.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -32,8 +32,8 @@ from pilotfish.deploy.signatures import Signers
 class AdmissionPolicy:
     """The conditions for admitting a bundle.
 
-    digest: the manifest's digest, 64 hex digits; None: any. signers: folder of trusted signers,
-    for roots that have none of their own. unsigned: admit without a signature.
+    digest: required digest of the manifest, 64 hex digits; None: any. signers: folder of trusted
+    signers, for a root without its own. unsigned: admit a bundle without checking its signature.
     downgrade: admit a version older than the installed one.
     """
 
@@ -53,8 +53,8 @@ class AdmissionPolicy:
 class AdmittedBundle:
     """A bundle that may be installed.
 
-    raw, signature: the bytes of its manifest, and of its signature if any. signer: name of its
-    signer among ``signers``; None: none was required.
+    raw, signature: bytes of the manifest and of its signature, if any. signer: name of the bundle's
+    signer; None: no signature was required. signers: the trusted signers.
     """
 
     raw: bytes
@@ -73,7 +73,7 @@ def admit(
     """Admit a bundle, or raise `SignatureError`, `KeysError` or `BundleError`.
 
     root_signers: the root's folder of signers, if any. say: called with a sentence for each file
-    that is no key.
+    of a signer that is not a key.
     """
     raw = manifest.read_bytes(bundle)
     signature = _signature(bundle)
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def policy_from_args(args: argparse.Namespace) -> AdmissionPolicy:
-    """Read the policy from these flags."""
+    """Read the policy from the flags of `add_arguments`."""
     return AdmissionPolicy(
         digest=args.digest,
         signers=args.signers,

@@ -3,12 +3,12 @@
 In:  artifacts, an address, keys, a Python version and a machine. Out: a folder
 
     wheels/      pilotfish and its requirements          systemd/  units and similar files
-    artifacts/   draft or target, and others             config/   files of /etc/pilotfish
+    artifacts/   draft or target, and further ones       config/   files of /etc/pilotfish
     keys/        this machine's pair, and the other end's public keys
     signers/     public keys of further signers for the board to trust
     manifest.json, manifest.json.sig                     `deploy.manifest`, `deploy.signatures`
 
-that appears complete or not at all.
+The folder appears complete or not at all.
 """
 
 import json
@@ -34,20 +34,20 @@ from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
 
-# JetPack's Python and CPU (docs/jetson.md).
+# JetPack's version → its Python and its CPU (docs/jetson.md).
 JETPACKS = {"6.2": ("3.10", "aarch64"), "7.2": ("3.12", "aarch64")}
 _ADDRESS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]):([0-9]{1,5})")
-_OLD_RUNTIME_PYTHON = "3.10"  # its last ONNX Runtime, 1.23, cannot load opset 24
+_OLD_RUNTIME_PYTHON = "3.10"  # the last ONNX Runtime for it, 1.23, cannot load opset 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContents:
     """The content of a bundle to be made.
 
-    artifacts: the machine serves the first; the others are installed under their own names.
-    address: a device's edge, or an edge's own to listen on, tcp://HOST:PORT. keys: folder with the
-    keys of this machine, or None: a new pair is made. secret: the key to sign with, or None.
-    signers: more public keys for the board to trust.
+    artifacts: the machine serves the first artifact; further artifacts are installed under their
+    own names. address: tcp://HOST:PORT, the edge for a device to use, or the address for an edge to
+    listen on. keys: folder with the machine's keys; None: make a new pair. secret: file of the key
+    to sign with; None: do not sign. signers: files of further public keys for the board to trust.
     """
 
     role: str
@@ -64,11 +64,11 @@ class BundleContents:
 def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleManifest, list[str]]:
     """Make a bundle in ``out``; return its manifest and the remaining manual steps.
 
-    Replaces an existing bundle, but keeps the key pair that was made for it.
+    Replaces an existing bundle. A key pair that was made for the old bundle is used again.
     """
     (require_address if wanted.role == "device" else require_listenable)(wanted.address)
     match = _ADDRESS.fullmatch(wanted.address)
-    anywhere = match is not None and match[1] == "*"  # the address that an edge listens on
+    anywhere = match is not None and match[1] == "*"  # an edge may listen on all addresses
     if match is None or not 0 < int(match[2]) < 1 << 16 or (anywhere and wanted.role == "device"):
         raise UnsupportedError(f"{wanted.address!r} is no address: write tcp://HOST:PORT.")
     if wanted.secret is not None:
@@ -99,7 +99,7 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
 
 
 def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
-    """Open the artifacts, by their names in the bundle, and check them for the board's Python."""
+    """Yield each artifact with its name in the bundle; check that the board's Python can run it."""
     taken: set[str] = set()
     for path in wanted.artifacts:
         name = path.resolve().name if taken else ARTIFACTS[wanted.role]
@@ -127,7 +127,7 @@ def _copy_artifact(artifact: Artifact, folder: Path) -> None:
 
 
 def _bring_settings(wanted: BundleContents, folder: Path) -> None:
-    """Write the units, and the role's configuration: its example with the bundle's address."""
+    """Write the units and the role's configuration, an example file with the bundle's address."""
     for name in ("systemd", "config"):
         (folder / name).mkdir()
     shipped = resources.files("pilotfish") / "systemd"
@@ -158,7 +158,7 @@ def _bring_signers(wanted: BundleContents, folder: Path) -> None:
 def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
     """Write this machine's keys; return the steps to take on the other end.
 
-    former: keys of the replaced bundle; the other end may know its pair already.
+    former: folder of the replaced bundle's keys, which the other end may know already.
     """
     if wanted.keys is not None and not wanted.keys.is_dir():
         raise KeysError(f"{wanted.keys} is no folder of keys.")
@@ -177,7 +177,7 @@ def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
     pair = keys.DeviceKeys.load(with_pair) if with_pair else None
     _pair(folder, keys.DEVICE, (pair.secret, pair.public) if pair else None)
     _put(folder / public.name, keys.read_public(public))
-    if with_pair is not None and with_pair == former:  # an upgrade: the edge knows the device
+    if with_pair is not None and with_pair == former:  # the same pair as before: the edge knows it
         return []
     unless = "" if pair is None else ", unless it knows this device already"
     return [f"on the edge{unless}: pilotfish keys allow device.pub, which is in the bundle's keys"]
@@ -194,7 +194,7 @@ def _bring_edge_keys(
         (folder / "allowed").mkdir(exist_ok=True)
         _put(folder / "allowed" / path.name, keys.read_public(path))
     advice = []
-    if with_pair is None or with_pair != former:  # otherwise an upgrade: the devices have it
+    if with_pair is None or with_pair != former:  # a new pair: devices lack its public key
         advice.append("give every device the edge's public key: the bundle's keys/edge.pub")
     if not allowed:
         advice.append("allow devices on the edge: pilotfish keys allow …")
@@ -202,7 +202,7 @@ def _bring_edge_keys(
 
 
 def _pair(folder: Path, name: str, pair: tuple[bytes, bytes] | None) -> None:
-    """Write a key pair, secret and public; make a new one if none is given."""
+    """Write a key pair (secret, public); None: make a new pair."""
     if pair is None:
         keys.create(folder, name)
         return
@@ -235,14 +235,14 @@ def _replacing(out: Path) -> Iterator[Path]:
     finally:
         if (
             old.exists() and not out.exists()
-        ):  # after an interruption this folder holds the only keys
+        ):  # left by an interruption: this folder then holds the only keys
             old.rename(out)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_ours(out: Path) -> bool:
-    """Return whether a folder may be replaced: it is empty, or a bundle."""
+    """Return whether a folder may be replaced, since it is empty or a bundle."""
     if not out.is_dir():
         return False
     try:

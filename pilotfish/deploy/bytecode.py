@@ -1,8 +1,8 @@
-"""Byte-compile a version's modules where its Python is available, so that it starts quickly.
+"""Byte-compile a version's modules if this machine has its Python, so that it starts quickly.
 
-In: a folder of modules, its final path, a Python version. Out: ``.pyc`` files beside them, which
-are the same on every machine. Python does not compare them with their sources when it loads them:
-both belong to root, and `--check` verifies both.
+In: a folder of modules, its final path, a Python version. Out: the modules' ``.pyc`` files,
+the same bytes on every machine. Python loads a ``.pyc`` file without comparing it with its source:
+both files belong to root, and `--check` verifies both.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -15,14 +15,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-_TESTS = re.compile(r"/tests?/")  # other projects' tests: a third of all modules, never run here
+_TESTS = re.compile(r"/tests?/")  # tests of other projects: a third of all modules, never run here
 
 
 def compile_modules(folder: Path, place: str, python: str) -> bool:
     """Compile the modules below ``folder``; return False if this machine has no such Python.
 
     place: the folder's path on the board, for tracebacks. Modules that do not compile are skipped:
-    some wheels hold files for other Pythons.
+    some wheels contain modules for other Pythons.
     """
     if f"3.{sys.version_info.minor}" == python:
         compileall.compile_dir(

@@ -3,9 +3,9 @@
 In:  the running pilotfish, its pins, a Python version and a machine (`deploy.wheelhouse`), and the
      units in ``systemd/``. Out: ``pilotfish-edge_VERSION-REVISION_ARCHITECTURE.deb``.
 
-Everything is installed below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`:
-dpkg manages versions itself, and the machine may also have a flashed device. The same input and
-SOURCE_DATE_EPOCH give the same bytes.
+The program is installed below ``/usr/lib/pilotfish-edge``, not in the folders of `deploy.versions`:
+dpkg manages versions itself, and the machine may also have a device that was flashed. The same
+input and SOURCE_DATE_EPOCH give the same bytes.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from pilotfish.deploy.wheels import Wheel
 NAME = "pilotfish-edge"
 HOME = f"usr/lib/{NAME}"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
-_FLASHED = "/opt/pilotfish/current/"  # the program's path in the units, as flashed
+_FLASHED = "/opt/pilotfish/current/"  # the program's path in the units of a flashed machine
 _SCRIPTS = ("postinst", "prerm", "postrm")
 _SETTINGS = ("etc/pilotfish/edge.toml", "etc/pilotfish/worker.toml")
 
@@ -73,7 +73,7 @@ def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
         if not wheel.fits(python, machine):
             raise BundleError(f"{path} is not for Python {python} on {machine}.")
         wheel.unpack(home, f"/usr/bin/python{python}")
-    shutil.rmtree(home / "bin", ignore_errors=True)  # the scripts of other packages
+    shutil.rmtree(home / "bin", ignore_errors=True)  # scripts of the wheels
     _put(home / "bin" / "pilotfish", LAUNCHER.format(python=f"/usr/bin/python{python}"), 0o755)
 
 

@@ -11,13 +11,13 @@ class BundleError(PilotfishError):
 
 
 class SignatureError(BundleError):
-    """A bundle that is unsigned, signed by an untrusted signer, or changed since."""
+    """A bundle that is unsigned, signed by an untrusted signer, or changed after it was signed."""
 
     code = "signature"
 
 
 class InstallError(PilotfishError):
-    """An installation that is impossible there, or damaged."""
+    """An installation that is impossible in this root file system, or damaged."""
 
     code = "install"
     exit_code = 73

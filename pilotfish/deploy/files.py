@@ -1,4 +1,4 @@
-"""Change files completely or not at all, even if the power fails.
+"""Change files so that each change happens completely or not at all, even if the power fails.
 
 Each function does nothing if its result exists already, so that a second run changes nothing.
 `base.files` writes single files.
@@ -36,7 +36,7 @@ def link(path: Path, target: str) -> bool:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within one file system, durably; replaces a file of that name."""
+    """Rename a file or folder within one file system, durably; replace a file of the new name."""
     os.replace(source, target)
     sync(target.parent)
 
@@ -52,7 +52,7 @@ def remove(path: Path) -> bool:
 
 
 def remove_tree(path: Path) -> bool:
-    """Remove an unused folder; return whether there was one."""
+    """Remove a folder that nothing uses; return whether there was one."""
     if not path.is_dir() or path.is_symlink():
         return False
     shutil.rmtree(path)
@@ -71,7 +71,7 @@ def folder(path: Path, mode: int = 0o755) -> None:
 
 
 def holds(path: Path, content: bytes, mode: int | None = None) -> bool:
-    """Return whether a regular file has this content (and this mode)."""
+    """Return whether a path is a regular file with this content, and with this mode if given."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

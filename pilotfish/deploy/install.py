@@ -1,15 +1,15 @@
-"""Install a bundle into a root file system, or onto the running system.
+"""Install a bundle into a root file system; ``/`` is the running system.
 
     PYTHONPATH=bundle/wheels/pilotfish-….whl python3 -m pilotfish.deploy.install --root / bundle/
 
-(for a trusted bundle only, since its own code verifies it; `deploy.ssh` lets the installed version
-verify it.)
+The command above is for a trusted bundle only, since the bundle's own code verifies the bundle.
+(`deploy.ssh` lets the installed version verify it.)
 
 In:  a bundle (`deploy.admission`) and a root. Out: the current version, its configuration, keys
 and units, and a line for each step.
 Law: the bundle is checked completely before anything is written. One rename makes the new version
-current; until then the old one is untouched. After a kill or a power cut the next run completes the
-work. A second run changes nothing.
+current; until then the old version is untouched. After a kill or a power cut, another run completes
+the installation. Installing the same bundle again changes nothing.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -34,7 +34,7 @@ from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.versions import HOME, Versions
 from pilotfish.deploy.wheels import Wheel
 
-# The installed name of each role's artifact, which the configuration uses.
+# Role → installed name of its artifact; the configuration uses this name.
 ARTIFACTS = {"device": "draft", "edge": "target"}
 STATE = ("var/lib/pilotfish", "var/cache/pilotfish")
 LAUNCHER = """\
@@ -77,7 +77,7 @@ class Installation:
                 f"Files below {self.root.root} will belong to root: run this with sudo."
             )
         system.require_tools()
-        # the folder may be a link to another disk
+        # HOME may be a link to another disk
         self.versions = Versions(resolve(self.root.root, HOME))
 
     def verify(self, bundle: Path, policy: AdmissionPolicy) -> AdmittedBundle:
@@ -85,7 +85,7 @@ class Installation:
         signers = resolve(self.root.root, settings.SIGNERS)
         link = self.root.path(settings.SIGNERS)
         if os.path.lexists(link) and not signers.exists() and not policy.unsigned:
-            # a broken link is not a missing list of signers: its disk may not be mounted
+            # a broken link does not mean that there are no signers: their disk may not be mounted
             raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
         admitted = admission.admit(bundle, policy, self.say, signers)
         contents = admitted.manifest
@@ -102,7 +102,7 @@ class Installation:
         contents = admitted.manifest
         os.umask(0o022)
         with self.versions.locked():
-            if not policy.downgrade:  # another installation may have been faster
+            if not policy.downgrade:  # again: another installation may have ended meanwhile
                 self._require_no_older(contents)
             before, earlier = self.versions.current, self.versions.previous
             if contents.name not in self.versions.names() or self.versions.faults(contents.name):
@@ -124,7 +124,7 @@ class Installation:
             raise ServiceError(trouble)
 
     def roll_back(self) -> None:
-        """Make the previous version current again; start it on the running system."""
+        """Make the previous version current again; on the running system, start it as well."""
         os.umask(0o022)
         with self.versions.locked():
             name = self.versions.roll_back()
@@ -135,7 +135,7 @@ class Installation:
             raise ServiceError(trouble)
 
     def uninstall(self, *, purge: bool) -> None:
-        """Remove every version and unit; ``purge`` takes configuration, keys and state as well."""
+        """Remove every version and unit. purge: remove configuration, keys and state as well."""
         if not self.versions.home.exists() and not purge:
             raise InstallError(f"Nothing is installed in {self.root.root}.")
         if purge and system.packaged(self.root):
@@ -162,7 +162,7 @@ class Installation:
         faults = self.versions.faults(name)
         try:
             contents = self._manifest(name)
-        except BundleError:  # another fault is present
+        except BundleError:  # `faults` may name the damaged manifest already
             return faults or [f"{self.versions.folder(name) / manifest.NAME} is damaged."]
         self.say(f"version {name} (role {contents.role}) is current")
         if self.versions.previous not in (None, name):
@@ -183,7 +183,7 @@ class Installation:
         return faults
 
     def _require_no_older(self, contents: BundleManifest) -> None:
-        """Raise `InstallError` if the current version is newer than a bundle's."""
+        """Raise `InstallError` unless a bundle's version is the current one or a later one."""
         if self.versions.current is None:
             return
         there = self.versions.current.rpartition("-")[0]
@@ -199,7 +199,7 @@ class Installation:
         fresh = self.versions.incoming(contents.name)
         try:
             self._fill(fresh, bundle, contents)
-            # the service cannot compile them: it may only read these folders
+            # compiled now: the service may only read these folders
             if not compile_modules(fresh / "site", f"/{HOME}/current/site", contents.python):
                 self.say(f"no python{contents.python} here: modules are not compiled")
             self.progress("writing to disk", 0, 1)
@@ -216,7 +216,7 @@ class Installation:
         wheels = [path for path in contents.files if path.startswith("wheels/")]
         for count, path in enumerate(wheels):
             self.progress("unpacking wheels", count, len(wheels))
-            # a private copy: others may write to a hashed file before it is unpacked
+            # unpack a private copy: others may change the bundle's file after it was hashed
             with tempfile.TemporaryFile(dir=fresh) as copy:
                 with manifest.reading(bundle, path, contents.files[path]) as source:
                     shutil.copyfileobj(source, copy)
@@ -235,7 +235,7 @@ class Installation:
         (fresh / manifest.NAME).write_bytes(contents.encode())
 
     def _settle(self, name: str) -> None:
-        """Update everything outside the version's folder for this version."""
+        """Apply a version outside its folder: write configuration and units, and enable units."""
         role = self._manifest(name).role
         self._tell(settings.bring_configuration(self.root, self.versions, name))
         self._tell(system.apply_version(self.root, self.versions, name))
@@ -245,7 +245,7 @@ class Installation:
         self._tell(system.enable(self.root, self.versions, name, role))
 
     def _start(self) -> str | None:
-        """Start the current version on the running system; return why it fails, or None."""
+        """On the running system, start the current version; return why it fails, or None."""
         name = self.versions.current
         if not self.root.live or name is None:
             return None
@@ -266,7 +266,7 @@ class Installation:
 
 
 def _require_fitting(bundle: Path, contents: BundleManifest) -> None:
-    """Raise `BundleError` if a wheel does not fit, or pilotfish's own is missing."""
+    """Raise `BundleError` if a wheel does not fit, or pilotfish's own wheel is missing."""
     wheels = [
         Wheel.from_path(bundle / path) for path in contents.files if path.startswith("wheels/")
     ]
@@ -332,7 +332,7 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
 
 
 def say(line: str) -> None:
-    """Print a line of progress; ignore a closed output instead of stopping half-way."""
+    """Print a line of progress; if stdout is closed, continue without output."""
     with suppress(BrokenPipeError):
         print(line, file=sys.stderr, flush=True)
 

@@ -2,11 +2,11 @@
 
 In: a folder. Out: its `BundleManifest`, or a `BundleError`.
 
-A folder that passes `verify` holds exactly the files that the manifest names, byte for byte; no
-links, nothing else (but the manifest's signature, `deploy.signatures`). `reading` returns the bytes
+A folder that passes `verify` holds exactly the files that the manifest names, byte for byte, and
+the manifest's signature (`deploy.signatures`): no links, nothing else. `reading` returns the bytes
 that the manifest describes, or fails if the folder has changed. The digest covers the whole
-manifest, so it identifies the bundle. It detects damage only, since a forger can compute another
-digest; signatures detect forgery.
+manifest, so it identifies the bundle. The digest detects damage only, since a forger can compute a
+new one; signatures detect forgery.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]  # (step, done, total)
 
 @dataclass(frozen=True)
 class Entry:
-    """One file: SHA-256 in hex, size in bytes, mode when installed."""
+    """A file of a bundle. sha256: in hex. size: bytes. mode: of the installed file."""
 
     sha256: str
     size: int
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class BundleManifest:
-    """A bundle's content; paths are relative, with slashes."""
+    """A bundle's content. files: path → entry; paths are relative, with slashes."""
 
     version: str
     role: str
@@ -63,7 +63,7 @@ class BundleManifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of everything else in the manifest."""
+        """The SHA-256 of all other fields of the manifest, in hex."""
         plain = json.dumps(self._fields(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(plain.encode()).hexdigest()
 
@@ -107,7 +107,7 @@ class BundleManifest:
 
 
 def describe(folder: Path, version: str, role: str, python: str, machine: str) -> BundleManifest:
-    """Return the manifest of a folder's present files; secrets have mode 0600, others 0644."""
+    """Return the manifest of a folder's files; secret keys get mode 0600, other files 0644."""
     files = {}
     for path, size in sorted(_walk(folder)):
         mode = 0o600 if path.startswith("keys/") and path.endswith(".key") else 0o644
@@ -165,11 +165,11 @@ def hash_file(path: Path) -> str:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file of a bundle without blocking; `BundleError` for anything but a file."""
+    """Open a regular file of a bundle without blocking; `BundleError` for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno != errno.ELOOP:  # the error of a link
+        if error.errno != errno.ELOOP:  # ELOOP: the path is a link
             raise
         raise BundleError(f"{path} is a link, not a file: copy the bundle again.") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -179,7 +179,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 class CheckedReader:
-    """Reads a file of a bundle and hashes it, up to the size that the manifest names."""
+    """A reader that hashes a file of a bundle, up to the size that the manifest names."""
 
     def __init__(self, file: BinaryIO, path: str, entry: Entry) -> None:
         self._file = file
@@ -189,7 +189,7 @@ class CheckedReader:
         self._digest = hashlib.sha256()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read the next ``size`` bytes, or all that are left."""
+        """Read the next ``size`` bytes, or the rest if ``size`` is negative."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = self._file.read(wanted)
         if wanted and not data:
@@ -199,7 +199,7 @@ class CheckedReader:
         return data
 
     def finish(self) -> None:
-        """Raise `BundleError` unless all was read and equals the manifest."""
+        """Raise `BundleError` unless the whole file was read and has the manifest's hash."""
         if self._left or self._digest.hexdigest() != self._entry.sha256:
             raise self._changed()
 
@@ -211,7 +211,7 @@ class CheckedReader:
 def reading(folder: Path, path: str, entry: Entry) -> Iterator[CheckedReader]:
     """Read a file of a bundle once, to its end.
 
-    The bytes must not be used before this ends without an error: only then are they verified.
+    The bytes must not be used before the block ends without an error: only then are they verified.
     """
     with open_file(folder / path) as file:
         reader = CheckedReader(file, path, entry)
@@ -236,7 +236,7 @@ def _checked(manifest: BundleManifest) -> BundleManifest:
         raise BundleError(f"{NAME} of the bundle is damaged: version, role, Python or machine.")
     for path, entry in manifest.files.items():
         room, _, name = path.partition("/")
-        fits = {  # the configuration's folder also holds those of keys and signers
+        fits = {  # "config" becomes the folder that also contains keys/ and signers/
             "config": "/" not in name and name not in ("keys", "signers"),
             "signers": "/" not in name and name.endswith(".pub"),
         }

@@ -4,7 +4,7 @@
 
 Mode numbers differ from board to board, so names are looked up in ``/etc/nvpmodel.conf``. NVIDIA's
 own `nvpmodel` sets the mode, and `jetson_clocks` the clocks. A mode that needs a restart of the
-board is not forced: it takes effect at the next one. Standard library only.
+board takes effect at the board's next restart; none is forced. Standard library only.
 """
 
 import argparse
@@ -20,12 +20,12 @@ _MODE = re.compile(r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", re.MULTIL
 
 
 def modes(text: str) -> dict[str, int]:
-    """Map name → number of every mode that an nvpmodel.conf defines."""
+    """Return name → number of every mode that the text of an nvpmodel.conf defines."""
     return {name: int(number) for number, name in _MODE.findall(text)}
 
 
 def set_mode(name: str, definitions: Path = MODES) -> None:
-    """Set a mode by ``nvpmodel``; `InstallError` names those that this board has."""
+    """Set a mode with ``nvpmodel``; for an unknown mode, `InstallError` names the board's modes."""
     try:
         known = modes(definitions.read_text(errors="replace"))
     except OSError as error:

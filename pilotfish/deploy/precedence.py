@@ -14,11 +14,11 @@ _FORM = re.compile(
     r"(\+(?P<local>[a-z0-9]+(\.[a-z0-9]+)*))?",
     re.ASCII,
 )
-_FIRST, _LAST = (-1,), (1,)  # before and after every (0, …)
+_FIRST, _LAST = (-1,), (1,)  # sort keys before and after every (0, …)
 
 
 def is_older(version: str, than: str) -> bool | None:
-    """Return whether ``version`` precedes ``than``; None if one is no PEP 440 version."""
+    """Return whether ``version`` precedes ``than``; None if either is not a PEP 440 version."""
     keys = [_key(text) for text in (version, than)]
     return None if None in keys else keys[0] < keys[1]
 

@@ -1,9 +1,10 @@
-"""Recognise a root file system: its Pythons, machine and board.
+"""Inspect a root file system: find its Pythons, machine and board.
 
-In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says why it is none.
+In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says why the folder is no root
+file system.
 
-Absolute links in a root file system are relative to that root; they are resolved so, and never
-followed out of it.
+An absolute link in a root file system is resolved relative to that root, and no link is followed
+out of it.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -24,8 +25,8 @@ _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
 class Rootfs:
     """A root file system and its properties.
 
-    pythons: the machine of every CPython in it, by version ("3.10").
-    release: NVIDIA's L4T release line, if the file system is a Jetson's.
+    pythons: version ("3.10") of each of its CPythons → machine. release: line that names NVIDIA's
+    L4T release; None if the file system is not a Jetson's.
     """
 
     root: Path
@@ -71,7 +72,7 @@ class Rootfs:
             )
 
     def path(self, inside: str) -> Path:
-        """Convert a path of that system to one of this; links in its parents stay within."""
+        """Convert a path in the root to a path of this system; resolve links in its parents."""
         parent, _, name = inside.strip("/").rpartition("/")
         return resolve(self.root, parent) / name
 
@@ -116,7 +117,7 @@ def _machine(path: Path) -> str | None:
             head = file.read(20)
     except OSError:
         return None
-    if len(head) < 20 or head[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
+    if len(head) < 20 or head[:6] != b"\x7fELF\x02\x01":  # not 64-bit little-endian ELF
         return None
     (machine,) = struct.unpack_from("<H", head, 18)
     return ELF_MACHINES.get(machine)

@@ -1,9 +1,9 @@
-"""Configuration, keys and signers below ``/etc/pilotfish``.
+"""Write configuration, keys and signers below ``/etc/pilotfish``.
 
-An edited configuration file is never overwritten: the new one becomes ``NAME.new`` next to it. A
-file that is as some installed version wrote it follows the current version. Existing keys are never
-replaced. Only bundles with a verified signature add signers; none is ever removed, and a revoked
-one stays revoked.
+A configuration file that was edited is never overwritten: the new file becomes ``NAME.new`` in the
+same folder. A file that nobody edited since a version wrote it is replaced by the current
+version's. Existing keys are never replaced. Only bundles with a verified signature add signers. No
+signer is ever removed, and a revoked signer stays revoked.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -44,7 +44,7 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
 
 
 def bring_keys(root: Rootfs, bundle: Path, contents: BundleManifest) -> Iterator[str]:
-    """Copy the bundle's missing keys; yield a sentence for each change."""
+    """Copy the bundle's keys that the root lacks; yield a sentence for each change."""
     for path, entry in contents.files.items():
         if not path.startswith("keys/"):
             continue
@@ -62,8 +62,9 @@ def bring_keys(root: Rootfs, bundle: Path, contents: BundleManifest) -> Iterator
 def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Iterator[str]:
     """Add signers to the root's trusted ones; yield a sentence for each new one.
 
-    A root without signers takes over those that admitted the bundle. Other roots take the bundle's,
-    since a trusted signer signed it. An unverified bundle adds none.
+    A root without a folder of signers first gets the signers with which the bundle was admitted.
+    Then the bundle's signers are added, since a trusted signer signed them. A bundle that was
+    admitted without a signature adds none.
     """
     if admitted.signers is None:
         return
@@ -88,7 +89,7 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Itera
 
 
 def _create_signers(folder: Path, signers: Signers) -> None:
-    """Create a folder of signers in one step: once it exists, it decides."""
+    """Create a folder of signers in one step: once it exists, only its signers are trusted."""
     partial = folder.with_name(f".{folder.name}.pilotfish-partial")
     files.remove_tree(partial)
     files.folder(partial)
@@ -110,7 +111,7 @@ def edited_files(root: Rootfs, versions: Versions, name: str) -> list[str]:
 
 
 def _shipped_digests(versions: Versions) -> dict[str, set[str]]:
-    """Return the SHA-256s of each configuration file in all installed versions."""
+    """Return, by name of a configuration file, its SHA-256s in all installed versions."""
     digests: dict[str, set[str]] = {}
     for name in versions.names():
         for path in (versions.folder(name) / "config").glob("*"):

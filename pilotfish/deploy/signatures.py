@@ -1,8 +1,8 @@
-"""Signatures of bundles: OpenSSH's (`ssh-keygen -Y`), Ed25519, in a namespace of our own.
+"""Sign and verify bundles with OpenSSH (`ssh-keygen -Y`), Ed25519 keys and a namespace of our own.
 
     signer.key                     a secret key, readable by its owner only (`pilotfish keys new`)
     signers/signer.pub             its public key; the folder can be used as a list of signers
-    /etc/pilotfish/signers         the signers that a board trusts, and by default its flasher:
+    /etc/pilotfish/signers         signers that a board trusts; also the flashing machine's default:
         NAME.pub                   a public key of OpenSSH, one per file
         NAME.revoked               a key that is never trusted again
     manifest.json.sig              in a bundle: the signature of its manifest's bytes
@@ -36,17 +36,17 @@ SIGNER = "signer"
 NAMESPACE = "pilotfish-bundle"
 FOLDER = Path("/etc/pilotfish/signers")
 NAME = "manifest.json.sig"
-MAX_BYTES = 4096  # limit of a public key's file and of a signature
+MAX_BYTES = 4096  # limit of a public key's file, and of a signature
 _KIND = b"ssh-ed25519"
 _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
-_MAGIC = b"SSHSIG\0\0\0\1"  # with its version (OpenSSH, PROTOCOL.sshsig)
+_MAGIC = b"SSHSIG\0\0\0\1"  # preamble and version (OpenSSH, PROTOCOL.sshsig)
 
 
 @dataclass(frozen=True)
 class Signers:
-    """The keys of a folder: raw public keys, each with the name of its file.
-
-    faults: a sentence for each file that could not be read as a key.
+    """The keys of a folder of signers.
+    trusted: raw public key → signer's name. revoked: raw public key → name of its file. faults: a
+    sentence for each file that could not be read as a key.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class Signers:
             ) from error
         if open_to_all:
             raise KeysError(f"Every user may write to {folder}: run `chmod o-w {folder}`.")
-        # also in capitals, for disks without lower-case names
+        # any case: some file systems have capital letters only
         ended = [name for name in names if name.lower().endswith(".revoked")]
         revoked = {read_public(folder / name): name for name in ended}
         trusted: dict[bytes, str] = {}
@@ -84,7 +84,7 @@ class Signers:
         return cls(folder, trusted, revoked, faults)
 
     def files(self) -> dict[str, bytes]:
-        """Return the content of a folder that trusts and revokes the same keys."""
+        """Return name → content of the files of a folder that trusts and revokes the same keys."""
         trusted = {f"{name}.pub": key for key, name in self.trusted.items()}
         revoked = {name: key for key, name in self.revoked.items()}
         return {name: public_file(key) for name, key in (trusted | revoked).items()}
@@ -125,7 +125,7 @@ class Signers:
 
 
 def create(directory: Path) -> Path:
-    """Make a signer's pair in a key folder; return the public file. Never overwrites."""
+    """Make a signer's key pair in a key folder; return the public file. Never overwrites a file."""
     secret, public = directory / f"{SIGNER}.key", directory / "signers" / f"{SIGNER}.pub"
     for path in (secret, public):
         if os.path.lexists(path):
@@ -160,7 +160,7 @@ def listing(directory: Path) -> list[dict[str, str]]:
 
 
 def require_secret(secret: Path) -> None:
-    """Raise `KeysError` unless there are ssh-keygen and a secret key that only its owner reads."""
+    """Raise `KeysError` unless only its owner can read the secret key, and ssh-keygen exists."""
     try:
         mode = secret.stat().st_mode
     except OSError as error:
@@ -201,7 +201,7 @@ def read_public(path: Path) -> bytes:
 
 
 def parse_public(content: bytes, what: str) -> bytes:
-    """Parse the raw key from such a file's bytes; errors call the file ``what``."""
+    """Parse the raw key from the bytes of a public key's file; errors call the file ``what``."""
     lines = without_bom(content).strip().splitlines()
     words = lines[0].split() if len(lines) == 1 and len(content) <= MAX_BYTES else []
     if len(words) >= 2 and words[0] == _KIND:
@@ -213,7 +213,7 @@ def parse_public(content: bytes, what: str) -> bytes:
 
 
 def public_file(key: bytes) -> bytes:
-    """Format a public key's file; also the end of a line in OpenSSH's lists."""
+    """Format a public key's file; a line of OpenSSH's ``allowed_signers`` ends in the same way."""
     return _KIND + b" " + base64.b64encode(_blob(key)) + b"\n"
 
 
@@ -235,7 +235,7 @@ def _raw(blob: bytes) -> bytes:
 
 
 def _opened(signature: bytes) -> tuple[bytes, bytes]:
-    """Return the raw public key and namespace in a signature; ssh-keygen verifies it."""
+    """Return the raw public key and the namespace that a signature names; verifies nothing."""
     try:
         begin, *lines, end = signature.decode("ascii").strip().splitlines()
         blob = base64.b64decode("".join(lines), validate=True)

@@ -1,14 +1,16 @@
-"""Run the installer on a running board, over the system's own ``ssh``.
+"""Run the installer on a running board, through the system's ``ssh`` command.
 
 In:  ``user@host`` and an action. Out: the installer's exit code; its output passes through.
+
 Law: a bundle is admitted here before any byte is sent, and every sent file is compared with the
-admitted manifest. On the board the installed version verifies it again, with the board's own
-signers, before any code of the bundle runs; if no installed version can, this machine's version
-does. Python on the board imports only from the named place and its own library, not from the
-login's folder or variables.
-The user's ssh checks host keys, nothing asks for a password (``BatchMode``, ``sudo -n``). The
-temporary copy on the board holds a secret key: only its owner can read it, and it is removed at the
-end, also after an error or Ctrl-C.
+admitted manifest. On the board the installed version verifies the bundle again, with the board's
+own signers, before any code of the bundle runs. If no installed version can verify bundles, a copy
+of this machine's version does. Python on the board imports only from the installer's folder or
+wheel and from its own library, not from the login's folder or from places that variables name.
+
+The user's ssh checks host keys; no command asks for a password (``BatchMode``, ``sudo -n``). The
+temporary copy on the board contains a secret key: only its owner can read the copy, and it is
+removed at the end, also after an error or Ctrl-C.
 """
 
 import io
@@ -30,7 +32,7 @@ from pilotfish.deploy.rootfs import ELF_MACHINES
 from pilotfish.deploy.wheels import Wheel
 
 _SSH_FAILED = 255
-# Prints the machines of the Pythons in a root file system, from their ELF headers.
+# Python code. Prints the machines of a root file system's Pythons, from their ELF headers.
 _MACHINES = """\
 import glob, sys
 for path in glob.glob(glob.escape(sys.argv[1]) + '/usr/bin/python3.*[0-9]'):
@@ -40,7 +42,7 @@ for path in glob.glob(glob.escape(sys.argv[1]) + '/usr/bin/python3.*[0-9]'):
         print(head[18] + 256 * head[19], end=' ')
 print()
 """
-# Prints these machines and the folder of the copy, or exits with one of the codes below.
+# Shell script. Prints these machines and the copy's folder, or exits with a code of `_REFUSALS`.
 _PROBE = """\
 command -v python3 >/dev/null && command -v tar >/dev/null || exit 41
 python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || exit 42
@@ -55,7 +57,8 @@ _REFUSALS = {
     43: "this user may not use sudo without a password: log in as root, or allow it in sudoers",
     44: "no temporary folder can be made",
 }
-# The modules of the board's current version; versions from before signatures lack this file.
+# _TRUSTED: modules of the board's current version; _VERIFIER: a file in them, which versions from
+# before signatures lack.
 _TRUSTED = "/opt/pilotfish/current/site"
 _VERIFIER = f"{_TRUSTED}/pilotfish/deploy/admission.py"
 _OWN = "flashing.whl"
@@ -65,12 +68,12 @@ _RUN = (
 )
 
 Source = bytes | tuple[Path, str, Entry]  # a file's content, or a file of a bundle
-Sources = Mapping[str, Source]  # by their names in the copy
+Sources = Mapping[str, Source]  # name in the copy → source
 
 
 @dataclass(frozen=True)
 class Board:
-    """A machine that ssh reaches. options: for ``ssh -o``. root: the file system to install in."""
+    """A machine that ssh reaches. options: for ``ssh -o``. root: root file system to install in."""
 
     address: str
     port: int | None = None
@@ -85,7 +88,10 @@ class Board:
         say: Callable[[str], None],
         progress: Progress,
     ) -> int:
-        """Admit a bundle, copy it to the board and install it. arguments: the installer's."""
+        """Admit a bundle, copy it to the board and install it.
+
+        arguments: the installer's, without those about signers and the bundle.
+        """
         admitted = admission.admit(bundle, policy, say)
         contents = admitted.manifest
         contents.verify(bundle, progress)
@@ -107,7 +113,7 @@ class Board:
             return self._as_root(f"{verify} && {install}")
 
     def do(self, arguments: Sequence[str], progress: Progress) -> int:
-        """Run the board's installer without a bundle: to check, roll back or uninstall."""
+        """Run the installer on the board without a bundle: check, roll back or uninstall."""
         with self._copied(_running_pilotfish(), progress) as there:
             return self._as_root(f"{_python(f'{there}/{_OWN}')} {shlex.join(arguments)}")
 
@@ -132,7 +138,8 @@ class Board:
     ) -> Iterator[str]:
         """Yield a temporary folder on the board with copies of these files.
 
-        contents: the bundle's manifest; it is not sent to a board of another machine.
+        contents: manifest of the bundle among the files; `InstallError` if it is for another
+        machine.
         """
         machines, there = self._probe()
         trouble = ""
@@ -155,7 +162,7 @@ class Board:
                 )
 
     def _probe(self) -> tuple[set[str], str]:
-        """Return the machines of the board's Pythons, and a temporary folder on it."""
+        """Make a temporary folder; return the machines of the board's Pythons, and its path."""
         script = _PROBE.format(machines=shlex.quote(_MACHINES), root=shlex.quote(self.root))
         done = subprocess.run(
             self._ssh(script), check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -184,7 +191,7 @@ class Board:
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             with (
-                suppress(BrokenPipeError),  # its exit code says why
+                suppress(BrokenPipeError),  # the exit code below shows the failure
                 tarfile.open(fileobj=process.stdin, mode="w|") as archive,
             ):
                 for name, source in sources.items():
@@ -244,7 +251,7 @@ def _open_source(source: Source) -> Iterator[io.BytesIO | CheckedReader]:
 
 
 def _python(place: str) -> str:
-    """Return the start of a command that runs the installer from a folder or wheel."""
+    """Return the start of a command that runs the installer from ``place``, a folder or a wheel."""
     return shlex.join(["python3", "-I", "-B", "-c", _RUN, place])
 
 

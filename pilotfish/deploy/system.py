@@ -1,11 +1,11 @@
 """Apply a version to systemd: units, the service's user, folders, start at boot.
 
-Units are copied, not linked: `systemctl enable` resolves links, and would pin the current version.
-They are copied after a version has become current, so that an old version never runs under a newer
-unit.
+Units are copied, not linked: `systemctl enable` resolves links, so it would link to one version's
+folder. Units are copied after their version has become current, so that an old version never runs
+with a newer version's unit.
 
-For a foreign root file system systemd's own tools work from outside (``--root``) and run nothing in
-it. On the running system units are also reloaded and started. A unit that a Debian
+For another root file system, this machine's systemd tools are used (``--root``), and nothing in
+that system is run. On the running system units are also reloaded and started. A unit that a Debian
 package owns (`deploy.deb`) is neither replaced nor removed.
 
 Standard library only: this runs on the board before anything is installed.
@@ -26,15 +26,15 @@ UNITS = "usr/lib/systemd/system"
 _SUFFIXES = (".service", ".socket", ".timer", ".path", ".target")
 _PACKAGED = "var/lib/dpkg/info/pilotfish-edge.list"
 _TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles")
-# Units that start at boot; others can be enabled by hand.
+# Role → units that start at boot; other units can be enabled by hand.
 ENABLED = {
     "device": ("pilotfish-device.service", "pilotfish-engine-build.service"),
     "edge": ("pilotfish-edge.service",),
 }
 _POLL_S = 0.5
-_STEADY = 3  # checks in a row, since a failing unit is active for a moment, too
+_STEADY = 3  # checks in a row that find the unit active; a failing unit is active only for a moment
 _MAX_RESTARTS = 3
-_OTHERS_S = 2400.0  # limit of units that start before; systemd allows an engine's build 30 minutes
+_OTHERS_S = 2400.0  # limit for units that start first; systemd allows an engine's build 30 minutes
 _JOURNAL_LINES = 30
 
 
@@ -49,7 +49,7 @@ def require_tools() -> None:
 
 
 def targets(folder: Path) -> dict[Path, str]:
-    """List the files of a version's ``systemd`` folder that systemd reads, with their places."""
+    """Return each file of a version's ``systemd`` folder that systemd reads → path in the root."""
     links = {}
     for path in sorted(folder.glob("*")):
         if path.suffix in _SUFFIXES:
@@ -94,9 +94,9 @@ def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
 
 
 def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
-    """Enable the role's units at boot, unless the previous version had them already.
+    """Enable at boot those of the role's units that the previous version did not have.
 
-    So a disabled unit stays disabled over an upgrade.
+    Its other units are left as before, so a disabled unit stays disabled over an upgrade.
     """
     before = versions.previous
     known: set[str] = set()
@@ -109,7 +109,7 @@ def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[s
 
 
 def units(versions: Versions, name: str, role: str) -> list[str]:
-    """List a version's units of a role."""
+    """List the units of a role that start at boot and that a version has."""
     there = {path.name for path in targets(versions.folder(name) / "systemd")}
     return [unit for unit in ENABLED[role] if unit in there]
 
@@ -121,7 +121,7 @@ def is_enabled(root: Rootfs, unit: str) -> bool:
 
 
 def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:
-    """Stop, disable and remove every unit and snippet that any installed version wrote."""
+    """Stop and disable all units of installed versions; remove all their files outside `HOME`."""
     places = sorted(
         {
             place
@@ -146,11 +146,12 @@ def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:
 def restart(unit: str, patience_s: float) -> str | None:
     """Restart a unit of the running system and wait until it is active.
 
-    Returns None, or the reason of the failure: a sentence, then the last lines of its journal.
-    patience_s: limit of its own start; units before it have `_OTHERS_S`.
+    Returns None, or the reason of the failure: a sentence, then the last lines of the unit's
+    journal. patience_s: time limit for the unit to start; the units that it waits for have
+    `_OTHERS_S` in addition.
     """
     _run("systemctl", "stop", unit)
-    # resets the failure count; fails for a unit that never failed
+    # resets the count of failures; its error is ignored: the unit may never have failed
     subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
     _run("systemctl", "start", "--no-block", unit)
     until_s = time.monotonic() + patience_s
@@ -165,7 +166,7 @@ def restart(unit: str, patience_s: float) -> str | None:
         if state["Job"]:
             if (
                 state["ActiveState"] == "inactive"
-            ):  # waits for another unit, such as an engine's build
+            ):  # it waits for another unit, such as an engine's build
                 until_s = min(time.monotonic() + patience_s, latest_s)
             continue
         if state["ActiveState"] == "inactive" and state["ConditionResult"] == "no":
@@ -176,7 +177,7 @@ def restart(unit: str, patience_s: float) -> str | None:
 
 
 def journal(unit: str) -> str:
-    """Return the last lines that a unit logged."""
+    """Return the last lines of a unit's journal."""
     command = ["journalctl", "-u", unit, "-n", str(_JOURNAL_LINES), "--no-pager", "-o", "cat"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.rstrip()

@@ -1,12 +1,12 @@
-"""The versions installed below ``/opt/pilotfish``: a new one is staged, one is current.
+"""Manage the versions installed below ``/opt/pilotfish``, of which one is current.
 
     versions/<version>-<digest8>/{bin,site,artifacts,systemd,config,manifest.json,installed.json}
     current -> versions/…       the version that the units run
     previous -> versions/…      the version that `--rollback` restores
 
-A version is made in a hidden folder (its name begins with a dot) and appears by one rename; another
-rename makes it current. So ``current`` always names a complete version, and the next run removes
-the remains of a kill or a power cut.
+A version is made in a hidden folder (its name begins with a dot), which one rename makes visible;
+another rename makes the version current. So ``current`` always names a complete version. After a
+kill or a power cut, the next run removes the hidden folders.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -29,7 +29,7 @@ _INCOMING = ".incoming-"
 
 
 class Versions:
-    """All versions below one root."""
+    """The versions installed in one root file system."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -55,16 +55,16 @@ class Versions:
 
     @property
     def current(self) -> str | None:
-        """Name of the version that the units run."""
+        """The name of the version that the units run; None if there is none."""
         return self._link_target("current")
 
     @property
     def previous(self) -> str | None:
-        """Name of the previous version."""
+        """The name of the previous version; None if there is none."""
         return self._link_target("previous")
 
     def folder(self, name: str) -> Path:
-        """Return a version's folder, which may not exist."""
+        """Return the path of a version's folder; the folder need not exist."""
         return self.all / name
 
     def names(self) -> list[str]:
@@ -82,10 +82,10 @@ class Versions:
         return path
 
     def adopt(self, fresh: Path, name: str) -> None:
-        """Give a finished folder its name.
+        """Rename a finished hidden folder to its version's name.
 
-        If the version exists already, its damaged files are replaced one by one: it may be current
-        and must not be missing for a moment.
+        If the version exists already, its damaged files are replaced one by one: the version may be
+        current, so its folder must not be missing for a moment.
         """
         (fresh / LISTING).write_bytes(_encode(listing(fresh)))
         (fresh / LISTING).chmod(0o644)
@@ -99,7 +99,7 @@ class Versions:
         files.remove_tree(fresh)
 
     def switch(self, name: str) -> bool:
-        """Make a version current, and the current one the previous one."""
+        """Make a version current, and the current one previous; return whether it changed."""
         before = self.current
         if before == name:
             return False
@@ -108,7 +108,7 @@ class Versions:
         return files.link(self.home / "current", f"versions/{name}")
 
     def undo(self, before: str, earlier: str | None) -> None:
-        """Undo a `switch`: ``before`` was current then, ``earlier`` the previous version."""
+        """Undo a `switch`. before, earlier: the versions that were current and previous then."""
         files.link(self.home / "current", f"versions/{before}")
         if earlier is None:
             files.remove(self.home / "previous")
@@ -118,8 +118,8 @@ class Versions:
     def roll_back(self) -> str:
         """Make the previous version current; return its name.
 
-        The current one becomes the previous. If a run was interrupted between the two links, both
-        name the same version: then only the second link is set.
+        The current version becomes the previous one. If an earlier run was interrupted between the
+        two links, both name the same version: then only the link ``previous`` is set.
         """
         current, previous = self.current, self.previous
         others = [name for name in self.names() if name != current]
@@ -141,7 +141,7 @@ class Versions:
                 files.remove_tree(hidden)
 
     def faults(self, name: str) -> list[str]:
-        """List differences from the installed files, a sentence each."""
+        """Compare a version's files with `LISTING`; return a sentence for each difference."""
         folder = self.folder(name)
         try:
             expected = json.loads((folder / LISTING).read_bytes())
@@ -173,7 +173,7 @@ class Versions:
 
 
 def listing(folder: Path) -> dict[str, list[str | int]]:
-    """List every file of a version with SHA-256 and mode; links with their targets."""
+    """Return path → [SHA-256, mode] of each file of a version, path → [target] of each link."""
     entries: dict[str, list[str | int]] = {}
     for parent, folders, names in os.walk(folder):
         for name in sorted([*names, *folders]):

@@ -1,13 +1,14 @@
-"""The wheels of a bundle: pilotfish's own, its requirements for a board, and extra wheels.
+"""Collect a bundle's wheels: pilotfish's own, its requirements for a board, and extra wheels.
 
-In:  the running pilotfish, its pins (`constraints.txt`), a Python version, a machine, wheels that a
-     vendor built. Out: a folder of wheels, each checked.
-Law: no source distribution is ever built; versions are those of the pins; every file that comes
-over the network has the hash of the resolution. An extra wheel replaces the one of its name; an
-ONNX Runtime wheel of any name replaces the one for CPUs.
+In:  the running pilotfish, its pins (`constraints.txt`), a Python version, a machine, extra wheels
+     (for example, from a board's vendor). Out: a folder of wheels, each checked.
+Law: no source distribution is ever built; versions are those of the pins; every downloaded file has
+     the hash that the resolver gave. An extra wheel replaces the wheel of the same distribution; an
+     extra ONNX Runtime wheel of any name replaces the ONNX Runtime for CPUs.
 
-`uv` resolves, since it evaluates markers for the board's Python (pip takes those of the Python that
-runs it); `pip` fetches. Both are configured by their own files and variables: mirrors, proxies.
+`uv` resolves, since it evaluates markers for the board's Python (pip evaluates them for the Python
+that runs pip); `pip` downloads. Both read their own configuration files and variables (mirrors,
+proxies).
 """
 
 import base64
@@ -32,10 +33,10 @@ NAME = "pilotfish"
 EXTRAS = ("serve",)
 RUNTIME = "onnxruntime"
 RUNTIME_EXTRA = "cpu"
-# The newest C library that wheels may require: every supported system has a later one than 2.31.
+# Minor version of the newest glibc 2.x that wheels may require; supported systems have a later one.
 _GLIBC_MINOR = 31
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_DATE = (1980, 1, 1, 0, 0, 0)  # for reproducible wheels
+_DATE = (1980, 1, 1, 0, 0, 0)  # date of all members, so that wheels are reproducible
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _UNREACHABLE = re.compile(
     r"failed to fetch|error sending request|dns error|connection|timed out|network", re.IGNORECASE
@@ -71,7 +72,7 @@ def resolve(
     machine: str,
     progress: Progress,
 ) -> list[str]:
-    """Resolve the wheels to download, as requirements ``name==version`` with hashes.
+    """Return the wheels to download, as requirements ``name==version`` with hashes.
 
     Raises:
         FetchError: if there is no set of wheels for that Python and machine, or no network.
@@ -149,7 +150,7 @@ def fetch(
 
 
 def platforms(machine: str) -> Iterator[str]:
-    """List every compatible platform tag: pip does not derive older tags."""
+    """Yield every compatible platform tag, since pip does not derive tags of older systems."""
     for minor in range(_GLIBC_MINOR, 4, -1):
         yield f"manylinux_2_{minor}_{machine}"
         if minor in _OLD_NAMES:
@@ -159,7 +160,7 @@ def platforms(machine: str) -> Iterator[str]:
 def pack(out: Path) -> Wheel:
     """Write a wheel of the running pilotfish from its own files, without a build tool.
 
-    The same files give the same bytes. The metadata are the installation's.
+    The same files give the same bytes. The metadata are those of the running installation.
     """
     try:
         distribution = metadata.distribution(NAME)
@@ -196,7 +197,7 @@ def pack(out: Path) -> Wheel:
 
 
 def _modules(distribution: metadata.Distribution) -> Iterator[tuple[str, bytes]]:
-    """Map names in a wheel to files of pilotfish's packages."""
+    """Yield (name in a wheel, content) of each file of pilotfish's packages."""
     for package in sorted((distribution.read_text("top_level.txt") or "").split()):
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
@@ -213,7 +214,7 @@ def _record_hash(content: bytes) -> str:
 
 
 def _checked_wheel(path: Path, python: str, machine: str) -> Wheel:
-    """Check a wheel that was named on the command line for the board."""
+    """Return an extra wheel; raise `BundleError` if it does not fit the board."""
     if not path.is_file():
         raise BundleError(f"{path} is no file.")
     wheel = Wheel.from_path(path)
@@ -232,12 +233,12 @@ def _pins(leave_out: set[str]) -> Iterator[str]:
 
 
 def _requirements(locked: str) -> list[str]:
-    """Format requirements for pip, without those that are local files."""
+    """Return the resolver's requirements in pip's form, without those of local files."""
     return [line for line in locked.replace("\\\n", " ").splitlines() if _PIN.match(line)]
 
 
 def _command(tool: str, *arguments: object) -> list[str]:
-    """Return the command line of a tool that is a Python module here, or raise `FetchError`."""
+    """Return the command line of a tool, a Python module here; `FetchError` if it is missing."""
     if find_spec(tool) is None:
         raise FetchError(f"Bundles need {tool}, which is not installed: pip install {tool}.")
     return [sys.executable, "-m", tool, *map(str, arguments)]

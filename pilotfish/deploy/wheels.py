@@ -1,9 +1,9 @@
 """Read, check and unpack wheels. A wheel is a zip archive with a list of its files.
 
 In:  `NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl`. Out: its files below a version's folder.
-Law: exactly the files in the wheel's RECORD are unpacked, with its hashes; no path leaves the
-folder. The layout is that of the binary distribution format (PyPA
-specification): the root is `purelib` or `platlib`, `NAME.data/…` goes elsewhere.
+Law: exactly the files that the wheel's RECORD lists are unpacked, and each has the listed hash; no
+path leaves the folder. The layout follows PyPA's binary distribution format: the wheel's root is
+`purelib` or `platlib`, and `NAME.data/…` goes elsewhere.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -28,8 +28,8 @@ from typing import IO
 from pilotfish.deploy.errors import BundleError
 
 SITE = "site"
-# Where the folders of `NAME.data` go, relative to the version's folder: none may reach its other
-# rooms, such as the units.
+# Folder of `NAME.data` → target in the version's folder. There is no other target, so that a
+# wheel cannot write, for example, units.
 _SCHEMES = {
     "purelib": SITE,
     "platlib": SITE,
@@ -37,7 +37,7 @@ _SCHEMES = {
     "data": "data",
     "headers": "include",
 }
-# Errors of reading a damaged archive; an encrypted one raises RuntimeError.
+# Errors that reading a damaged archive raises; RuntimeError: the archive is encrypted.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, csv.Error, EOFError, ValueError, RuntimeError)
 _FILE = re.compile(
     r"(?P<name>[A-Za-z0-9_.]+)-(?P<version>[A-Za-z0-9_.!+]+)(-[0-9][A-Za-z0-9_.]*)?"
@@ -74,7 +74,7 @@ class Wheel:
         return cls(path, normalized(fields.pop("name")), **fields)
 
     def fits(self, python: str, machine: str) -> bool:
-        """Return whether CPython ``3.N`` on Linux on that machine can use it."""
+        """Return whether CPython ``3.N`` can use the wheel on Linux on this kind of machine."""
         minor = int(python.partition(".")[2])
         platforms = self.platform.split(".")
         return any(
@@ -97,8 +97,8 @@ class Wheel:
     def unpack(self, folder: Path, interpreter: str, content: IO[bytes] | None = None) -> None:
         """Unpack the files to their places below a version's folder.
 
-        interpreter: path for the scripts' `#!python` lines. content: the wheel's bytes; None: read
-        them from its path.
+        interpreter: path that replaces `#!python` in scripts. content: the wheel's bytes; None:
+        read them from the wheel's path.
         """
         with _opened(self.path, content) as archive:
             for info, digest in _listed(archive, self.path.name):
@@ -134,7 +134,7 @@ class Wheel:
 
 
 def placed(name: str) -> str:
-    """Return the target of a wheel's file, relative to the version's folder."""
+    """Return where a wheel's member goes, relative to the version's folder."""
     parts = name.split("/")
     if not parts[0].endswith(".data"):
         return f"{SITE}/{name}"
@@ -157,7 +157,7 @@ def _fits(tag: str, abi: str, minor: int) -> bool:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Turn all errors of a damaged archive into a `BundleError` that names it."""
+    """Turn all errors of a damaged archive into a `BundleError` that names the archive."""
     try:
         yield
     except _DAMAGE as error:
@@ -176,7 +176,7 @@ def _opened(path: Path, content: IO[bytes] | None = None) -> zipfile.ZipFile:
 
 
 def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipInfo, bytes]]:
-    """Map every file to the SHA-256 that RECORD gives; RECORD itself to its own."""
+    """Yield every file with the SHA-256 that RECORD gives; RECORD itself with its own SHA-256."""
     files = [info for info in archive.infolist() if not info.is_dir()]
     names = [info.filename for info in files]
     records = [
@@ -202,7 +202,7 @@ def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipI
 
 
 def _record(raw: bytes, wheel: str) -> dict[str, bytes]:
-    """Read name and SHA-256 of every file but RECORD; rows without a hash are signatures."""
+    """Read RECORD: name → SHA-256. Rows without a hash (RECORD, signatures) are skipped."""
     hashes = {}
     with _reading(f"The RECORD of {wheel}"):
         for row in csv.reader(io.StringIO(raw.decode(), newline="")):
@@ -215,7 +215,7 @@ def _record(raw: bytes, wheel: str) -> dict[str, bytes]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a member's name stays below the folder that it is joined to."""
+    """Return whether a member's name, joined to a folder, stays below that folder."""
     parts = name.split("/")
     return "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(parts)
 
@@ -231,7 +231,7 @@ def _copy(source: IO[bytes], out: IO[bytes] | None, sha: bytes, what: str) -> No
 
 
 def _name_interpreter(script: Path, interpreter: str) -> None:
-    """Set the interpreter of a script in `NAME.data/scripts`, as the format requires."""
+    """Replace `#!python` in a script of `NAME.data/scripts`, as the format requires."""
     text = script.read_bytes()
     for generic in (b"#!pythonw", b"#!python"):
         if text.startswith(generic):

@@ -1,4 +1,4 @@
-"""``pilotfish field``: measure latency, compare drafters, report, replay, papers' equations."""
+"""``pilotfish field``: measure latency, compare drafters, report, replay runs, plot papers."""
 
 from collections.abc import Sequence
 from importlib import import_module

@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     if settings.resume and settings.out is None:
         args.usage("--resume goes with --out DIR, which holds the answers")
     names = list(dict.fromkeys(settings.drafters))
-    open_sources(names)  # a missing artifact shows at once
+    open_sources(names)  # fail now if an artifact is missing
     plan(protocol=STREAM, temperature=settings.temperature, seed=settings.seed)
     questions = BUILT_IN if settings.prompts is None else read_questions(settings.prompts)
     if settings.out is not None:
@@ -87,12 +87,12 @@ def _run(args: argparse.Namespace) -> int:
         request, answers, welcome, vocabulary = _collect_answers(
             settings, names, questions, address
         )
-    # an edge that ran here has ended and freed its memory
+    # an edge started here has ended, so its memory is free again
     comparison = _compare_drafters(settings, names, request, answers, welcome, vocabulary)
     if args.json != "-":
         print_comparison(
             comparison, request.target
-        )  # before any file is written: the disk may be full
+        )  # printed before any file is written: the disk may be full
     figures = as_json(request, comparison)
     if args.json:
         write_json(args.json, figures)
@@ -108,7 +108,7 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
     if "://" in settings.target:
         yield settings.target
         return
-    check_head(Artifact.open(Path(settings.target)))  # a wrong artifact shows at once
+    check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is no target
     options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
@@ -119,11 +119,11 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
 def _collect_answers(
     settings: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
-    """Let the target answer; return the request, its answers, its welcome and vocabulary."""
+    """Let the target answer; return the request, the answers, the edge's welcome and vocabulary."""
     with _device(settings, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
-        expect_pairs(names, vocabulary)  # misfits show before the target answers
+        expect_pairs(names, vocabulary)  # fail before the answers if a drafter does not fit
         request = AnswerRequest(
             target=welcome.model,
             digest=welcome.digest,
@@ -147,7 +147,7 @@ def _collect_answers(
 
 
 def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
-    """Open a device that only streams, so any of the drafters will do."""
+    """Open a device with any of the drafters, since it only streams."""
     keys = settings.keys if "://" in settings.target else None
     with Bars() as bars:
         open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
@@ -157,12 +157,12 @@ def _device(settings: CompareSettings, names: Sequence[str], address: str) -> De
             models = [name for name in names if name != TEXT]
             if not models:
                 raise
-            # the edge does not send such a vocabulary; a drafter with the same one has it
+            # the edge cannot send its vocabulary; a drafter may have the same vocabulary
             return open_(models[0], provider=settings.provider, threads=settings.threads)
 
 
 def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
-    """Return all answers: those in the file, and new ones for the rest."""
+    """Return all answers: the file's, and new answers to the other prompts."""
     done = {} if file is None else dict(file.answers)
     with Countdown("the target answers, prompts", len(request.prompts) - len(done)) as countdown:
         try:

@@ -12,7 +12,7 @@ _RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 def _rtts(text: str) -> tuple[float, ...]:
-    """Read ``0,5ms,20ms``."""
+    """Parse ``0,5ms,20ms`` as seconds."""
     return tuple(sorted({duration(part) for part in text.split(",")}))
 
 

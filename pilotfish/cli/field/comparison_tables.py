@@ -13,7 +13,7 @@ from pilotfish.field.comparison import WINDOWS, DrafterComparison, Recommendatio
 from pilotfish.field.resampling import FEWEST, Estimate
 from pilotfish.field.target_answers import AnswerRequest
 
-_SHOWN = (1, 2, 4, 8)  # lengths of runs
+_SHOWN = (1, 2, 4, 8)  # lengths of runs of accepted drafts for which the tables have a column
 
 
 def print_comparison(comparison: DrafterComparison, target: str) -> None:
@@ -74,7 +74,7 @@ def _speeds(comparison: DrafterComparison) -> Table:
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
-    """Return an empty table by drafter; a narrow terminal folds names, but cuts no figure."""
+    """Return an empty table, a row per drafter; a narrow terminal folds names, not figures."""
     table = Table(title=escape(title), title_justify="left")
     table.add_column("drafter", overflow="fold")
     for heading in headings:
@@ -83,7 +83,7 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def _remarks(comparison: DrafterComparison) -> Iterator[str]:
-    """Explain the tables, and what they leave out."""
+    """Explain the tables, and name what they leave out."""
     interval = "±: 95 %, by resampling the prompts"
     if comparison.prompts < FEWEST:
         interval = f"no intervals: they need {FEWEST} prompts"
@@ -108,7 +108,7 @@ def _prompts(count: int) -> str:
 
 
 def _verdict(comparison: DrafterComparison) -> Iterator[str]:
-    """Say what to ship: one line for neighbouring RTTs with the same recommendation."""
+    """Yield recommendations; neighbouring RTTs with the same one share a line."""
     for _, alike in groupby(
         comparison.ship,
         key=lambda recommendation: (
@@ -140,7 +140,7 @@ def _way(protocol: str, window: int) -> str:
 
 
 def _share(estimate: Estimate) -> str:
-    """Format a share, and below it half its interval."""
+    """Format a share, and in a second line half the width of its interval."""
     value, low, high = estimate
     if value is None:
         return "–"

@@ -1,4 +1,4 @@
-"""``pilotfish field measure``: measure latency over a real link into a run file."""
+"""``pilotfish field measure``: measure latency over a real link; write a run file."""
 
 import argparse
 import shlex
@@ -70,7 +70,7 @@ def add_to(actions: Commands) -> None:
     add_flags(parser, MatrixSettings)
     protocol_options(parser)
     json_option(parser)
-    # no defaults: a resumed run takes its file's settings
+    # without defaults, since a resumed run takes the settings of its file
     parser.set_defaults(run=_run, **dict.fromkeys(_SETTINGS))
 
 
@@ -194,7 +194,7 @@ def _facts(
     edge: str | None,
     keys: Path | None,
 ) -> Facts:
-    """Return the facts of the run; raise a typed error if the pair cannot do it."""
+    """Return the facts of the run; raise a typed error if the pair cannot make the run."""
     welcome = device.welcome
     if welcome is not None:
         matrix.check_edge(settings, welcome)

@@ -9,7 +9,7 @@ from pilotfish.field.run import Cell, Configuration
 
 
 class AnswerCountdown(Countdown):
-    """A countdown of answers; call `advance` after each."""
+    """A countdown of answers; call `advance` after each answer."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         super().__init__("measuring, answers", len(cells))
@@ -26,7 +26,7 @@ class AnswerCountdown(Countdown):
         self.update(self.total - self._left.total(), self.left_s())
 
     def left_s(self) -> float:
-        """Estimate the seconds of the remaining answers; untried configurations take the mean."""
+        """Estimate the seconds of the remaining answers; untried configurations count as mean."""
         means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
         usual = sum(means.values()) / len(means) if means else 0.0
         return sum(count * means.get(kind, usual) for kind, count in self._left.items())

@@ -1,4 +1,4 @@
-"""``pilotfish field replay``: model recorded rounds over another link."""
+"""``pilotfish field replay``: model how long recorded rounds would take over another link."""
 
 import argparse
 import math

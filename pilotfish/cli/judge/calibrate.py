@@ -141,7 +141,7 @@ def _observe_pair(
 
 
 class _Progress:
-    """Updates a countdown of tokens after each pass but the first, which reads prompts."""
+    """A countdown of tokens, updated after each pass except the first, which reads prompts."""
 
     def __init__(self, countdown: Countdown, slots: int) -> None:
         self._countdown = countdown

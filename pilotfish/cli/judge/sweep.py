@@ -71,7 +71,7 @@ def _require(value: _Value | None, name: str) -> _Value:
     return value
 
 
-# Running
+# Measuring
 
 
 def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
@@ -148,7 +148,7 @@ def _plan(
 
 
 def _curve_thresholds(head: DecisionHead) -> list[float]:
-    """List the thresholds of the head's own curve."""
+    """List the thresholds of the curve that the head has."""
     ordered = sorted({point.threshold for point in head.card.curve})
     if not ordered:
         raise UnsupportedError(
@@ -160,7 +160,7 @@ def _curve_thresholds(head: DecisionHead) -> list[float]:
 def pace_of(
     sweep_file: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
 ) -> ModelPace:
-    """Return the models' pace: as given, else as measured for this sweep."""
+    """Return the models' pace: times that the user named, else those measured in this sweep."""
     known = sweep_file.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
     stated = {width: ms * 1e-3 for width, ms in (verify_ms or {}).items()}

@@ -50,7 +50,7 @@ def as_json(
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: ModelPace,
 ) -> dict[str, Any]:
-    """Return all figures as JSON; those of `greedy` for each link."""
+    """Return all figures as JSON types: an object for each setting and link."""
     lines = []
     for (at, profile), each in spent.items():
         figure = rows[at]

@@ -3,9 +3,10 @@
 In:  a listening socket. Out: a protocol on each connection.
 
 The last descriptors are reserved for connections to the edge, a reload or the trial of a grammar. A
-client that would take one of them is accepted if an idle connection can be closed instead;
-otherwise its connection is closed, and further ones wait in the kernel until there is room. Begin
-and end of a shortage are logged once. (asyncio's `accept` logs each failure, thousands a second.)
+client that would take a reserved descriptor is accepted if an idle connection can be closed.
+Otherwise the client's connection is closed, and further clients wait in the kernel until there is
+room. The begin and the end of a shortage are logged once each. (asyncio's own `accept` would log
+each failure, thousands a second.)
 """
 
 import asyncio
@@ -20,19 +21,21 @@ from pilotfish.base.descriptors import EXHAUSTED, open_files, raise_limit
 
 _log = logging.getLogger("pilotfish.service")
 
-_OWN = 128  # open files besides connections, if the limit can be raised
-_RESERVE = 16  # descriptors reserved beyond those open at the start
-_PAUSE_S = 0.25  # pause between two tries during a shortage
-_CLOSING_S = 0.005  # time for an idle connection to close, before the next one is closed
-_OVER_S = 3.0  # quiet time after which a shortage may be over
+_OWN = 128  # open files besides connections: added to the limit, if it can be raised
+_RESERVE = 16  # free descriptors that clients must not take
+_PAUSE_S = 0.25  # pause before the next accept, if no idle connection could be closed
+_CLOSING_S = 0.005  # pause after an idle connection was closed, until the next accept
+_OVER_S = 3.0  # time since the last failed accept, after which a shortage may be over
 _SPARE = 4  # free descriptors, beyond the reserve, that end a shortage
 
 
 class Acceptor:
-    """Accepts on a bound socket from `start` until `close`. Used on the loop.
+    """The acceptor of connections on a bound socket, from `start` until `close`.
+
+    All methods are called on the asyncio loop.
 
     protocol_factory: returns the protocol of a new connection. make_room: closes an idle
-    connection, if any. connections: their highest number.
+    connection and returns whether there was one. connections: highest number of connections.
     """
 
     def __init__(
@@ -52,12 +55,12 @@ class Acceptor:
         self._entering: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         self._short_s = 0.0
-        self.crowded = False  # during a shortage
+        self.crowded = False  # whether there is a shortage
         self.turned_away = 0
 
     @property
     def _limit(self) -> float:
-        """The present limit of open files; an administrator may change it."""
+        """The limit of open files, read each time: an administrator may change it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return soft if soft >= 0 else math.inf
 
@@ -79,7 +82,7 @@ class Acceptor:
             return
         try:
             used = open_files()
-        except OSError:  # no descriptor is left for counting them
+        except OSError:  # counting open files needs a free descriptor
             return
         if used + self._reserve + _SPARE <= self._limit:
             self.crowded = False
@@ -92,7 +95,7 @@ class Acceptor:
             if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
                 self._note_shortage()
                 self._pause(_CLOSING_S if self._make_room() else _PAUSE_S)
-            return  # otherwise the client left before it was accepted
+            return  # any other error: the client left before it was accepted
         if connection.fileno() >= self._limit - self._reserve:
             self._note_shortage()
             if not self._make_room():
@@ -112,7 +115,7 @@ class Acceptor:
             connection.close()
 
     def _pause(self, pause_s: float) -> None:
-        """Leave connections with the kernel for a moment."""
+        """Accept nothing for ``pause_s``; new connections wait in the kernel."""
         self._loop.remove_reader(self._listening)
         self._resume = self._loop.call_later(
             pause_s, self._loop.add_reader, self._listening, self._accept

@@ -1,7 +1,7 @@
-"""Control access: by API keys, or without keys to this machine's own programs on loopback.
+"""Control access: clients need an API key; without keys only this machine's programs have access.
 
-A key file has a key a line, ``NAME:KEY`` or a bare key; empty lines and those that begin with #
-are skipped. Keys are stored as SHA-256 digests; a check compares all of them, so that its
+A key file has one key per line, ``NAME:KEY`` or ``KEY``. Empty lines and lines that begin with #
+are skipped. Keys are stored as SHA-256 digests; a check compares all digests, so that its
 duration reveals nothing.
 
 Without keys a service listens on loopback only. There a browser is the danger: a foreign page can
@@ -36,7 +36,7 @@ class Client(NamedTuple):
     """The client of a request.
 
     name: the key's name, or the address. owner: the owner of the conversation; None without a key.
-    It is derived from the key, since a name may pass to another key.
+    The owner is derived from the key, since a name may pass to another key.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Client(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The owner if known, else the name: separates this client from others."""
+        """The string that identifies this client: the owner if known, else the name."""
         return self.owner or self.name
 
 
@@ -69,7 +69,7 @@ class ApiKeys:
 
     @classmethod
     def load_valid_lines(cls, path: Path) -> ApiKeys:
-        """Read the keys of a file's valid lines; there may be none.
+        """Read the keys of a file's valid lines; the result may have no key.
 
         Raises `KeysError` only if the file as a whole cannot be read.
         """
@@ -119,7 +119,7 @@ class ApiKeys:
 def _entry(line: str, where: str) -> tuple[str, str]:
     name, colon, key = line.partition(":")
     if not colon:
-        # a client's name must not reveal its key
+        # a part of the digest, since a client's name must not reveal the key
         name, key = f"key-{_digest(line).hex()[:8]}", line
     if not _NAME.fullmatch(name):
         raise KeysError(f"{where}: a name has letters, digits, dots, dashes and underscores.")
@@ -158,7 +158,7 @@ def api_keys(
 
 
 class Access:
-    """Admits or refuses requests. ``keys`` may be replaced while requests run."""
+    """Access control of requests. ``keys`` may be replaced while requests run."""
 
     def __init__(self, keys: ApiKeys | None) -> None:
         self.keys = keys
@@ -186,7 +186,7 @@ class Access:
 
 
 def _check_own(headers: Mapping[str, str]) -> None:
-    """Refuse requests that a browser sends for a foreign page."""
+    """Refuse requests that a browser sends on behalf of a foreign page."""
     host = headers.get("host", "")
     if host and not is_loopback(f"http://{host}"):
         raise _foreign("Host", host)

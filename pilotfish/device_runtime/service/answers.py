@@ -1,11 +1,11 @@
 """Format answers as OpenAI's bodies and chunks.
 
-In: each choice's pieces and then its generation, choice after choice. Out: bodies.
+In: for each choice in turn, its pieces and then its `Generation`. Out: bodies.
 
-Two fields are added to OpenAI's. ``choices[0].pilotfish`` of each chunk is the origin of its
-tokens. ``pilotfish`` of the answer, or of each choice's last chunk, is a summary of the generation;
-a whole answer of several choices has it within each choice. The chunk with the usage repeats the
-last choice's summary.
+Two fields are added to OpenAI's. In each chunk, ``choices[0].pilotfish`` is the origin of the
+chunk's tokens. In an unstreamed answer, and in each choice's last chunk, ``pilotfish`` is a summary
+of the generation; an unstreamed answer of several choices has a summary in each choice. The chunk
+with the usage repeats the last choice's summary.
 """
 
 import secrets
@@ -32,13 +32,13 @@ Body = dict[str, Any]
 
 
 class CompletionFormat:
-    """Formats one answer for its route, chat or text.
+    """The format of one answer on its route, chat or text.
 
-    echo: returns the prompt's text, if each choice of a text begins with it. marked: the prompt
-    consists of ids, so its text includes control tokens. words: tokenizer for the answer's
-    log-probabilities; None: none are sent. usage: a stream ends with the usage. best: number of
-    likeliest answers (mean log-probability) in a body; 0: all. prompt_words: tokenizer for the
-    prompt's log-probabilities.
+    echo: returns the prompt's text, with which each choice then begins; None: no echo. marked: the
+    prompt consists of ids, so its text includes control tokens. words: tokenizer for the answer's
+    log-probabilities; None: the answer has none. usage: a stream ends with the usage. best: number
+    of answers in a body, those of the highest mean log-probability; 0: all. prompt_words: tokenizer
+    for the prompt's log-probabilities; None: the answer has none.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class CompletionFormat:
         self._best = best
         self._prompt_words = prompt_words
         self._offsets: TextOffsets | None = (
-            None  # the current choice's, if log-probabilities are sent
+            None  # text offsets of the current choice's tokens, if log-probabilities are sent
         )
         self._ended: list[Generation] = []
-        self._begun = False  # whether the choice after these has begun
+        self._begun = False  # whether the current choice has begun
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an unstreamed answer; its usage counts all generations."""
@@ -105,11 +105,11 @@ class CompletionFormat:
         if not self._chat or ended != "stop":
             return ended
         calls = generation.turn.calls
-        # a stop string may cut off the last call
+        # a stop string may have cut off the last call
         return "tool_calls" if calls and calls[-1].complete else ended
 
     def _logprobs_of(self, generation: Generation) -> Body | None:
-        """Format a whole answer's log-probabilities, after an echoed prompt's."""
+        """Format an unstreamed answer's log-probabilities, after those of an echoed prompt."""
         self._offsets = self._answer_offsets()
         logprobs = self._logprobs(generation.tokens, generation.logprobs)
         if logprobs is None or self._words is None or self._echo is None:
@@ -138,7 +138,7 @@ class CompletionFormat:
         return "" if self._echo is None else self._echo()
 
     def start_events(self) -> list[Body]:
-        """Return the chunks before a choice's first token, once: in a chat, the role."""
+        """Return, once per choice, the chunks before its first token (in a chat, the role)."""
         if self._begun:
             return []
         self._begun = True
@@ -157,7 +157,7 @@ class CompletionFormat:
         return [*before, chunk]
 
     def end_events(self, generation: Generation) -> list[Body]:
-        """Return the chunks after a choice's last token; the next choice follows."""
+        """Return the chunks after a choice's last token."""
         content: Body | str = {} if self._chat else ""
         last = self._chunk(content, finish=self._finish(generation))
         events = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
@@ -174,7 +174,7 @@ class CompletionFormat:
         return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
     def closing_events(self) -> bytes:
-        """Return the end of a stream, after the usage if the request wants it."""
+        """Return the end of a stream; if the request wants the usage, its chunk comes first."""
         usage_event = self.encode_event(self._usage()) if self._sends_usage else b""
         return usage_event + b"data: [DONE]\n\n"
 
@@ -262,7 +262,7 @@ def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
 
 
 def usage(generations: Sequence[Generation]) -> Body:
-    """Count the tokens of the prompt and of all answers, their end tokens included."""
+    """Count the tokens of the prompt and of all answers, end tokens included."""
     prompt = generations[0].prompt_tokens
     completion = sum(len(generation.tokens) for generation in generations)
     return {
@@ -273,7 +273,7 @@ def usage(generations: Sequence[Generation]) -> Body:
 
 
 def summary(generation: Generation) -> Body:
-    """Summarise a generation; bytes count frames as sent, times are in milliseconds."""
+    """Summarise a generation; bytes are those of the frames sent, times are in milliseconds."""
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,

@@ -1,7 +1,7 @@
 """The HTTP service's routes, access control and errors.
 
-A request is admitted, read within bounds, checked, and then answered by a lane. All errors are
-OpenAI's objects. All routes are listed here and in `page`.
+A request is admitted, read within bounds, checked, and then answered by a lane. All errors have the
+form of OpenAI's error objects. All routes are listed here and in `chat_page`.
 """
 
 import time
@@ -57,7 +57,7 @@ def application(service: DeviceService) -> ASGIApp:
             *_state(service),
             *(_route(path, serve) for path, serve in page.ROUTES.items()),
         ],
-        # uvicorn, too, sees every other error, and closes the connection
+        # Starlette raises unexpected errors again: uvicorn logs them and closes the connection
         exception_handlers=dict.fromkeys([*expected, Exception], refuse),
     )
     app.router.redirect_slashes = False
@@ -162,7 +162,7 @@ def _client(request: Request) -> Client:
 
 
 def _check(service: DeviceService, completion: CompletionRequest) -> None:
-    """Refuse an impossible request; let the answer fill the context by default."""
+    """Refuse an impossible request. An answer without a limit of tokens may fill the context."""
     _check_sound(service)
     if completion.model is not None:
         _check_model(service, completion.model)
@@ -198,7 +198,7 @@ def _tokens(service: DeviceService) -> list[Route]:
 
 
 def _check_sound(service: DeviceService) -> None:
-    """Refuse if the drafter's files are damaged: without the edge its tokens would be answers."""
+    """Refuse if the drafter's files are damaged: without the edge, the drafter writes answers."""
     if service.inspection.damage:
         raise RefusalError(
             503,
@@ -271,7 +271,7 @@ def _state(service: DeviceService) -> list[Route]:
 
 
 class AccessControl:
-    """Wraps all routes: admits clients and times requests."""
+    """A wrapper of all routes that admits clients and times requests."""
 
     def __init__(self, app: ASGIApp, service: DeviceService) -> None:
         self._app = app

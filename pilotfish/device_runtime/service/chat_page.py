@@ -1,8 +1,8 @@
-"""Serve the page at `/`: a chat that shows link, rounds and tokens.
+"""Serve the page at `/`: a chat that also shows the link, rounds and tokens.
 
-It consists of the files in `static/` only: no third party, no inline script or style, no HTML made
-of a model's text. The files are public. The page requests `/v1/models`, `/v1/chat/completions` and
-`/status` with the user's API key.
+The page consists of the files in `static/` only: it loads nothing from other hosts, has no inline
+script or style, and makes no HTML of a model's text. The files are public. The page requests
+`/v1/models`, `/v1/chat/completions` and `/status` with the user's API key.
 """
 
 from hashlib import sha256
@@ -24,7 +24,7 @@ _NAMES = (
     *("index.html", "page.css", "answer.css", "icon.svg", "page.js", "panel.js", "service.js"),
     *("chat.js", "stream.js", "answer.js", "tokens.js", "bubble.js", "calls.js", "form.js"),
 )
-# Besides the headers of all responses.
+# The page's headers, in addition to those of all responses.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "

@@ -1,8 +1,8 @@
-"""Answer one request over HTTP: a place in the queue, a lane, and pieces sent as they come.
+"""Answer one request over HTTP: wait in the queue, run on a lane, send pieces as they come.
 
-The status is sent with the first piece or after `QUIET_S`, so that early errors get their own
-status. Later errors are events that end the stream. While there are no pieces, as when the edge is
-lost, a comment every `QUIET_S` keeps the client waiting.
+The HTTP status is sent with the first piece or after `QUIET_S`, so that an error before then gets
+its own status. A later error is an event that ends the stream. While there are no pieces (for
+example, the edge is lost), a comment every `QUIET_S` keeps the client from giving up.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.refusal import Body, RefusalError, client_gone, refusal_of
 
 QUIET_S = 3.0
-BODY_S = 10.0  # time for a body to arrive
+BODY_S = 10.0  # limit for a whole body to arrive
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -61,16 +61,16 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 
 
 class AnswerFormat(Protocol):
-    """The format of a route's answers: whole, or in events."""
+    """The format of a route's answers: one body, or a stream of events."""
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed."""
 
     def start_events(self) -> list[Body]:
-        """Return the events before the first piece of a choice, once."""
+        """Return the events before the first piece of a choice, once per choice."""
 
     def piece_events(self, piece: Piece) -> list[Body]:
-        """Return the events of one piece, after those that must come first."""
+        """Return the events of one piece; before a choice's first piece, also `start_events`."""
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the events after the last piece of a choice."""
@@ -88,8 +88,8 @@ class AnswerFormat(Protocol):
 class Completion(Response):
     """The answer to a checked request.
 
-    read: tokenises the prompt in a thread, since it may take long. refused: called with errors
-    after the answer has begun.
+    read: tokenises the prompt in a thread, since this may take long. refused: called with each
+    error that occurs after the answer has begun.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Completion(Response):
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; raises errors that can still get a status of their own."""
+        """Send the answer; raise an error that occurs before the HTTP status is sent."""
         request = self._request
         with self._lanes.admit(self._client.name, request.choices) as job:
             job.owner = self._client.owner
@@ -125,7 +125,7 @@ class Completion(Response):
                     while len(whole) < request.choices:
                         await job.ready()
                         event = job.take()
-                        assert isinstance(event, Generation)  # pieces come where they are streamed
+                        assert isinstance(event, Generation)  # not streamed: no pieces
                         whole.append(event)
                     await json_response(self._answer.full_body(whole))(scope, receive, send)
             except BadGrammarError as error:
@@ -141,7 +141,7 @@ class Completion(Response):
     async def _stream(self, job: AnswerJob, scope: Scope, receive: Receive, send: Send) -> None:
         pending: list[bytes] = []
         if await job.ready(QUIET_S):
-            pending, ended = self._take_events(job)  # an error here still becomes a status
+            pending, ended = self._take_events(job)  # an error here still gets its own HTTP status
         else:
             ended = False
         pending = pending or self._encode(self._answer.start_events())
@@ -165,11 +165,11 @@ class Completion(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _take_events(self, job: AnswerJob) -> tuple[list[bytes], bool]:
-        """Take the events so far; return them, and whether the answer has ended."""
+        """Take the job's events so far; return them encoded, and whether the answer has ended."""
         events: list[bytes] = []
         while job.backlog:
             if events and job.failed:
-                break  # the events before it are sent first
+                break  # send the events that precede the error first
             event = job.take()
             if isinstance(event, Generation):
                 events += self._encode(self._answer.end_events(event))

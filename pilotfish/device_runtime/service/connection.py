@@ -1,10 +1,9 @@
-"""Bound uvicorn's HTTP/1.1 connections in time and number.
+"""Limit the number of uvicorn's HTTP/1.1 connections, and their waiting times.
 
-uvicorn waits forever for the rest of a head, and for a client that does not read. Here heads and
-writes have time limits, and if there are too many connections, the longest idle one is closed.
-
-TLS handshakes, which uvicorn does not see before they end, are bounded here as well. The
-certificate may be replaced at any time, for later connections.
+uvicorn waits forever for the rest of a request's head, and for a client that does not read. Here
+heads and writes have time limits, and if there are too many connections, the one that has been idle
+longest is closed. TLS handshakes, which uvicorn does not see before they end, are limited here as
+well. The certificate may be replaced at any time; later connections use the new one.
 """
 
 import asyncio
@@ -16,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-HEAD_S = 10.0  # limit of a head, and of the pause between two requests
-STALL_S = 20.0  # limit for a client to take written bytes
+HEAD_S = 10.0  # limit for a head to arrive, and for the pause between two requests
+STALL_S = 20.0  # limit for a client to read bytes that were written
 CONNECTIONS = 256
 
 
@@ -41,7 +40,7 @@ class Connection(H11Protocol):
         self._idle_since_s = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A client came."""
+        """Start the time-out of the first head; make room if there are too many connections."""
         super().connection_made(transport)
         self._await_request()
         if len(self.connections) > self.most:
@@ -56,7 +55,7 @@ class Connection(H11Protocol):
 
     @staticmethod
     def open_among(connections: Iterable[object]) -> "list[Connection]":
-        """List uvicorn's connections that are not closing."""
+        """Return those of uvicorn's connections that are not closing."""
         protocols = (connection for connection in connections if isinstance(connection, Connection))
         return [connection for connection in protocols if not connection.transport.is_closing()]
 
@@ -67,33 +66,33 @@ class Connection(H11Protocol):
         return min(idle, key=lambda connection: connection._idle_since_s, default=None)
 
     def abort(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a head or a body; ends the head's time-out once a request runs."""
+        """Take bytes of a head or a body; cancel the head's time-out once a request runs."""
         super().data_received(data)
         if self._busy:
             _cancel(self._head)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request after an answer, unless it has come already."""
+        """After an answer, wait for the next request, unless that has already come."""
         super().on_response_complete()
         if not self._busy:
             self._await_request()
 
     def pause_writing(self) -> None:
-        """Start the time-out of a client that does not read."""
+        """Start the time-out for a client that does not read."""
         super().pause_writing()
         self._stall = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """End that time-out."""
+        """Cancel the time-out for a client that does not read."""
         super().resume_writing()
         _cancel(self._stall)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the time-outs."""
+        """Cancel all time-outs."""
         super().connection_lost(exc)
         _cancel(self._head)
         _cancel(self._stall)
@@ -103,13 +102,13 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _await_request(self) -> None:
-        """Start the time-out of the next request."""
+        """Start the time-out for the next request's head."""
         _cancel(self._head)
         self._idle_since_s = self.loop.time()
         self._head = self.loop.call_later(self.head_s, self._hang_up)
 
     def _hang_up(self) -> None:
-        """Close an idle connection, after the rest of the last answer has been sent."""
+        """Close an idle connection; an answer's unsent rest gets `stall_s` first."""
         if self.transport.get_write_buffer_size():
             self._head = self.loop.call_later(self.stall_s, self.transport.abort)
         else:
@@ -122,13 +121,13 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class TlsConfig(uvicorn.Config):
-    """uvicorn's configuration with the certificate of later connections; None for plain HTTP."""
+    """uvicorn's configuration. tls: certificate for later connections; None: plain HTTP."""
 
     tls: ssl.SSLContext | None = None
 
 
 class TlsHandshake(asyncio.Protocol):
-    """Makes the TLS handshake with a new client, if there is a certificate, then a `Connection`."""
+    """The TLS handshake with a new client, if there is a certificate; then a `Connection`."""
 
     handshake_s: ClassVar[float] = HEAD_S
     most: ClassVar[int] = CONNECTIONS
@@ -145,15 +144,15 @@ class TlsHandshake(asyncio.Protocol):
         self._tls = config.tls
         self._loop = _loop or asyncio.get_event_loop()
         self._connection = Connection(config, server_state, app_state, _loop)
-        self._early = b""  # received with the end of the handshake
+        self._early = b""  # bytes that came together with the end of the handshake
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A client came."""
+        """Start the handshake, or hand over at once if the service has no certificate."""
         if self._tls is None:
             self._hand_over(transport)
             return
-        # The task begins before anything is read, and start_tls pauses reading until it is ready.
-        # A second pause here would undo that: Python 3.10 would lose the client's first bytes.
+        # The task starts before anything is read, and start_tls pauses reading until it is ready.
+        # A second pause here would break that: Python 3.10 would lose the client's first bytes.
         greeting = self._under_way
         greeting[transport] = self._loop.create_task(self._shake_hands(transport, self._tls))
         if len(greeting) > self.most:
@@ -161,7 +160,7 @@ class TlsHandshake(asyncio.Protocol):
 
     @classmethod
     def abort_oldest(cls) -> bool:
-        """Abort the oldest handshake under way; False: there is none."""
+        """Abort the oldest handshake under way; return whether there was one."""
         oldest = next(
             (transport for transport in cls._under_way if not transport.is_closing()), None
         )
@@ -192,7 +191,7 @@ class TlsHandshake(asyncio.Protocol):
                 server_side=True,
                 ssl_handshake_timeout=self.handshake_s,
             )
-        except OSError:  # no TLS or an old version, or the client was gone or too slow
+        except OSError:  # the client spoke no TLS or an old version, or it was gone or too slow
             transport.abort()
         else:
             if secured is not None and not secured.is_closing():

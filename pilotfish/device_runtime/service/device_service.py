@@ -26,12 +26,12 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 
 _LEAST_BODY_BYTES = 64 * 1024
-_MOST_BODY_BYTES = 1 << 26  # whatever the edge's context is
-_BODY_BYTES_PER_TOKEN = 64  # a token is some characters, of up to six bytes each in JSON
-_READERS = 2  # prompts tokenised at once
+_MOST_BODY_BYTES = 1 << 26  # limit of a body, for any context length
+_BODY_BYTES_PER_TOKEN = 64  # a token has several characters, of up to six bytes each in JSON
+_READERS = 2  # threads, each tokenising one prompt at a time
 _STARTED_S = 5.0  # time for all readers' threads to start
 _Result = TypeVar("_Result")
-STUCK_S = 180.0  # a lane without a sign of life for so long hangs
+STUCK_S = 180.0  # a lane without a sign of life for this time counts as hanging
 
 
 class DeviceService:
@@ -54,16 +54,16 @@ class DeviceService:
         self.inspection = inspection
         self.responses = ResponseStore()
         self.started_s = int(time.time())
-        # by client; locked while one of its prompts is read
+        # by client: a lock that is held while a task of this client runs in a reader's thread
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         all_here = threading.Barrier(_READERS)
-        for _ in range(_READERS):  # started now: later the system may have no thread left
+        for _ in range(_READERS):  # start all threads now: later the system may have none left
             self._readers.submit(all_here.wait, _STARTED_S)
 
     @property
     def device(self) -> Device:
-        """A device, if possible one that knows the edge's vocabulary, which all share."""
+        """A lane's device: one that has been greeted by the edge, if any, else the first."""
         devices = [lane.device for lane in self.lanes.lanes]
         return next((device for device in devices if device.welcome is not None), devices[0])
 
@@ -71,28 +71,28 @@ class DeviceService:
     def link_status(self) -> LinkStatus | None:
         """The state of the link; None without an edge."""
         for lane in self.lanes.lanes:
-            _ = lane.device.link_up  # reads the news of a connection that no answer uses
+            _ = lane.device.link_up  # updates the state of a connection that no answer uses
         return self.lanes.lanes[0].device.link_status
 
     @property
     def link_state(self) -> LinkState | None:
-        """The latest readings of all lanes' connections."""
+        """The latest value of each reading, over all lanes' connections."""
         return freshest(lane.device.link_state() for lane in self.lanes.lanes)
 
     @property
     def options(self) -> Options:
-        """The defaults of requests."""
+        """The default options of requests."""
         return self.config.options
 
     @property
     def body_bytes(self) -> int:
-        """The most bytes of a body."""
+        """The limit of a request's body, in bytes."""
         size = _BODY_BYTES_PER_TOKEN * self.context
         return min(max(_LEAST_BODY_BYTES, size), _MOST_BODY_BYTES)
 
     @property
     def context(self) -> int:
-        """The most tokens of prompt and answer together; an edge greeted later may allow fewer."""
+        """The limit of prompt and answer together, in tokens; another edge may allow fewer."""
         return self.device.context
 
     def stuck(self) -> list[int]:
@@ -102,8 +102,8 @@ class DeviceService:
     def health(self) -> tuple[bool, Body]:
         """Return whether requests can be answered now, and a body with the reason.
 
-        Without the edge only the policy `local` answers, by the drafter. The body is public, so it
-        does not contain the edge's address.
+        Without the edge, the service answers only under the policy `local`: the drafter then writes
+        the answers. The body is public, so it does not contain the edge's address.
         """
         link = self.link_status
         edge_up = link is not None and link.state is Connectivity.CONNECTED
@@ -126,20 +126,20 @@ class DeviceService:
         }
 
     async def read(self, client: str, completion: CompletionRequest) -> Prompt:
-        """Tokenise the prompt, in the vocabulary of the edge greeted last."""
+        """Tokenise the prompt, in the edge's vocabulary if it is known."""
         work = partial(prompt_for, self.device, completion.prompt, chat=completion.chat)
         return await self.run_in_thread(client, work)
 
     async def run_in_thread(self, client: str, work: Callable[[], _Result]) -> _Result:
         """Run long work, such as tokenising, in a reader's thread.
 
-        Each client has one such task at a time, so that clients take turns.
+        Only one task of each client runs at a time, so that clients take turns.
         """
         async with self._reading.setdefault(client, asyncio.Lock()):
             return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     def text_of(self, prompt: PromptInput) -> str:
-        """Return a raw prompt's text; token ids are in the vocabulary of the last known edge."""
+        """Return a raw prompt's text; token ids are read in the last known edge's vocabulary."""
         if isinstance(prompt, str):
             return prompt
         return self.device.tokenizer.decode(cast("Sequence[int]", prompt), special=True)

@@ -1,11 +1,11 @@
 """Read the object ``pilotfish`` of a request: how to generate, for measurements.
 
-In:  its bytes, and the options so far. Out: these, changed; or a `RefusalError`.
+In:  the object's bytes, and the request's options. Out: changed options, or a `RefusalError`.
 
-Its fields are protocol, among, lossy, policy, rtt_threshold_s, thrift, window, expansion,
+The fields are protocol, among, lossy, policy, rtt_threshold_s, thrift, window, expansion,
 draft_temperature, draft_top_k, draft_top_p, as in `device_runtime.plan`, and the protocols' own
-options. If it names a protocol, the service's defaults for window, expansion and drafting do not
-apply; if it sets anything for ``auto``, none of the service's defaults for ``auto`` do.
+options. If the object names a protocol, the service's defaults for window, expansion and drafting
+do not apply. If it sets any option of ``auto``, none of the service's defaults for ``auto`` apply.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ from pilotfish.device_runtime.service.prompts import bad_value
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 
-# Fields of protocol "auto", and of protocols that draft.
+# _CHOOSING: options of protocol "auto"; _DRAFTING: options of protocols that draft.
 _CHOOSING = ("among", "lossy", "policy", "rtt_threshold_s", "thrift")
 _DRAFTING = ("window", "expansion", "draft_temperature", "draft_top_k", "draft_top_p")
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=100)]
@@ -70,7 +70,7 @@ def _read(raw: msgspec.Raw) -> Extension:
 
 
 def extend(options: Options, raw: msgspec.Raw) -> None:
-    """Change the options as the object says."""
+    """Change the options in place to those that the object ``raw`` sets."""
     extension = _read(raw)
     if extension.protocol is not None:
         for name in _DRAFTING:

@@ -1,5 +1,5 @@
-"""Read a request's constraint of the answer: OpenAI's ``response_format`` and ``text.format``,
-vLLM's ``structured_outputs``.
+"""Read the grammar that a request sets for its answer: OpenAI's ``response_format`` and
+``text.format``, vLLM's ``structured_outputs``.
 
 In: these fields. Out: a `Grammar`, or a `RefusalError`.
 """
@@ -16,7 +16,7 @@ Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
 
 
 class _NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's ``json_schema``; its name, its description and ``strict`` change nothing."""
+    """OpenAI's ``json_schema``; name, description and ``strict`` have no effect."""
 
     schema: msgspec.Raw
     name: str | None = None
@@ -29,19 +29,19 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", t
 
 
 class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Any JSON object, or one of a schema as in llama.cpp."""
+    """A format of any JSON object, or of JSON by a schema (llama.cpp's addition)."""
 
     schema: msgspec.Raw = msgspec.Raw(b'{"type": "object"}')
 
 
 class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON of a schema."""
+    """A format of JSON by a schema, as ``response_format`` has it."""
 
     json_schema: _NamedSchema
 
 
 class FlatFormat(_NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
-    """JSON of a schema, in the form of ``text.format``."""
+    """A format of JSON by a schema, as ``text.format`` has it."""
 
 
 Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
@@ -49,7 +49,7 @@ FormatOfText: TypeAlias = TextFormat | ObjectFormat | FlatFormat
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """VLLM's ``structured_outputs``: one of these."""
+    """VLLM's ``structured_outputs``; a request may set one of the fields."""
 
     json: msgspec.Raw = msgspec.Raw(b"null")
     json_object: Literal[True] | None = None
@@ -61,7 +61,7 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 def grammar_of(
     format: Format | FormatOfText | None, structured: StructuredOutputs | None
 ) -> Grammar | None:
-    """Return the answer's grammar; refuse a request with two of them."""
+    """Return the answer's grammar; refuse a request that sets two."""
     grammars = []
     match format:
         case ObjectFormat(schema=schema):
@@ -89,7 +89,7 @@ def grammar_of(
 
 
 def _text_of(schema: msgspec.Raw) -> str:
-    """Return a schema's text; it may be written as JSON, or as a text of JSON."""
+    """Return a schema's text; the request has it as JSON, or as a string that contains JSON."""
     try:
         text = bytes(schema).decode("utf-8")
         return msgspec.json.decode(text, type=str) if text.startswith('"') else text

@@ -11,9 +11,10 @@ from pilotfish.device_runtime.record import Generation, Piece
 
 
 class AnswerJob:
-    """One or more answers to a prompt, one after the other, for a client.
+    """A client's request for one or more answers to a prompt, made one after the other.
 
-    Used on the loop. A lane reads only constant fields, and `choice` during that answer.
+    Used on the loop. A lane's thread reads constant fields, and `choice`, which does not change
+    during an answer.
 
     owner: the owner of the conversation. prompt: set by `Lanes.submit`. events: each choice's
     pieces, if streamed, then its `Generation`; an error ends them.
@@ -25,9 +26,9 @@ class AnswerJob:
         self.prompt: Prompt
         self.options: Options = {}
         self.streamed = False
-        self.choices = self.left = choices  # number of answers; of those not finished
-        self.places = choices  # its places in the queue, counted by `Lanes`
-        self.given_up: BaseException | None = None  # the reason; checked by the lane
+        self.choices = self.left = choices  # number of answers; number of unfinished answers
+        self.places = choices  # places in the queue that the job holds; changed by `Lanes`
+        self.given_up: BaseException | None = None  # why the job was given up; the lane checks it
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
         self.ended = False
@@ -48,12 +49,12 @@ class AnswerJob:
 
     @property
     def backlog(self) -> int:
-        """Number of events not sent to the client yet."""
+        """Number of events that have not been taken yet."""
         return len(self._events)
 
     @property
     def failed(self) -> bool:
-        """True if the next event is an error."""
+        """Whether the next event is an error."""
         return bool(self._events) and isinstance(self._events[0], BaseException)
 
     async def ready(self, limit_s: float | None = None) -> bool:

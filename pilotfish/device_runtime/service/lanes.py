@@ -1,14 +1,14 @@
 """Share a few lanes among many clients.
 
-A lane is a thread that owns one `Device`, and so one conversation with its K/V. The serving loop
-owns the queue and the assignment. A lane takes jobs from its inbox and posts their events to the
+A lane is a thread that owns one `Device`, and so the K/V of one conversation. The serving loop owns
+the queue and assigns jobs to lanes. A lane takes jobs from its inbox and posts their events to the
 loop, so nothing here needs a lock.
 
-Clients share the lanes by work. The next client is the one with the fewest running answers; among
-equals the one that has used the lanes for the shortest time (idle clients save up no time), then
-the one served longest ago. A job of several answers yields to other clients after each answer. A
-job gets the free lane that saves the most reading, now or later (`Lane.gain`). Places, one per
-answer, are limited in total and per client; `Lanes.admit` refuses more.
+The next client is the one with the fewest running answers; among equals, the one that has used the
+lanes for the shortest time (idle clients save up no time); then the one served longest ago. A job
+of several answers yields to other clients after each answer. A job gets the free lane on which the
+fewest tokens must be read again, for this job or a later one (`Lane.gain`). Each answer takes a
+place in the queue; places are limited in total and per client, and `Lanes.admit` refuses more.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ _log = logging.getLogger("pilotfish.service")
 _each_log = logging.getLogger("pilotfish.answers")
 
 BUFFERED = 1024  # pieces that may wait for a slow client
-_HALF_LIFE_S = 300.0  # half-life of the probability that a conversation goes on
+_HALF_LIFE_S = 300.0  # half-life of the probability that a resting conversation goes on
 _DRAINING = "The service is stopping; it answers nothing new."
 _FIRST_GUESS_S = 5.0  # initial estimate of an answer's duration
 _LONGEST_RETRY_S = 60.0
-_ATTEND_S = 0.5  # interval at which an idle lane attends to its connection
-_EVEN_S = 0.25  # clients whose used times differ by less count as equal
-_CLIENTS = 1024  # limit of clients with a remembered time on the lanes
+_ATTEND_S = 0.5  # interval at which an idle lane serves its connection to the edge
+_EVEN_S = 0.25  # clients count as equal if their times on the lanes differ by at most this
+_CLIENTS = 1024  # limit of clients for which the time on the lanes is remembered
 
 
 class Lane(threading.Thread):
@@ -49,19 +49,19 @@ class Lane(threading.Thread):
         super().__init__(name=f"lane-{number}", daemon=True)
         self.device = device
         self.number = number
-        self.job: AnswerJob | None = None  # written by the loop
-        self.active_s = time.monotonic()  # time of the last start or piece
-        self.served_s = 0.0  # when the last answer began
-        self.held = 0  # tokens of the conversation after the last answer
+        self.job: AnswerJob | None = None  # the running job; None: free; written by the loop
+        self.active_s = time.monotonic()  # time of the last start or piece (monotonic)
+        self.served_s = 0.0  # time when the last answer began (monotonic)
+        self.held = 0  # length of the conversation after the last answer, tokens
         self._post = post
         self._inbox: queue.SimpleQueue[AnswerJob | None] = queue.SimpleQueue()
 
     def gain(self, job: AnswerJob) -> tuple[float, float]:
-        """Rate this free lane for a job: the higher, the better.
+        """Rate this free lane for a job; the lane with the highest rating gets the job.
 
-        The rating is the prompt's tokens that the lane holds, less those that its conversation
-        would lose; the latter count less the longer it has rested. Between equals the lane that has
-        rested longest is better.
+        The rating is the number of the prompt's tokens that are in the lane's K/V, minus the number
+        of tokens that the lane's conversation would lose. Lost tokens count less the longer the
+        lane has rested. Among equals, the lane that has rested longest is best.
         """
         shared = self.device.shared(job.prompt, job.owner)
         rested_s = time.monotonic() - self.active_s
@@ -69,22 +69,22 @@ class Lane(threading.Thread):
         return shared - lost, rested_s
 
     def take(self, job: AnswerJob | None) -> None:
-        """Give the free lane a job; None ends the thread. On the loop only."""
+        """Give this free lane a job; None ends the thread. On the loop only."""
         self.job = job
         self.active_s = self.served_s = time.monotonic()
         self._inbox.put(job)
 
     def run(self) -> None:
-        """Make the next answer of each job that comes, until None does."""
+        """Take jobs from the inbox and make one answer of each; end at None."""
         while (job := self._next_job()) is not None:
             try:
                 self._post(self, job, self._answer(job))
             except BaseException as error:
                 self._post(self, job, error)
-            del job  # a free lane keeps nothing in memory
+            del job  # a free lane must not hold a job's memory
 
     def _next_job(self) -> AnswerJob | None:
-        """Wait for a job, or the end; meanwhile greet the edge again when it comes back."""
+        """Wait for a job, or None; meanwhile greet the edge again whenever it has come back."""
         while True:
             try:
                 return self._inbox.get(timeout=_ATTEND_S)
@@ -115,8 +115,9 @@ class Lane(threading.Thread):
 class Lanes:
     """The lanes and the queue before them. All methods are called on the loop.
 
-    devices: one a lane. places: answers that may wait. on_generation: called with each finished
-    generation. on_counts: called with the numbers of waiting and running answers when they change.
+    devices: one device per lane. places: limit of waiting answers. on_generation: called with each
+    finished generation. on_counts: called with the numbers of waiting and of running answers
+    whenever these change.
     """
 
     def __init__(
@@ -130,16 +131,17 @@ class Lanes:
         self._loop = asyncio.get_running_loop()
         self.lanes = [Lane(device, at, self._post) for at, device in enumerate(devices)]
         self._most = len(self.lanes) + places
-        # one client cannot take all places
+        # limit of places per client: no client can take all of them
         self._most_each = len(self.lanes) + (places + 1) // 2
         self._on_generation, self._on_counts = on_generation, on_counts
-        self._held: Counter[str] = Counter()  # places, by client
+        self._held: Counter[str] = Counter()  # by client: number of places taken
         self._waiting: dict[str, deque[AnswerJob]] = {}
-        # by client with places: the turn in which it was last served, or after which it came
+        # by client with places: the turn in which the client was last served, or else the last turn
+        # before its first job came
         self._served: dict[str, int] = {}
         self._turn = 0
-        # by client, the latest user last: seconds of the lanes. One that comes after a silence
-        # begins at ``_now_s``, the least that any had who waited at the last turn.
+        # by client, in the order of last use: time on the lanes, seconds. A returning client starts
+        # with ``_now_s`` at least: the shortest time of any client that waited at the last turn.
         self._used_s: OrderedDict[str, float] = OrderedDict()
         self._now_s = 0.0
         self._typical_s = _FIRST_GUESS_S
@@ -149,19 +151,19 @@ class Lanes:
 
     @property
     def running(self) -> int:
-        """Answers on lanes."""
+        """The number of answers that run on lanes."""
         return sum(lane.job is not None for lane in self.lanes)
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for a lane, or for their prompt to be read."""
+        """The number of answers that wait for a lane, or for their prompt to be read."""
         return self._held.total() - self.running
 
     @contextmanager
     def admit(self, client: str, choices: int = 1) -> Iterator[AnswerJob]:
-        """Hold the places of one job of this client, one for each of its answers, during the block.
-
-        Refuses if they are not free. A job that has not ended by the end of the block is given up.
+        """Make a job for this client, and hold a place for each of its answers during the block.
+        Raises a `RefusalError` if there are too few free places. At the end of the block the job is
+        given up, unless it has ended.
         """
         self._refuse_if_draining()
         if (full := self._full(client, choices)) is not None:
@@ -174,7 +176,7 @@ class Lanes:
             )
         job = AnswerJob(client, choices)
         self._held[client] += choices
-        # precedes clients served since, but not those that have waited longer
+        # before clients that are served from now on, after clients that have waited longer
         self._served.setdefault(client, self._turn - 1)
         try:
             yield job
@@ -184,10 +186,10 @@ class Lanes:
             self._report()
 
     def _full(self, client: str, choices: int) -> str | None:
-        """Name the queue that has no room for more answers of this client; None: there is room.
+        """Name the queue that lacks room for this client's new answers; None: there is room.
 
-        A job larger than its client's share is admitted if the client has no other; the excess
-        takes nothing from others.
+        A job larger than its client's share is admitted if the client has no other job; the answers
+        beyond the share take no places from other clients.
         """
         client_places = self._held[client]
         places = sum(min(each, self._most_each) for each in self._held.values())
@@ -214,7 +216,7 @@ class Lanes:
         *,
         streamed: bool,
     ) -> None:
-        """Queue a job."""
+        """Queue an admitted job. streamed: post each piece, too."""
         self._refuse_if_draining()
         job.prompt, job.options, job.streamed = prompt, options, streamed
         if job.given_up is None:
@@ -237,7 +239,7 @@ class Lanes:
         job.post(reason)
 
     def refuse_waiting(self) -> None:
-        """Drain: refuse waiting and new jobs, but finish those with an answer begun."""
+        """Begin to drain: refuse waiting and new jobs, finish jobs that have begun an answer."""
         self.draining = True
         for job in self._queued():
             if not job.choice:
@@ -251,13 +253,16 @@ class Lanes:
             raise DrainingError(_DRAINING)
 
     def interrupt(self) -> None:
-        """Interrupt the jobs that have begun."""
+        """Interrupt all jobs that have begun."""
         running = [lane.job for lane in self.lanes if lane.job is not None]
         for job in [*running, *self._queued()]:
             self.give_up(job, DrainingError("The service stopped before the answer ended."))
 
     def repeat_interrupts(self) -> None:
-        """Interrupt given-up jobs again, in case the device began later; call each second."""
+        """Interrupt given-up jobs again: a device may have begun after the first interrupt.
+
+        Call it each second.
+        """
         for lane in self.lanes:
             if lane.job is not None and lane.job.given_up is not None:
                 lane.device.interrupt()
@@ -265,8 +270,8 @@ class Lanes:
     def stuck(self, limit_s: float) -> list[int]:
         """List the lanes whose jobs have shown no sign of life for ``limit_s``.
 
-        Signs are pieces and checks for an interruption, which also happen while a lane waits for
-        the edge or reads a long prompt.
+        A sign is a piece, or a check for an interruption. A lane also checks while it waits for the
+        edge or reads a long prompt.
         """
         now_s = time.monotonic()
         return [
@@ -277,20 +282,20 @@ class Lanes:
         ]
 
     def close(self, limit_s: float) -> bool:
-        """End the threads and hang up; False if a lane did not end in time."""
+        """End the threads and close the devices; return False if a lane did not end in time."""
         until_s = time.monotonic() + limit_s
         for lane in self.lanes:
             lane.take(None)
         for lane in self.lanes:
             lane.join(max(0.0, until_s - time.monotonic()))
-            if not lane.is_alive():  # a hanging lane still uses its device
+            if not lane.is_alive():  # a lane that hangs still uses its device
                 lane.device.close()
         return not any(lane.is_alive() for lane in self.lanes)
 
     def _post(
         self, lane: Lane, job: AnswerJob, event: "Piece | Generation | BaseException"
     ) -> None:
-        """Deliver an event on the loop. Called by the lanes' threads."""
+        """Deliver a job's event to the loop. Called by the lanes' threads."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._deliver, lane, job, event)
 
@@ -312,15 +317,15 @@ class Lanes:
             self._on_generation(event)
             lane.held += len(event.tokens)
         if job.given_up is not None and (job.left > 1 or not isinstance(event, Generation)):
-            event = job.given_up  # instead of the interruption's own error
+            event = job.given_up  # the reason replaces the interruption's own error
         job.post(event)
-        if not job.ended:  # other clients may come first
+        if not job.ended:  # queue its next answer: other clients may come first
             self._free_places(job, 1)
             self._waiting.setdefault(job.client, deque()).appendleft(job)
         self._assign()
 
     def _assign(self) -> None:
-        """Give waiting jobs to free lanes, each client in its turn."""
+        """Give waiting jobs to free lanes, in the order of `_next`."""
         while self._waiting and (free := [lane for lane in self.lanes if lane.job is None]):
             client = self._next()
             jobs = self._waiting[client]

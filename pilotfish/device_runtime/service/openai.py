@@ -1,11 +1,11 @@
 """Read and check the bodies of OpenAI's two completion routes.
 
 In: the bytes of a request. Out: a `CompletionRequest`, or a `RefusalError` that names the field at
-fault. Unknown fields, and known ones that would change the answer and are not supported, are
-refused; fields that cannot change a text are ignored.
+fault. Unknown fields are refused, and so are unsupported fields that would change the answer.
+Fields that cannot change a text are ignored.
 
-Beyond OpenAI's fields there are ``top_k``, ``min_p`` and ``repetition_penalty``, as vLLM has them,
-and an object ``pilotfish`` for measurements (`extension`).
+Further fields are vLLM's ``top_k``, ``min_p`` and ``repetition_penalty``, and the object
+``pilotfish`` for measurements (`extension`).
 """
 
 from collections.abc import Mapping
@@ -58,9 +58,9 @@ from pilotfish.wire.messages import MAX_LOGPROBS
 COMPLETION_TOKENS = 16  # default of /v1/completions, as at OpenAI
 MESSAGES = 4096
 _STOPS, _STOP_CHARACTERS = 16, 1024
-_CHOICES = 16  # answers to one prompt, in sequence
+_CHOICES = 16  # limit of answers to one prompt
 
-# Fields that cannot change a text.
+# Fields that are ignored, since they cannot change a text.
 _INERT = frozenset(
     (
         "metadata",
@@ -73,7 +73,7 @@ _INERT = frozenset(
         "user",
     )
 )
-# Unsupported fields that would change a text, with their values without effect.
+# Unsupported fields that would change a text: only these values, without effect, are accepted.
 _NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "function_call": (None, "none"),
@@ -151,7 +151,7 @@ class _TextRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
     logprobs: Tops | None = None
 
 
-# The fields of a body with unread values: decoding ends at the first unknown field.
+# A body's fields, values undecoded: an unknown field ends decoding at once.
 _ChatBody = fields_of("_ChatBody", (*_ChatRequest.__struct_fields__, *_NEUTRAL_CHAT, *_INERT))
 _TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_TEXT, *_INERT))
 
@@ -161,10 +161,10 @@ class CompletionRequest:
     """A checked request.
 
     prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context. choices: number of answers. best: number
-    of likeliest answers to send; 0: all. echo: each answer begins with the prompt. logprobs,
-    prompt_logprobs: send them. params: the request's fields of the grammar, by
-    `BadGrammarError.part`.
+    without ``max_tokens`` the answer may fill the context. choices: number of answers to make.
+    best: number of likeliest answers to send; 0: all. echo: each answer begins with the prompt.
+    logprobs, prompt_logprobs: whether to send these. params: `BadGrammarError.part` → the request's
+    field that has this part of the grammar.
     """
 
     chat: bool
@@ -240,13 +240,13 @@ def text_request(body: bytes, defaults: Options) -> CompletionRequest:
         params={"": "response_format"},
     )
     if completion.echo and not completion.stream:
-        completion.options["prompt_logprobs"] = request.logprobs  # the echoed tokens have them, too
+        completion.options["prompt_logprobs"] = request.logprobs  # echoed tokens have them, too
     completion = _with_prompt_logprobs(request.prompt_logprobs, completion)
     return _best_of(request.best_of, completion) if request.best_of is not None else completion
 
 
 def _best_of(most: int, completion: CompletionRequest) -> CompletionRequest:
-    """Generate ``most`` answers, and send the likeliest."""
+    """Make ``most`` answers, and send the likeliest: as many as the request has choices."""
     if most < completion.choices or (completion.stream and most > completion.choices):
         raise bad_request(
             "best_of",
@@ -270,7 +270,7 @@ def read_body(
 ) -> _Kind:
     """Read a body.
 
-    full_body: a type with all fields. kind: a type with the supported ones. neutral: see
+    full_body: type with all known fields. kind: type with the supported fields. neutral: as for
     `refuse_unless_neutral`.
     """
     try:
@@ -306,7 +306,8 @@ def checked_request(
 ) -> CompletionRequest:
     """Check the fields that all routes share.
 
-    most: limit of the answer's tokens. params: as in `CompletionRequest`; "" is the format's field.
+    most: limit of the answer's tokens. params: as in `CompletionRequest`; the key "" has the field
+    of the answer's format.
     """
     options = _options(request, defaults, format)
     options["logprobs"] = logprobs
@@ -314,7 +315,7 @@ def checked_request(
         options["max_tokens"] = most
     protocol = options.get("protocol")
     if isinstance(protocol, str) and protocol != AUTO:
-        plan(**options)  # check now, before the request waits
+        plan(**options)  # called for its checks, before the request waits in the queue
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return CompletionRequest(
         chat=chat,

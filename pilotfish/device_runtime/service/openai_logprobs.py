@@ -1,8 +1,8 @@
-"""Format log-probabilities as OpenAI's two routes have them, and those of a prompt as vLLM does.
+"""Format log-probabilities: an answer's as OpenAI's two routes do, a prompt's as vLLM does.
 
 In:  the tokens of an answer, each with its `TokenLogprob` or None. Out: bodies; unknown values are
-     null. A text has an entry for every token, so that clients can count from either end. A chat's
-     entries make up its content, so they leave out control tokens.
+null. For a text there is an entry for every token, so that clients can count from either end.
+For a chat, the entries' texts together are the message's content, so control tokens have none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,9 +33,9 @@ def chat_logprobs(tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tok
 
 
 class TextOffsets:
-    """Computes the offsets of a text's tokens, in characters.
+    """The offsets of a text's tokens, in characters.
 
-    begin: the first token's offset. special: the text includes control tokens.
+    begin: offset of the first token. special: whether the text includes control tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, begin: int = 0, *, special: bool = False) -> None:
@@ -43,7 +43,7 @@ class TextOffsets:
         self._end = begin
 
     def next_offset(self, token: int) -> int:
-        """Return the next token's offset; a token without text has no width."""
+        """Return the offset of the next token of the text."""
         begin = self._end
         self._end += len(self._stream.push([token]))
         return begin
@@ -52,7 +52,7 @@ class TextOffsets:
 def text_logprobs(
     tokens: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer, offsets: TextOffsets
 ) -> Body:
-    """Format the log-probabilities of a text's next tokens."""
+    """Format the log-probabilities of the next tokens of a text."""
     body: Body = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for at, token in enumerate(tokens):
         its = logprobs[at] if at < len(logprobs) else None
@@ -67,7 +67,10 @@ def text_logprobs(
 def prompt_logprobs(
     ids: Sequence[int], logprobs: TokenLogprobs, tokenizer: Tokenizer
 ) -> list[Body | None]:
-    """Format the log-probabilities of a prompt's tokens; ranks are known among the likeliest."""
+    """Format the log-probabilities of a prompt's tokens.
+
+    The rank is known only for the likeliest tokens.
+    """
     bodies: list[Body | None] = []
     for at, token in enumerate(ids):
         its = logprobs[at] if at < len(logprobs) else None

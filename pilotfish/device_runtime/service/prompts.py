@@ -1,10 +1,11 @@
 """Read the prompt of a request.
 
-In: messages, a raw text, or token ids, in JSON. Out: a `Prompt` of the device's pair, or a refusal
+In: messages, a raw text, or token ids, in JSON. Out: a `Prompt` for the device, or a `RefusalError`
 that names the field at fault.
 
-JSON is decoded straight to the expected types, and decoding ends at the first other type: otherwise
-megabytes of empty lists would become millions of objects while all clients wait.
+JSON is decoded straight to the expected types, and decoding ends at the first value of another
+type. Otherwise megabytes of empty lists would become millions of objects, and all clients would
+wait.
 """
 
 import re
@@ -23,7 +24,7 @@ from pilotfish.engines.engine_errors import TemplateError
 _Prompt = str | list[int]
 _NEUTRAL_BYTES = 64
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`( - at `[^`]*`)?", re.DOTALL)
-# Fields of messages that clients send back from earlier answers, and their harmless values.
+# Fields of earlier answers that clients send back, with the values that have no effect.
 _NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
     "annotations": (None, []),
     "audio": (None,),
@@ -37,17 +38,17 @@ _ROLES = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
-    "function": "tool",  # OpenAI's old form
+    "function": "tool",  # OpenAI's older name of the role
 }
-# A call has no content, and a result may have none.
+# An assistant's message with calls may have no content, nor may a function's result.
 _ROLES_WITHOUT_CONTENT = frozenset(("assistant", "tool", "function"))
 
 
 def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prompt:
-    """Return the prompt of a request. chat: it consists of messages.
+    """Return the prompt of a request. chat: the input consists of messages.
 
-    While the edge's vocabulary is unknown, a prompt that fails in the drafter's is returned
-    unencoded: the lane tokenises it after greeting the edge.
+    While the edge's vocabulary is unknown, a prompt may fail in the drafter's vocabulary. Such a
+    prompt is returned untokenised: the lane tokenises it after greeting the edge.
     """
     try:
         prompt = device.prompt(prompt_input, chat=chat)
@@ -70,7 +71,7 @@ def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prom
 
 
 def fields_of(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
-    """Define a JSON object with exactly these fields, and unread values."""
+    """Define a type of JSON object with exactly these fields; their values stay undecoded."""
     absent = [(field, msgspec.Raw, msgspec.Raw()) for field in dict.fromkeys(fields)]
     return msgspec.defstruct(name, absent, forbid_unknown_fields=True)
 
@@ -78,14 +79,14 @@ def fields_of(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
 def present_fields(
     fields: msgspec.Struct, names: Iterable[str] | None = None
 ) -> dict[str, msgspec.Raw]:
-    """Return the fields that are present; with ``names``, only those."""
+    """Return the fields that are present, by name. names: look at these fields only."""
     chosen = fields.__struct_fields__ if names is None else names
     values = ((name, getattr(fields, name)) for name in chosen)
     return {name: value for name, value in values if memoryview(value).nbytes}
 
 
 class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A message with unread values. ``role`` is decoded, so that "{}" is refused at once."""
+    """A message; most values stay undecoded. ``role`` is required, so "{}" is refused at once."""
 
     role: str
     content: msgspec.Raw = msgspec.Raw()
@@ -138,7 +139,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 def thinking_of(
     template_fields: TemplateFields | None, effort: Effort | None = None
 ) -> bool | None:
-    """Return whether to think first; None: the model's default."""
+    """Return whether the model is to think first; None: its default."""
     if template_fields is not None and (
         template_fields.enable_thinking,
         template_fields.thinking,
@@ -159,9 +160,9 @@ class TextPart(msgspec.Struct):
 
 
 def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = TextPart) -> str:
-    """Read a content: a text, or parts of this type; refusals name the expected types."""
+    """Read a message's content: a text, or parts of type ``part``. where: the field's path."""
     try:
-        # `part` is a value, which a type checker takes for no type
+        # `part` is a variable, which type checkers do not accept as a type
         kind: Any = str | list[part] | None  # type: ignore[valid-type]
         content = msgspec.json.decode(value or b"null", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -185,7 +186,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
 
 
 def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
-    """Read a raw prompt: one text or one list of token ids, or a list with one of these."""
+    """Read a raw prompt: a text, a list of token ids, or a list that holds one such prompt."""
     for kind in (_Prompt, tuple[_Prompt]):
         try:
             decoded = msgspec.json.decode(prompt, type=kind)
@@ -198,9 +199,9 @@ def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
 def refuse_unless_neutral(
     fields: Mapping[str, msgspec.Raw], neutral: Mapping[str, tuple[object, ...]], where: str = ""
 ) -> None:
-    """Refuse an unsupported field unless its value has no effect.
+    """Refuse unsupported fields, except values without effect.
 
-    neutral: unsupported fields, and their values without effect.
+    neutral: unsupported field → its values without effect.
     """
     for name, value in fields.items():
         if name in neutral and not _is_one_of(value, neutral[name]):
@@ -214,7 +215,7 @@ def refuse_unless_neutral(
 
 
 def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
-    """Return whether a value is one of these small ones; do not decode a long value."""
+    """Return whether a value is one of ``values``; a long value is not decoded."""
     try:
         return len(memoryview(value)) <= _NEUTRAL_BYTES and msgspec.json.decode(value) in values
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -222,7 +223,7 @@ def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
 
 
 def bad_value(error: Exception, message: str) -> RefusalError:
-    """Return the refusal of a bad value or an unknown field. said: msgspec's message."""
+    """Return the refusal of a bad value or an unknown field. message: msgspec's."""
     param = _param(message)
     if param is not None and (name := unknown_name(error)) is not None:
         return unknown_field(f"{param}.{name}")
@@ -230,7 +231,7 @@ def bad_value(error: Exception, message: str) -> RefusalError:
 
 
 def _param(message: str) -> str | None:
-    """Return the field in msgspec's message."""
+    """Return the field that msgspec's message names."""
     at = re.search(r"at `\$\.([\w.\[\]]+)", message) or re.search(r"field `(\w+)`", message)
     return at[1] if at else None
 
@@ -248,6 +249,6 @@ def unknown_field(name: str) -> RefusalError:
 
 
 def unknown_name(error: Exception) -> str | None:
-    """Return the unknown field that an error is about; None for another error."""
+    """Return the unknown field that an error names; None for any other error."""
     match = _UNKNOWN.fullmatch(str(error))
     return match and match[1]

@@ -36,7 +36,7 @@ Body = dict[str, Any]
 
 _MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 500, 80
 
-# Errors of the client, and their names in the metrics.
+# Errors in the client's request → the refusal's reason in the metrics.
 _FAULTS: dict[type[PilotfishError], str] = {
     PromptTooLongError: "too-long",
     TooLargeError: "too-long",
@@ -45,7 +45,7 @@ _FAULTS: dict[type[PilotfishError], str] = {
     BadGrammarError: "grammar",
     TemplateError: "malformed",
 }
-# No request can be answered now; a later try may succeed.
+# Errors that make an answer impossible now; a later try may succeed.
 _ABSENT = (
     AccessDeniedError,
     BusyError,
@@ -60,11 +60,11 @@ _ABSENT = (
 
 
 class RefusalError(Exception):
-    """A response with an error.
+    """The refusal of a request: an HTTP response with an error.
 
     status: HTTP status. code: the error's name for programs. param: the request's field at fault.
     reason: the error's name in the metrics. retry_s: seconds until another try may succeed. close:
-    close the connection, since the request was not read to its end.
+    whether to close the connection, since the request was not read to its end.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RefusalError(Exception):
 
     @property
     def body(self) -> Body:
-        """The response's body, OpenAI's error object."""
+        """The response's body: OpenAI's error object."""
         return {
             "error": {
                 "message": self.message,
@@ -124,17 +124,17 @@ _TYPES = {
 
 
 def bad_request(param: str | None, message: str) -> RefusalError:
-    """Return the refusal of a value. param: the request's field that has it."""
+    """Return the refusal of a field's value. param: the field's name."""
     return RefusalError(400, message, code="invalid_value", param=param)
 
 
 def client_gone(message: str = "The client is gone.") -> RefusalError:
-    """Return the refusal of an answer whose client is gone: counted, but not sent."""
+    """Return the refusal for a client that is gone: it is counted, but not sent."""
     return RefusalError(499, message, code="gone", reason="gone")
 
 
 def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) -> RefusalError:
-    """Convert any error to a refusal. params: the request's fields, by the part of a grammar."""
+    """Convert any error to a refusal. params: as in `CompletionRequest`."""
     if isinstance(error, RefusalError):
         return error
     if (short := shortage(error)) is not None:
@@ -157,7 +157,7 @@ def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) ->
     if isinstance(error, EngineError):
         _log.warning("an answer failed: %s: %s", type(error).__name__, error)
         return RefusalError(500, str(error), code=error.code, reason=error.code)
-    if isinstance(error, PilotfishError):  # the edge is at fault
+    if isinstance(error, PilotfishError):  # any other typed error comes from the edge
         _log.warning("an answer failed: %s: %s", type(error).__name__, error)
         code = error.code.replace("-", "_")
         return RefusalError(502, str(error), code=code, reason=error.code)

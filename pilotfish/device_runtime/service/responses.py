@@ -1,8 +1,7 @@
 """Read and check the bodies of OpenAI's ``POST /v1/responses``.
 
 In:  the bytes of a request, and the conversations that may be continued. Out: a `ResponseRequest`,
-     or a `RefusalError` that names the field at fault; as in `openai`, with the same fields beyond
-     OpenAI's.
+or a `RefusalError` that names the field at fault. Fields beyond OpenAI's: see `openai`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +34,10 @@ from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
 Body = dict[str, Any]
 
-# Fields that cannot change a text.
+# Fields that are ignored, since they cannot change a text.
 _INERT = frozenset(
     (
-        "max_tool_calls",  # limits built-in tools, and there are none
+        "max_tool_calls",  # limits calls of built-in tools, and there are no such tools
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -46,7 +45,7 @@ _INERT = frozenset(
         "user",
     )
 )
-# Unsupported fields that would change a text, with their values without effect.
+# Unsupported fields that would change a text: only these values, without effect, are accepted.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "background": (None, False),
     "context_management": (None, []),
@@ -77,7 +76,7 @@ class _Text(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's ``reasoning``. Thoughts are sent in full; "auto" adds no summary."""
+    """OpenAI's ``reasoning``. Thoughts are sent in full, and never with a summary."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
@@ -86,7 +85,7 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
 class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     include: list[Literal["reasoning.encrypted_content"]] | None = (
-        None  # thoughts are not encrypted
+        None  # ignored: thoughts are not encrypted
     )
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -100,7 +99,7 @@ class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[list[_Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
 
 
-# The fields of a body with unread values: decoding ends at the first unknown field.
+# A body's fields, values undecoded: an unknown field ends decoding at once.
 _Whole = fields_of("_Whole", (*_ResponsesBody.__struct_fields__, *_NEUTRAL, *_INERT))
 
 
@@ -108,8 +107,8 @@ _Whole = fields_of("_Whole", (*_ResponsesBody.__struct_fields__, *_NEUTRAL, *_IN
 class ResponseRequest:
     """A checked request.
 
-    completion: the answer to generate. messages: the conversation without instructions. echo: the
-    request's fields that the response repeats.
+    completion: the answer to generate. messages: the conversation without ``instructions``. echo:
+    the request's fields that the response repeats.
     """
 
     completion: CompletionRequest
@@ -123,7 +122,8 @@ def response_request(
 ) -> ResponseRequest:
     """Read a ``POST /v1/responses``.
 
-    defaults: the service's own options. before: returns the conversation of a response's id.
+    defaults: the service's own options. before: returns the conversation of a response's id; that
+    response is its last answer.
     """
     request = read_body(body, _Whole, _ResponsesBody, _NEUTRAL)
     if request.text is not None:

@@ -1,7 +1,7 @@
-"""Format an answer as a response, whole or in the events of its stream.
+"""Format an answer for ``/v1/responses``: as one body, or as the events of a stream.
 
-In:  the parts of a turn, as they come, and its generation. Out: bodies. A whole response has the
-     same items as a stream. It adds ``pilotfish`` to OpenAI's fields, a summary of the generation.
+In:  the parts of a turn, as they come, and its generation. Out: bodies. A body has the same items
+as a stream. The field ``pilotfish``, a summary of the generation, is added to OpenAI's fields.
 """
 
 import secrets
@@ -22,7 +22,7 @@ Body = dict[str, Any]
 
 
 class _Item:
-    """A growing item of the output: a message, a thought or a call."""
+    """An item of the output, to which text is added: a message, a thought or a call."""
 
     def __init__(self, first: TurnPart, index: int) -> None:
         self.kind = "call" if first.kind == "arguments" else first.kind
@@ -32,7 +32,7 @@ class _Item:
         self._texts: list[str] = []
 
     def body(self, status: str) -> Body:
-        """Return the item."""
+        """Return the item as JSON types."""
         fields: Body = {"id": self._at["item_id"], "status": status}
         parts = [self._part()] if self._texts else []
         match self.kind:
@@ -47,7 +47,7 @@ class _Item:
         }  # fmt: skip
 
     def begin(self) -> Iterator[Body]:
-        """Return its first events."""
+        """Return the item's first events."""
         index = self._at["output_index"]
         item = self.body("in_progress")
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
@@ -56,12 +56,12 @@ class _Item:
             yield {"type": "response.content_part.added", **at, "part": self._part()}
 
     def grow(self, text: str) -> Body:
-        """Return the event of more text."""
+        """Add a text to the item; return the event."""
         self._texts.append(text)
         return self._event("delta", delta=text)
 
     def end(self, status: str) -> Iterator[Body]:
-        """Return its last events."""
+        """Return the item's last events."""
         text = "".join(self._texts)
         if self.kind == "call":
             yield {**self._event("done", arguments=text), "name": self._name}
@@ -91,14 +91,14 @@ class _Item:
 
 
 class _Output:
-    """The items of a response, of which the last one may grow."""
+    """The items of a response; text may be added to the last one."""
 
     def __init__(self) -> None:
         self._ended: list[Body] = []
         self._last: _Item | None = None
 
     def push(self, parts: Sequence[TurnPart]) -> Iterator[Body]:
-        """Return the events of these parts."""
+        """Add parts to the items; return the events."""
         for part in parts:
             kind = "call" if part.kind == "arguments" else part.kind
             item = self._last
@@ -123,9 +123,10 @@ class _Output:
 
 
 class ResponseFormat:
-    """Formats one response.
+    """The format of one response.
 
-    keep: stores a finished response and its turn. tokens: counts the tokens of a text.
+    keep: called with a finished response and its turn, to store them. tokens: counts the tokens of
+    a text.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class ResponseFormat:
         return response
 
     def start_events(self) -> list[Body]:
-        """Return the events before the first item, once."""
+        """Return the events before the first item; later calls return none."""
         if self._begun:
             return []
         self._begun = True
@@ -172,7 +173,7 @@ class ResponseFormat:
         return [*self.start_events(), *self._numbered(self._output.push(piece.parts))]
 
     def end_events(self, generation: Generation) -> list[Body]:
-        """Return the last events."""
+        """Return the events after the last piece."""
         return [*self.start_events(), *self._numbered(self._last_events(generation))]
 
     def error_event(self, refusal: RefusalError) -> Body:

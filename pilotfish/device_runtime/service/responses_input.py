@@ -1,8 +1,8 @@
-"""Read the input of a response: items, as they come and as they were answered.
+"""Read the input of ``/v1/responses``: a text, or items, among them those of earlier answers.
 
-In:  a text, or items; and the messages of the conversation that they continue. Out: messages for a
-     chat template, as the chat route makes them, or a `RefusalError` with the name of the field.
-     Successive thoughts, texts and calls of the assistant are one message.
+In:  the input, and the messages of the conversation that it continues. Out: messages for a chat
+template, as the chat route makes them, or a `RefusalError` that names the field at fault.
+Successive thoughts, texts and calls of the assistant become one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ _NEEDED = {
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """An item with unread contents; fields without a meaning for the model are ignored."""
+    """An item with undecoded contents. Fields that mean nothing to the model are ignored."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -45,7 +45,7 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     encrypted_content: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse at once, so that "{}" cannot be repeated without end."""
+        """Refuse an item that lacks a field of its type at once: a body may have many "{}"."""
         for name in _NEEDED[self.type]:
             if getattr(self, name) in (None, _ABSENT):
                 raise ValueError(f"An item of type {self.type} needs {name}")
@@ -62,7 +62,7 @@ class _ThoughtPart(msgspec.Struct):
 
 
 def conversation_of(items: "str | Sequence[InputItem]", before: Sequence[Message]) -> list[Message]:
-    """Return the messages of a conversation and of the input that continues it."""
+    """Return the messages ``before``, followed by those of the input."""
     if isinstance(items, str):
         return [*before, {"role": "user", "content": items}]
     conversation = _Conversation(before)
@@ -72,7 +72,7 @@ def conversation_of(items: "str | Sequence[InputItem]", before: Sequence[Message
 
 
 def assistant_message(turn: Turn) -> Message:
-    """Return the message of a turn, without calls that were cut off."""
+    """Return a turn's message; it lacks calls that were cut off."""
     calls = tuple(call for call in turn.calls if call.complete)
     return _message_of(turn._replace(calls=calls))
 
@@ -84,7 +84,7 @@ def _message_of(turn: Turn) -> Message:
 
 
 class _Conversation:
-    """Messages, and the assistant's turn that the next items may extend."""
+    """The messages so far, and the assistant's turn that the next item may extend."""
 
     def __init__(self, before: Sequence[Message]) -> None:
         self._messages = [*before]
@@ -99,7 +99,7 @@ class _Conversation:
         return self._messages
 
     def add(self, item: InputItem, where: str) -> None:
-        """Add an item."""
+        """Add an item to the conversation. where: its path, for errors."""
         turn = self._turn
         match item.type, item.role:
             case "reasoning", _:

@@ -1,7 +1,7 @@
-"""Store responses for a while: for reading them again and for continuing them.
+"""Store responses for a while, so that clients can read them again and continue them.
 
-In:  responses, their turns, and the messages that they answered. Out: the same, for the same client
-     only. They stay in memory for an hour, up to a number and a size.
+In:  responses, their turns, and the messages that they answered. Out: the same, to the same client
+only. Responses stay in memory for an hour; their number and their total size are limited.
 """
 
 import time
@@ -16,11 +16,11 @@ from pilotfish.device_runtime.service.responses_input import Message, assistant_
 from pilotfish.engines.chat_formats.reader import Turn
 
 _LIFETIME_S = 3600.0
-_MOST, _MOST_BYTES = 256, 1 << 24  # bytes of all clients together
+_MOST, _MOST_BYTES = 256, 1 << 24  # limits of all clients together: responses, bytes
 
 
 class _StoredResponse(NamedTuple):
-    """A response. body: as sent. conversation: its messages, the answer last."""
+    """A response. body: as sent. conversation: its messages in JSON, the answer last."""
 
     client: str
     until_s: float
@@ -29,14 +29,14 @@ class _StoredResponse(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes in memory, roughly."""
+        """The size in memory in bytes, roughly."""
         return len(self.body) + len(self.conversation)
 
 
 class ResponseStore:
-    """Responses by their id, the oldest first. Used on the serving loop only.
+    """The stored responses by id, the oldest first. Used on the serving loop only.
 
-    If they are too many or too large, the client with the largest share loses its oldest one.
+    Beyond a limit, the client with the largest share loses its oldest response.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ResponseStore:
         return len(self._responses)
 
     def store(self, client: str, messages: Sequence[Message], response: Body, turn: Turn) -> None:
-        """Store a response to these messages, unless it alone is too large."""
+        """Store a response to these messages, unless it alone exceeds the limit of bytes."""
         self.expire()
         stored = _StoredResponse(
             client,
@@ -107,7 +107,7 @@ class ResponseStore:
         return stored
 
     def _surplus(self) -> str:
-        """Return the oldest response of the client that takes the largest share."""
+        """Return the id of the oldest response of the client with the largest share."""
         shares: Counter[str] = Counter()
         for stored in self._responses.values():
             shares[stored.client] += stored.size * self._most + self._most_bytes

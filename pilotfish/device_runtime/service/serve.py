@@ -1,7 +1,7 @@
-"""Start the service: read keys and certificate, take the address, load the drafter, then serve.
+"""Start the service: read keys and certificate, bind the address, load the drafter, then serve.
 
-Faults of the configuration show before anything is loaded. The HTTP part is imported while the
-drafter loads: both take about as long.
+Faults of the configuration are reported before anything is loaded. The HTTP modules are imported
+while the drafter loads, since both take about the same time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from pilotfish.wire.transport import is_loopback
 
 _log = logging.getLogger("pilotfish.service")
 
-_SEND_BUFFER_BYTES = 64 * 1024  # the kernel's limit, for a client that does not read
+_SEND_BUFFER_BYTES = 64 * 1024  # socket's send buffer: limits unread data per client
 
 
 def serve(
@@ -81,7 +81,7 @@ def serve(
         )
         rounds += [daemon.metrics.add_round, daemon.status.add_round]
         gc.collect()
-        gc.freeze()  # loaded objects stay: exempt them from garbage collections between rounds
+        gc.freeze()  # exempt loaded objects, which stay, from garbage collection between rounds
         return asyncio.run(daemon.run(listener, announce))
 
 
@@ -94,7 +94,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]:
-    """Bind a socket to this address. locked: there are API keys."""
+    """Bind a socket to this address. locked: whether there are API keys."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, where = addresses[0]
@@ -102,7 +102,7 @@ def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]
     except OSError as error:
         raise ListenError(f"The service cannot listen on {host}: {error.strerror}.") from error
     with listener:
-        # "localhost" may resolve to another address
+        # checked here, since "localhost" may resolve to an address that is not loopback
         if not locked and not ipaddress.ip_address(where[0]).is_loopback:
             raise ListenError(f"{host} is no loopback address, and there are no API keys.")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,9 +1,9 @@
-"""Run the service: signals, reloads, the watchdog, and the end.
+"""Run the service: handle signals and reloads, feed the watchdog, and stop.
 
-SIGTERM and SIGINT drain: no new requests are taken, and running answers may end within limits.
-SIGHUP reads keys and configuration again while answers run; any fault leaves everything as it was,
-except that API keys removed from their file are revoked. This loop feeds the watchdog while every
-busy lane shows signs of life.
+SIGTERM and SIGINT drain: new requests are refused, and running answers may end within a time limit.
+SIGHUP reads keys and configuration again while answers run. After any fault everything stays as it
+was, except that API keys removed from their file are revoked. The serving loop feeds the watchdog
+while every busy lane shows signs of life.
 """
 
 import asyncio
@@ -47,20 +47,21 @@ _log = logging.getLogger("pilotfish.service")
 _TICK_S = 1.0
 _HEAD_BYTES = 32 * 1024
 _BACKLOG = 128
-# Responses have exactly the type that they name, and foreign pages may not embed them.
+# Headers of all responses: browsers must not guess types, and foreign pages may not embed
+# responses.
 _HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 ]
-_SOFTWARE = 70  # sysexits.h
+_SOFTWARE = 70  # exit code EX_SOFTWARE of sysexits.h
 _END_S = 10.0  # time for interrupted answers to end
-_TROUBLE = (PilotfishError, OSError)  # errors of reading keys or configuration again
+_TROUBLE = (PilotfishError, OSError)  # errors that reading keys or configuration may raise
 
 Reread = Callable[[], ServiceConfig]
 
 
 class ServiceDaemon:
-    """Runs the service on its serving loop."""
+    """The service's daemon on its serving loop."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class ServiceDaemon:
         self._config = config
         self._devices = devices
         self._access = access
-        self._started = f"serving {drafter}"  # logged at the start
+        self._started = f"serving {drafter}"  # begin of the log's line at the start
         execution = devices[0].execution
         if execution is not None:
             self._started += f": {execution}"
@@ -88,7 +89,7 @@ class ServiceDaemon:
         self._tls = tls
         self._edge = _edge_of(config)
         self._protocol = "none yet"
-        self._trouble = ""  # fault of the last reload
+        self._trouble = ""  # faults of the last reload; "": none
         self._code = 0
         self._stopping = False
 
@@ -156,7 +157,7 @@ class ServiceDaemon:
     def _reload(self) -> None:
         """Read keys and configuration again.
 
-        Any fault leaves everything as it was, except that removed API keys are revoked in any case.
+        After any fault everything stays as it was, except that removed API keys are revoked.
         """
         self._supervisor.reloading()
         troubles: list[str] = []
@@ -180,20 +181,23 @@ class ServiceDaemon:
     def _reload_keys(self, config: ServiceConfig, troubles: list[str]) -> bool:
         """Read the API keys again; return whether there is a key file and it was read."""
         try:
-            # the address stays the present one
+            # a reload does not change the address
             keys = api_keys(config.api_keys, self._config.listen, ApiKeys.load_valid_lines)
-        except _TROUBLE as error:  # unknown whether keys were removed: keep all
+        except _TROUBLE as error:  # the file's keys are unknown: keep all keys
             troubles.append(str(error))
             current = self._config
             return config.api_keys != current.api_keys and self._reload_keys(current, troubles)
         self._access.keys = keys
-        # adopted in any case: the next reload must not go back to the earlier file
+        # adopted even after other faults: the next reload must not read the earlier file again
         self._config = replace(self._config, api_keys=config.api_keys)
         troubles += () if keys is None else keys.broken
         return keys is not None
 
     def _certificate(self, config: ServiceConfig) -> ssl.SSLContext | None:
-        """Load the certificate for later connections; TLS itself cannot be turned on or off."""
+        """Load the certificate for later connections.
+
+        Raises `CertificateError` if TLS would begin or end, which needs a restart.
+        """
         tls = tls_context(config.tls_cert, config.tls_key)
         if (tls is None) != (self._tls is None):
             raise CertificateError("to begin or to end the use of TLS needs a restart.")
@@ -204,7 +208,7 @@ class ServiceDaemon:
         tls = self._certificate(config)
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
-            self._devices[0].redirect(config.edge, config.keys)  # the other devices follow
+            self._devices[0].redirect(config.edge, config.keys)  # all devices share its link
         self._devices[0].retry()
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
@@ -269,7 +273,7 @@ class ServiceDaemon:
 
     @property
     def _keys_in_use(self) -> str:
-        """Return the log's line about the edge and the keys at the start."""
+        """Return the part of the start's log line about the edge and the keys."""
         clients = (
             "no API keys" if self._access.keys is None else f"{len(self._access.keys)} API keys"
         )
@@ -303,7 +307,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections within the limit of open files, which asyncio does not."""
+        """Accept connections with an `Acceptor`, which respects the limit of open files."""
         await super().startup(sockets=[])
         [listening] = sockets or []
         self.acceptor = Acceptor(listening, self._new_connection, self._make_room, CONNECTIONS)
@@ -314,7 +318,7 @@ class _Server(uvicorn.Server):
         return TlsHandshake(self.config, self.server_state, self.lifespan.state)
 
     def _make_room(self) -> bool:
-        """Close an idle connection for another one; return False if none is idle."""
+        """Close an idle connection to make room; return False if none is idle."""
         if TlsHandshake.abort_oldest():
             return True
         idle = Connection.idle_longest(Connection.open_among(self.server_state.connections))
@@ -330,7 +334,7 @@ class _Server(uvicorn.Server):
 
 
 def _uvicorn(app: ASGIApp, drain_s: float) -> TlsConfig:
-    # uvicorn warns of every malformed request, so any client could fill the log
+    # errors only: uvicorn warns of every malformed request, so any client could fill the log
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return TlsConfig(
         app,

@@ -3,9 +3,9 @@
 In:  each round, answer, request, refusal and reading of the link.
 Out: Prometheus' text format.
 
-Speculation is counted under vLLM's names with our prefix, so that its dashboards fit: mean length
-of a round = 1 + accepted / drafts. Values that are not measured are absent, not zero. The number of
-series is bounded, whatever clients request.
+Counters of speculation have vLLM's names with our prefix, so that vLLM's dashboards fit: the mean
+length of a round is 1 + accepted / drafts. A value that is not measured is absent, not zero. The
+number of series is bounded, whatever clients request.
 """
 
 import threading
@@ -40,8 +40,8 @@ from pilotfish.wire.protocols import counters, names
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "pilotfish_"
-_POSITIONS = 32  # counted positions of a window; deeper ones share a series
-_KINDS = 40  # limit of routes, and of reasons of refusals
+_POSITIONS = 32  # positions of a window with a series each; deeper positions share one
+_KINDS = 40  # limit of routes with series of their own; also of refusals' reasons
 _OTHER = "other"
 
 _STAGE_S = [step * 10.0**power for power in range(-5, 1) for step in (1, 2.5, 5)] + [10.0]
@@ -50,7 +50,7 @@ _FIRST_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _REQUEST_S = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0]
 _RECOVERY_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0]
 
-_READINGS = (  # name, help, attribute of `LinkState`, scale
+_READINGS = (  # (metric, help, attribute of `LinkState`, factor to the metric's unit)
     ("link_rtt_seconds", "Round trip of a small message.", "rtt", 1.0),
     ("link_jitter_seconds", "Mean change from one round trip to the next.", "jitter", 1.0),
     ("link_goodput_up_bytes_per_second", "Payload that goes up.", "up", 1 / 8),
@@ -136,10 +136,10 @@ class _Counts:
 
 
 class ServiceMetrics:
-    """Counts what a service does. Thread-safe.
+    """The counts and measurements of a service. Thread-safe.
 
-    power: the rails whose energy is counted from now until `close`; None: this board's. drafter:
-    its name. execution: how the drafter runs; None: it is no model.
+    power: the power rails whose energy is counted until `close`; None: this board's. drafter: its
+    name. execution: how the drafter runs; None: the drafter is not a model.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ServiceMetrics:
         self._build = (SOFTWARE, drafter, *how)
         self.energy = Watch(rails() if power is None else power).start()
         self._counts = _Counts()
-        # the state, the readings, and their time
+        # the link's state, its readings, and the readings' time (monotonic)
         self._link: tuple[Connectivity, LinkState | None, float] | None = None
         self._losses = 0
         self._lock = threading.Lock()
@@ -165,7 +165,7 @@ class ServiceMetrics:
         protocol = record.protocol if record.protocol in names() else _OTHER
         with self._lock:
             counts = self._counts
-            counts.drafted[protocol] += record.nodes  # under `ahead` those between two messages
+            counts.drafted[protocol] += record.nodes  # `ahead`: those between two messages
             if record.window:
                 counts.drafts[protocol] += 1
                 counts.accepted[protocol] += record.accepted
@@ -177,7 +177,7 @@ class ServiceMetrics:
                     counts.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
             for stage in STAGES:
                 seconds = getattr(record.timings, stage)
-                if seconds or record.window:  # the baselines lack most stages
+                if seconds or record.window:  # protocols without drafts lack most stages
                     counts.stages[protocol, stage].add(seconds)
             counts.bytes["up", "rounds"] += record.uplink_bytes
             counts.bytes["down", "rounds"] += record.downlink_bytes
@@ -210,7 +210,7 @@ class ServiceMetrics:
                 counts.unverified += recovery.local_tokens
 
     def add_request(self, route: str, status: int, seconds: float) -> None:
-        """Count an answered HTTP request. route: the template, not the path."""
+        """Count an answered HTTP request. route: template of the path."""
         with self._lock:
             route = _bounded(route, self._counts.latency_s)
             self._counts.requests[route, str(status)] += 1
@@ -233,7 +233,7 @@ class ServiceMetrics:
             counts.connections, counts.crowded, counts.turned_away = number, crowded, turned_away
 
     def set_link(self, status: LinkStatus | None, readings: LinkState | None) -> None:
-        """Set the link's state and readings; call it each second or so, and before `exposition`.
+        """Set the link's state and readings. Call it about each second, and before `exposition`.
 
         status: None without an edge, exposed as a link that is down.
         """
@@ -254,7 +254,7 @@ class ServiceMetrics:
         return generate_latest(self._registry)
 
     def collect(self) -> list[Metric]:
-        """Return all families of metrics now; called by the registry."""
+        """Return all metric families with their present values; called by the registry."""
         with self._lock:
             counted = [*metric_families(self._counts, PREFIX)]
             link = () if self._link is None else _link_metrics(*self._link, self._losses)
@@ -268,14 +268,14 @@ class ServiceMetrics:
 
 
 def _bounded(name: str, known: Counter[str] | Histograms) -> str:
-    """Return the name, or "other" if it is new and the limit of names is reached."""
+    """Return the name; "other" for a new name beyond the limit `_KINDS`."""
     return name if name in known or len(known) < _KINDS else _OTHER
 
 
 def _link_metrics(
     link: Connectivity, state: LinkState | None, read_s: float, losses: int
 ) -> Iterator[Metric]:
-    """Yield the link's metrics, from readings at ``read_s`` (monotonic); only known values."""
+    """Yield the link's metrics whose values are known. read_s: time of the readings (monotonic)."""
     yield _gauge("link_up", "1 while the edge answers.", link is Connectivity.CONNECTED)
     states = {each.value: each is link for each in Connectivity}
     yield _gauge("link_state", "1 for the state that the link to the edge is in.", states, "state")
@@ -291,7 +291,7 @@ def _link_metrics(
 
 
 def _energy_metrics(watch: Watch) -> Iterator[Metric]:
-    """Yield power and energy of this board; nothing without a sensor."""
+    """Yield power and energy of the board's rails; nothing without a sensor."""
     joules, watts, source = watch.joules, watch.watts, watch.source or ""
     if joules is not None:
         energy = "Energy since the service began."

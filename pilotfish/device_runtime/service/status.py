@@ -1,7 +1,7 @@
 """`GET /status`: the service's state as JSON, for people.
 
-In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Keeps running sums,
-and only the last rounds and recoveries. Times are seconds, rates bit/s; unknown values are null.
+In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only sums and
+the last rounds and recoveries are kept. Times are seconds, rates bit/s; unknown values are null.
 """
 
 import threading
@@ -23,7 +23,7 @@ _RECOVERIES = 16
 _READINGS = {
     "rtt": "rtt",
     "jitter": "jitter",
-    "goodput_up": "up",  # the name "up" is taken: whether there is a link
+    "goodput_up": "up",  # not "up", which tells whether there is a link
     "goodput_down": "down",
     "retransmitted": "retransmitted",
     "signal": "signal",
@@ -50,7 +50,7 @@ def link_body(status: LinkStatus) -> dict[str, Any]:
 
 
 class ServiceStatus:
-    """Collects recent rounds and answers. Thread-safe, and of bounded size.
+    """The collected recent rounds and answers. Thread-safe, and of bounded size.
 
     drafter: the drafter's name. lanes: number of lanes. energy: `ServiceMetrics.energy`.
     """
@@ -61,10 +61,11 @@ class ServiceStatus:
         self._connections = 0, False
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        # since the start, by counter: the totals of shares, and the sums of notes
+        # since the start: numbers of verified and accepted tokens; sums of protocols' notes, by
+        # name
         self._parts: Counter[str] = Counter()
         self._noted: dict[str, float] = defaultdict(int)
-        # since the start, by source of hints: numbers of drafted and accepted tokens
+        # since the start, by source of hints: (drafted tokens, accepted tokens)
         self._hints: dict[str, tuple[int, int]] = {}
         self._recoveries: deque[tuple[float, dict[str, Any]]] = deque(maxlen=_RECOVERIES)
         self._recovered = 0
@@ -111,7 +112,7 @@ class ServiceStatus:
                 self._recoveries.append((now_s, fields))
 
     def set_link(self, status: LinkStatus | None, state: LinkState | None) -> None:
-        """Set the link's state and readings; call it every second or so, and before `snapshot`."""
+        """Set the link's state and readings. Call it about each second, and before `snapshot`."""
         now_s = time.monotonic()
         with self._lock:
             before = self._link_status
@@ -126,12 +127,12 @@ class ServiceStatus:
             self._queue = waiting, running
 
     def set_connections(self, number: int, crowded: bool) -> None:
-        """Set the number of clients' connections, and whether there is a shortage."""
+        """Set the number of clients' connections, and whether descriptors are short."""
         with self._lock:
             self._connections = number, crowded
 
     def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
-        """Return the status as JSON types. edge: its address. target: its model's name."""
+        """Return the status as JSON types. edge: the edge's address. target: its model's name."""
         with self._lock:
             now_s = time.monotonic()
             rounds = list(self._rounds)
@@ -199,7 +200,7 @@ class ServiceStatus:
 
 
 def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
-    """Return medians of the last rounds under the newest round's protocol."""
+    """Return medians over those of the last rounds that have the newest round's protocol."""
     if not rounds:
         return None
     alike = [r for r in rounds if r.protocol == rounds[-1].protocol]
@@ -215,7 +216,7 @@ def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
 
 
 def _choice_body(generation: Generation) -> dict[str, Any]:
-    """Return the protocol of the newest answer, and the reason of the choice."""
+    """Return the answer's protocol, and why it was chosen."""
     choice = generation.choice
     if choice is None:
         return {"name": generation.protocol, "window": None, "policy": None, "reason": None}

@@ -15,8 +15,8 @@ _NOT_YET_VALID, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_…
 def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Load a context for TLS 1.2 or later; None without files.
 
-    certificate: PEM, the service's own first, then the intermediate authorities'. key: PEM, not
-    encrypted, not readable by every user. Raises `CertificateError`.
+    certificate: PEM file of the service's certificate, then those of intermediate authorities. key:
+    PEM file, not encrypted, not readable by every user. Raises `CertificateError`.
     """
     if certificate is None and key is None:
         return None
@@ -62,7 +62,7 @@ def _check_readable(path: Path) -> None:
 def _warn_of_dates(context: ssl.SSLContext, certificate: Path) -> None:
     """Log a warning if the certificate is not valid today.
 
-    It is no error, since a board's clock may not be set yet.
+    This is no error, since a board's clock may not be set yet.
     """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
@@ -81,4 +81,4 @@ def _warn_of_dates(context: ssl.SSLContext, certificate: Path) -> None:
                 _log.warning("%s: %s; clients will refuse it", certificate, error.verify_message)
             return
         except ssl.SSLError:
-            return  # clients may accept it all the same
+            return  # clients may accept the certificate nevertheless

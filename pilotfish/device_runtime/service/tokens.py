@@ -24,7 +24,7 @@ from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import ToolList, read_tools
 
 Body = dict[str, Any]
-_MOST = 1 << 20  # tokens
+_MOST = 1 << 20  # limit of tokens to detokenise
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -45,7 +45,7 @@ class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
-    """Read a ``POST /tokenize``: the prompt, whether it is a chat, whether to return texts."""
+    """Read a ``POST /tokenize``: (prompt, whether it is a chat, whether to return token texts)."""
     request = _read(body, _Tokenize)
     words = bool(request.return_token_strs)
     if (request.prompt is None) == (request.messages is None):

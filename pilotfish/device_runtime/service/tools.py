@@ -1,5 +1,5 @@
-"""Read what a request says of tools: ``tools``, ``tool_choice``, ``parallel_tool_calls``, and the
-calls in its messages.
+"""Read a request's fields about tools: ``tools``, ``tool_choice``, ``parallel_tool_calls``, and
+the calls in its messages.
 
 In: these fields. Out: `Tools`, and messages for a chat template; or a `RefusalError`.
 """
@@ -14,7 +14,7 @@ from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.engines.chat_formats import Tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
-MOST_PARAMETERS = 1024 * 1024  # bytes of all tools' schemas; most of them are descriptions
+MOST_PARAMETERS = 1024 * 1024  # limit of all tools' schemas together, bytes
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -39,7 +39,7 @@ class _FunctionName(msgspec.Struct):
 
 
 class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """The one function to call."""
+    """A ``tool_choice`` of one function, which must be called."""
 
     type: Literal["function"]
     function: _FunctionName
@@ -78,17 +78,17 @@ def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
         )
     try:
         return [msgspec.json.decode(function.parameters) for function in functions]
-    except (ValueError, RecursionError) as error:  # msgspec's, too; and of UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: also msgspec's, and UTF-8's
         raise bad_request("tools", f"The parameters of a tool are no JSON: {error}.") from None
 
 
 def read_choice(choice: Choice | None) -> str | None:
-    """Convert a choice for `Tools`."""
+    """Convert a ``tool_choice`` to the choice of `Tools`."""
     return choice.function.name if isinstance(choice, NamedChoice) else choice
 
 
 class _Function(msgspec.Struct):
-    """A call. arguments: a string of JSON, or JSON itself as in Ollama."""
+    """A call. arguments: a string that contains JSON, or JSON itself as in Ollama."""
 
     name: _Name
     arguments: msgspec.Raw = msgspec.Raw(b"null")
@@ -107,9 +107,9 @@ _Read = TypeVar("_Read")
 
 
 def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict[str, Any]]:
-    """Read a message's calls, also in OpenAI's old form, for a chat template.
+    """Read a message's calls for a chat template. old_call: a call in OpenAI's older form.
 
-    A call without an id has None; see `with_call_ids`.
+    The id of a call may be missing; `with_call_ids` adds it.
     """
     listed = _read(calls, _Calls, f"{where}tool_calls") or []
     if (call := _read(old_call, _Function, f"{where}function_call")) is not None:
@@ -135,7 +135,7 @@ def _read(value: msgspec.Raw, kind: "type[_Read]", where: str) -> "_Read | None"
 
 
 def arguments_text(arguments: msgspec.Raw) -> str:
-    """Return a call's arguments as a text, whether it is JSON or not."""
+    """Return a call's arguments as a text, which may be invalid JSON."""
     data = bytes(arguments)
     if data in (b"", b"null"):
         return "{}"
@@ -146,19 +146,19 @@ def arguments_text(arguments: msgspec.Raw) -> str:
 
 
 def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give ids to calls and results that have none, as in older forms.
+    """Add missing ids to calls and results; OpenAI's older forms have no ids.
 
-    Such a result belongs to the first earlier call without a result and, if it has a name, of that
-    name.
+    A result without an id belongs to the first call that has no result yet; if the result has a
+    name, to the first such call of that name.
     """
-    waiting: dict[str, str] = {}  # names of calls, by id
+    waiting: dict[str, str] = {}  # id → name of each call without a result
     for at, message in enumerate(messages):
         if calls := message.get("tool_calls"):
             for number, call in enumerate(calls):
-                call["id"] = call["id"] or f"c{at:04}{number:04}"  # nine letters, as Mistral wants
+                call["id"] = call["id"] or f"c{at:04}{number:04}"  # nine letters, for Mistral
             waiting = {call["id"]: call["function"]["name"] for call in calls}
         elif message["role"] == "tool":
-            if not message.get("tool_call_id"):  # "" names none, as with a call
+            if not message.get("tool_call_id"):  # "" counts as missing, as in a call
                 name = message.get("name")
                 call_id = next(
                     (id for id, function in waiting.items() if name in (None, function)), None

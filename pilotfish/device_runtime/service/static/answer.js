@@ -1,4 +1,4 @@
-// An answer on the screen: thought, words, calls of tools, and what it took.
+// An answer on the screen: its thought, text and tool calls, and a line with its figures.
 
 import { Calls } from "./calls.js";
 import { Ribbon, TokenText } from "./tokens.js";
@@ -14,11 +14,11 @@ export class Answer {
   #ribbon = new Ribbon();
   #words;
   #thinking = null;
-  #waiting = []; // where, and what
+  #waiting = []; // pieces not shown yet: [TokenText, pieces]
   #began = performance.now();
   #timer;
 
-  /** place: the turn and its parts, all empty. */
+  /** place: the empty elements of the turn. */
   constructor(place) {
     this.#place = place;
     this.#words = new TokenText(place.body);
@@ -31,7 +31,7 @@ export class Answer {
     this.#timer = setInterval(() => this.#note(), 500);
   }
 
-  /** A piece has come. Tells whether it is the first that waits to be shown. */
+  /** Add a chunk's piece; returns whether it is the first that waits for `show`. */
   take({ delta, pilotfish, logprobs, finish_reason: finish }) {
     const idle = !this.#waiting.length;
     const origin = pilotfish?.origin;
@@ -58,7 +58,7 @@ export class Answer {
     if (added) this.#waiting.push([where, this.#ribbon.cut(added, origin)]);
   }
 
-  /** A fold for the thought. */
+  /** Make the folded element for the thought. */
   #think() {
     const fold = document.createElement("details");
     fold.className = "thought";
@@ -71,24 +71,24 @@ export class Answer {
     return new TokenText(text);
   }
 
-  /** Bring to the screen what has come: once a frame, or a fast answer would keep it busy. */
+  /** Show the waiting pieces. Called once per frame, so that fast answers do not block the page. */
   show() {
     for (const [where, pieces] of this.#waiting.splice(0)) {
       for (const piece of pieces) where.add(piece);
     }
   }
 
-  /** Whether it ends in calls that are complete. */
+  /** Whether the answer ends in complete calls. */
   get calling() {
     return this.#finish === "tool_calls" && this.calls.count > 0;
   }
 
-  /** Whether there are calls that nobody can answer: it was cut off. */
+  /** Whether the answer was cut off within its calls, so that nobody can return results. */
   get broken() {
     return !this.calling && this.calls.count > 0;
   }
 
-  /** As it is said to the service with the next request; null where it says nothing. */
+  /** The answer as a message of the next request; null if it has neither text nor calls. */
   get message() {
     if (!this.text && !this.calling) return null;
     const message = { role: "assistant", content: this.text };
@@ -97,7 +97,7 @@ export class Answer {
     return message;
   }
 
-  /** A line below it, of this class. */
+  /** Add a line of class `kind` below the answer. */
   remark(kind, message) {
     const line = document.createElement("p");
     line.className = kind;
@@ -128,7 +128,7 @@ export class Answer {
   }
 }
 
-/** What the service says of a whole answer, in a few words. */
+/** Format the service's summary of an answer as short phrases. */
 function told({ protocol, window, rounds, acceptance, forced, recoveries, ...bytes }) {
   const parts = [protocol + (window ? `, window ${window}` : "")];
   if (window) parts.push(`${Math.round(100 * acceptance)}\u00a0% accepted in ${rounds} rounds`);

@@ -1,4 +1,4 @@
-// A bubble beside the token that is pointed at, or gone to by the arrow keys: its probabilities.
+// A bubble with the probabilities of the token under the pointer or chosen with the arrow keys.
 
 import { toldOf } from "./tokens.js";
 
@@ -12,7 +12,7 @@ const WORDS = {
 };
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 
-/** Show what is told of the tokens within an element. */
+/** Show the bubble for the tokens within the element `log`. */
 export function watchTokens(log, bubble) {
   let shown = null;
 
@@ -57,7 +57,7 @@ export function watchTokens(log, bubble) {
   log.addEventListener("scroll", () => shown && place(bubble, shown), { passive: true });
 }
 
-/** Above the token, or below it where there is no room. */
+/** Place the bubble above the token, or below it if there is no room. */
 function place(bubble, span) {
   const at = span.getClientRects()[0] ?? span.getBoundingClientRect();
   const { width, height } = bubble.getBoundingClientRect();
@@ -73,7 +73,7 @@ function lines(span) {
   return [...tokens.flatMap(probabilities), whence].filter((one) => one.textContent);
 }
 
-/** A token's own probability, and the likeliest ones at its place. */
+/** Return lines with a token's own probability, and with the likeliest tokens at its position. */
 function probabilities({ token, logprob, top_logprobs: top }) {
   if (logprob === null) return [line("head", visible(token)), line("whence", "no probability told")];
   const head = line("head", visible(token));
@@ -98,7 +98,7 @@ function line(kind, text, tag = "p") {
   return element;
 }
 
-/** A token with its white space. */
+/** Return a token's text with visible marks for white space. */
 function visible(text) {
   const marks = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
   return text.replace(/^ +| +$|[\n\t\r]/gu, (found) => [...found].map((one) => marks[one]).join(""));

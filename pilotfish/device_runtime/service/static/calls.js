@@ -1,17 +1,17 @@
-// Calls of tools in an answer, and the fields for their results.
+// Tool calls of an answer, and the fields for their results.
 
 import { TokenText } from "./tokens.js";
 
 const NONE = "No result.";
 
 export class Calls {
-  told = []; // id, name, arguments
+  told = []; // calls: { id, name, arguments }
   #place;
-  #texts = []; // of each call, where its arguments go
+  #texts = []; // for each call, the TokenText of its arguments
   #fields = [];
   #button = null;
 
-  /** place: an element that is empty. */
+  /** place: an empty element for the calls. */
   constructor(place) {
     this.#place = place;
   }
@@ -20,7 +20,7 @@ export class Calls {
     return this.told.length;
   }
 
-  /** A part of a call has come; returns where what is added to its arguments goes. */
+  /** Add a part of a call; returns the TokenText for the added arguments. */
   take({ index, id, function: { name, arguments: added } }) {
     if (name !== undefined) this.#begin(index, id, name);
     this.told[index].arguments += added ?? "";
@@ -40,14 +40,14 @@ export class Calls {
     this.#texts[index] = new TokenText(text);
   }
 
-  /** As a message of the assistant has them. */
+  /** The calls as the field `tool_calls` of the assistant's message. */
   get message() {
     return this.told.map(({ id, name, arguments: told }) => {
       return { id, type: "function", function: { name, arguments: told } };
     });
   }
 
-  /** Ask for the results; `send` is called when they are to be sent. */
+  /** Show fields for the results, and a button that calls `send`. */
   offer(send) {
     [...this.#place.children].forEach((call, at) => {
       const label = document.createElement("label");
@@ -66,14 +66,14 @@ export class Calls {
     this.#place.append(this.#button);
   }
 
-  /** The results as messages. */
+  /** Return the results as messages of the next request. */
   results() {
     return this.told.map(({ id }, at) => {
       return { role: "tool", tool_call_id: id, content: this.#fields[at].value || NONE };
     });
   }
 
-  /** The results have been sent. */
+  /** Make the fields read-only after the results were sent. */
   close() {
     for (const field of this.#fields) {
       field.value ||= NONE;

@@ -1,23 +1,23 @@
-// One conversation: what was said, and the answer that is coming. Text only ever becomes text nodes.
+// A conversation: its messages, and the running answer. All text goes into text nodes, never HTML.
 
 import { Answer } from "./answer.js";
 import { chunks, reason } from "./stream.js";
 
-const NEAR = 80; // px from the end: then the log follows the answer
-const MANY = 1000; // tokens: such an answer is painted seldom, for that takes long
+const NEAR = 80; // px: the log follows the answer if it is scrolled to within this of its end
+const MANY = 1000; // tokens: longer answers are painted less often, since that takes long
 
 export class Chat {
   #log;
   #tell;
   #send;
-  #past = []; // messages that were answered, and their answers
-  #open = null; // calls at the end of the past, whose results have not been sent
+  #past = []; // answered messages and their answers
+  #open = null; // the last answer's calls, if their results have not been sent
   #running = null;
 
   /**
-   * log: where the turns go. tell: takes a line for those who do not see the screen. send: is given
-   * a message whose answer failed, when the user wants it sent once more; null: results of calls.
-   * It returns whether they are sent.
+   * log: element for the turns. tell: called with a line for screen readers. send: called with a
+   * message to send again after its answer failed, or with null to send the results of calls;
+   * returns whether the request was sent.
    */
   constructor(log, tell, send) {
     this.#log = log;
@@ -41,8 +41,8 @@ export class Chat {
   }
 
   /**
-   * Send a message and stream the answer; null: only the results of calls, which go before any
-   * message. `parameters` go into the request. Never throws.
+   * Send the results of open calls, then the message `text` (null: results only); stream the
+   * answer. parameters: further fields of the request. Never throws.
    */
   async say(text, parameters) {
     const question = text === null ? null : this.#turn("user");
@@ -61,7 +61,7 @@ export class Chat {
       const more = answer.calling ? " It calls tools." : "";
       this.#tell(`Answer complete, ${answer.tokens} tokens.${more}`);
     } catch (error) {
-      whole = running.signal.aborted; // what its reader has stopped counts as said
+      whole = running.signal.aborted; // an answer that the user stopped stays in the conversation
       this.#following(() => {
         if (whole) answer.remark("stopped", "Stopped.");
         else this.#offer(text, question, answer.remark("failure", reason(error)));
@@ -74,7 +74,7 @@ export class Chat {
     if (whole && past === this.#past) this.#keep(sent, answer, calls);
   }
 
-  /** The answer is part of the conversation, unless it says nothing. */
+  /** Add the answer to the conversation, unless it has neither text nor calls. */
   #keep(sent, answer, calls) {
     if (answer.broken) answer.remark("stopped", "It was cut off within a call, which is dropped.");
     if (!answer.message) return;
@@ -95,7 +95,7 @@ export class Chat {
     }
   }
 
-  /** A button beside what went wrong, to send the message once more. */
+  /** Add a button to the line about a failure; it sends the message again. */
   #offer(text, question, failure) {
     const button = document.createElement("button");
     button.type = "button";
@@ -127,7 +127,7 @@ export class Chat {
     return { turn, body, note };
   }
 
-  /** Keep the end in sight, unless the reader has scrolled away from it. */
+  /** Make a change, and keep the log's end in sight unless the user has scrolled away. */
   #following(change) {
     const { scrollHeight, scrollTop, clientHeight } = this.#log;
     change();
@@ -135,7 +135,7 @@ export class Chat {
   }
 }
 
-/** Soon, and not more often than the screen is painted; a hidden page is never painted. */
+/** Run a change at the next frame; if seldom or the page is hidden (no frames), in 200 ms. */
 function soon(change, seldom) {
   if (seldom || document.hidden) setTimeout(change, 200);
   else requestAnimationFrame(change);

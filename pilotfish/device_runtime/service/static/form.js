@@ -1,8 +1,8 @@
-// What an answer must be, and the tools that it may call: JSON that the user pastes.
+// The form below the prompt: a schema for answers and a list of tools, as JSON from the user.
 
 const at = (id) => document.getElementById(id);
 
-/** A field of JSON: tells in place what is wrong with it. read: checks its value, and may throw. */
+/** A field of JSON that shows its fault. read: converts the value; throws if it is wrong. */
 class JsonField {
   value = null;
   #field;
@@ -17,10 +17,10 @@ class JsonField {
       this.check();
       changed();
     });
-    this.check(); // a browser may have kept its text
+    this.check(); // the browser may have restored an earlier text
   }
 
-  /** Read the text; returns whether it can be sent. */
+  /** Read the field's text and show its fault; returns whether there is none. */
   check() {
     const text = this.#field.value.trim();
     let fault = "";
@@ -50,7 +50,7 @@ export class Form {
     this.#name();
   }
 
-  /** Whether it can be sent; else the fault is brought into sight. */
+  /** Check all fields; focus the first faulty one. Returns whether there is none. */
   check() {
     const faulty = [this.#schema, this.#tools].find((field) => !field.check());
     if (faulty) at("form").open = true;
@@ -58,7 +58,7 @@ export class Form {
     return !faulty;
   }
 
-  /** Parameters of a request. called: whether a tool must be called, if the user wants that. */
+  /** Return the form's fields of a request. called: whether "must call a tool" applies to it. */
   parameters(called) {
     const wanted = {};
     if (this.#schema.value) {
@@ -70,7 +70,7 @@ export class Form {
     return wanted;
   }
 
-  /** The folded form tells what is in it. */
+  /** Show in the folded form's title what the form contains. */
   #name() {
     const parts = [];
     if (this.#schema?.value) parts.push("schema");

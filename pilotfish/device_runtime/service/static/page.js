@@ -1,11 +1,11 @@
-// The page: the prompt and its buttons, the conversation, and the panel beside it.
+// The page: connects the prompt, its buttons, the conversation and the panel.
 
 import { watchTokens } from "./bubble.js";
 import { Chat } from "./chat.js";
 import { Form } from "./form.js";
 import { watch } from "./panel.js";
 
-const ALTERNATIVES = 5; // whose probabilities are told beside a token's own
+const ALTERNATIVES = 5; // number of likeliest tokens to request for each position
 
 const at = (id) => document.getElementById(id);
 const prompt = at("prompt");
@@ -13,7 +13,7 @@ const hint = at("hint");
 const form = new Form();
 const chat = new Chat(at("log"), (line) => (at("announce").textContent = line), send);
 
-/** Send a message, or with null the results of calls alone, unless the form is at fault. */
+/** Send a message (null: only results of calls), unless the form has a fault. */
 function send(text) {
   const sound = form.check();
   if (sound) converse(text);
@@ -32,7 +32,7 @@ async function converse(text) {
   if (!chat.busy) answering(false);
 }
 
-/** What a field holds; undefined, and so not sent, if that is no number. */
+/** Return a field's number; undefined, which is not sent, if the field is empty. */
 function number(id) {
   const { value, valueAsNumber } = at(id);
   return value === "" ? undefined : valueAsNumber;
@@ -45,7 +45,7 @@ function answering(busy) {
   if (focused) (busy ? at("stop") : prompt).focus();
 }
 
-/** The prompt is as high as its text, within limits that the style sheet sets. */
+/** Make the prompt as high as its text, within the style sheet's limits. */
 function fit() {
   prompt.style.height = "auto";
   prompt.style.height = `${prompt.scrollHeight + 2}px`;
@@ -67,7 +67,7 @@ prompt.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") chat.stop();
 });
-// a fault in a field that is folded away could not be shown
+// unfold fields with a fault, so that the browser can show the fault
 for (const fold of [at("options"), at("form")]) {
   fold.addEventListener("invalid", () => (fold.open = true), true);
 }

@@ -1,16 +1,16 @@
-// The state of the service, asked for every second; tells when the service does not answer.
+// The panel: polls the service's state each second, and shows it or that the service is away.
 
 import { ask } from "./service.js";
 
-const EVERY = 1000; // ms
-const LONGEST = 8000; // between attempts while the service is away
+const EVERY = 1000; // ms between two polls
+const LONGEST = 8000; // ms: longest pause while the service is away, and pause of a hidden page
 const PATIENCE = 5000;
 const RECENT_S = 10; // older readings show their age
 const STAGES = ["draft", "encode", "uplink", "queue", "verify", "downlink", "settle"];
 
 const at = (id) => document.getElementById(id);
 
-/** Poll for ever; while the page is hidden, more seldom. */
+/** Poll for ever, less often while the page is hidden. */
 export async function watch() {
   buildStages();
   let pause = EVERY;
@@ -29,7 +29,7 @@ export async function watch() {
   }
 }
 
-/** Resolves after so long, or as soon as the page is looked at again. */
+/** Wait `pause` ms, or until the page becomes visible or the network returns. */
 function waited(pause) {
   return new Promise((resolve) => {
     const timer = setTimeout(done, pause);
@@ -51,7 +51,7 @@ function missing(pause) {
   pill("gone", "no service");
 }
 
-/** "device 93 %, text 40 %" of the drafts in passes under `ahead`; null without any. */
+/** Format the accepted share of each source of hints, "device 93 %, text 40 %"; null: no hints. */
 function hinted(hints) {
   const shares = Object.entries(hints ?? {}).map(
     ([source, { drafted, accepted }]) => `${source} ${percent(accepted / drafted)}`,
@@ -104,7 +104,7 @@ function showLink(link, edge) {
   optional("signal", link.signal?.value, (dbm) => `${dbm.toFixed(0)} dBm`);
 }
 
-/** The lamp in the header. Who does not see it hears of its state, but not every second. */
+/** Set the lamp in the header; announce a new state to screen readers, once. */
 function pill(state, text) {
   const { dataset } = at("pill");
   if (dataset.state !== state) put(at("announce"), text);
@@ -140,19 +140,19 @@ function showStages(rounds) {
   });
 }
 
-/** A row that is there only when its value is known. */
+/** Show a row if its value is known, else hide it. */
 function optional(id, value, format) {
   const known = value !== null && value !== undefined;
   at(id).parentElement.hidden = !known;
   if (known) put(at(id), format(value));
 }
 
-/** New text, if it is new: what does not change is not announced or painted again. */
+/** Set an element's text if it changes: the same text is not announced or painted again. */
 function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A measured value, and how long ago it was measured unless that was just now. */
+/** Format a measured value, with its age if that exceeds RECENT_S. */
 function reading(measured, format) {
   if (!measured) return "–";
   const age = measured.age_s > RECENT_S ? `, ${span(measured.age_s)} ago` : "";

@@ -1,9 +1,9 @@
-// Asks the service, with the API key if it wants one.
+// Requests to the service, with the user's API key if the service requires one.
 
 const STORED = "pilotfish-key";
 let asking = null;
 
-/** The answer to a request; a key is asked for until it is right. `patience` in ms, per attempt. */
+/** Return the response; ask the user for a key until it is valid. patience: ms per attempt. */
 export async function ask(path, { patience, signal, headers, ...options } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(STORED);
@@ -16,13 +16,13 @@ export async function ask(path, { patience, signal, headers, ...options } = {}) 
     });
     if (response.status !== 401) return response;
     await response.body?.cancel();
-    // another request may have learnt it meanwhile
+    // unless another request has got a new key meanwhile
     if (sessionStorage.getItem(STORED) === key) await keyAgain(key !== null);
     signal?.throwIfAborted();
   }
 }
 
-/** Resolves when the user has given a key; all who wait share one dialog. */
+/** Ask the user for a key; all waiting requests share one dialog. */
 function keyAgain(refused) {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("key-dialog");
@@ -36,7 +36,7 @@ function keyAgain(refused) {
     dialog.showModal();
 
     function stay(event) {
-      event.preventDefault(); // without a key nothing here works
+      event.preventDefault(); // the page does not work without a key
     }
     function take() {
       sessionStorage.setItem(STORED, field.value.trim());

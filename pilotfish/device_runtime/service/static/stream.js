@@ -1,8 +1,8 @@
-// One request for an answer, and the chunks that come of it.
+// Request an answer, and read its stream of chunks.
 
 import { ask } from "./service.js";
 
-/** The chunks of an answer, parsed; throws what the service says is wrong. */
+/** Yield an answer's chunks, parsed; throws the service's error. */
 export async function* chunks(request, signal) {
   const models = await failing(await ask("v1/models", { signal }));
   const response = await ask("v1/chat/completions", {
@@ -20,12 +20,12 @@ export async function* chunks(request, signal) {
   throw new Error("The service broke the answer off.");
 }
 
-/** What went wrong, in words. */
+/** Describe an error in a sentence. */
 export function reason(error) {
   return error instanceof TypeError ? "The service does not answer." : error.message;
 }
 
-/** The data of server-sent events, one by one. */
+/** Yield the data of each server-sent event. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -42,7 +42,7 @@ async function* events(stream) {
   }
 }
 
-/** The response, unless it is an error: then what the service says about it is thrown. */
+/** Return a response; throws the service's message if it is an error. */
 async function failing(response) {
   if (response.ok) return response;
   const told = await response.json().catch(() => null);

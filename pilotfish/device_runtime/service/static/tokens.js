@@ -1,21 +1,21 @@
-// The tokens of an answer: spans in the colour of where they came from, and what is told of each.
+// The tokens of an answer: a span for each, in the colour of its origin, with its log-probability.
 
 const ORIGINS = new Set(["drafted", "forced", "corrected", "bonus", "target", "local"]);
-const told = new WeakMap(); // of a span: its tokens, mostly one, as the service tells them
+const told = new WeakMap(); // span → its tokens' entries in the chunk's logprobs, mostly one
 
-/** What is told of a token on the screen; null where nothing is. */
+/** Return the entries of a span's tokens; null if there are none. */
 export const toldOf = (span) => told.get(span) ?? null;
 
 /**
- * Cuts an answer's text into its tokens. What is shown lags behind the tokens and lacks some of
- * them, as the marks around a call; so it is looked for in their text.
+ * Cuts an answer's text into its tokens. The text arrives later than its tokens and lacks some of
+ * them, such as the marks around a call, so the text is searched for in the tokens' text.
  */
 export class Ribbon {
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-  #begun = []; // tokens of a character that is not complete
-  #tokens = []; // told and not shown: text, origin, told
+  #begun = []; // entries of tokens that end within a character
+  #tokens = []; // tokens not shown yet: { text, origin, told: entries }
 
-  /** Tokens have come. logprobs: of a chunk; without them tokens are not told apart. */
+  /** Add a chunk's tokens. logprobs: the chunk's; without them its tokens stay unknown. */
   push(logprobs, origin) {
     for (const one of logprobs?.content ?? []) {
       const text = this.#decoder.decode(new Uint8Array(one.bytes), { stream: true });
@@ -26,7 +26,7 @@ export class Ribbon {
     }
   }
 
-  /** The pieces of a text that is shown now, in order. origin: where nothing better is known. */
+  /** Cut a text into pieces, one per token. origin: of the text, if its tokens are unknown. */
   cut(shown, origin) {
     const text = this.#tokens.map((token) => token.text).join("");
     let skipped = text.startsWith(shown) ? 0 : text.lastIndexOf(shown);
@@ -49,7 +49,7 @@ export class Ribbon {
   }
 }
 
-/** An element that tokens are added to. */
+/** An element to which tokens are added. */
 export class TokenText {
   #element;
   #last = null;
@@ -65,7 +65,7 @@ export class TokenText {
       this.#last.firstChild.appendData(text);
       return;
     }
-    // what stands before the word is not underlined; white space alone is a token all the same
+    // leading white space is not underlined, but a token of white space alone gets a span
     const [, space, word] = /^(\s*)(.*)$/su.exec(text);
     this.#last = word || its ? token(word || space, known) : null;
     if (this.#last && !word) this.#last.classList.add("blank");
@@ -79,7 +79,7 @@ export class TokenText {
   }
 }
 
-/** A span in the colour of an origin; "" has none. */
+/** Make a span in the colour of an origin; "" has no colour. */
 function token(text, origin) {
   const span = document.createElement("span");
   span.className = "token";
