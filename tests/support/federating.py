@@ -159,13 +159,13 @@ class Ensemble:
         models: Sequence[Path],
         weights: Sequence[float] = (),
         *,
-        top_k: int = 64,
+        kept: int = 64,
         values: str = "fp16",
         reconstruction: Scheme = "spread",
     ) -> None:
         self._decoders = [Decoder(model, threads=1) for model in models]
         self._weights = list(weights) or [1.0] * len(models)
-        self._top_k, self._values, self._scheme = top_k, values, reconstruction
+        self._top_k, self._values, self._scheme = kept, values, reconstruction
         self._held: list[int] = []  # tokens read by the decoders
         manifest = self._decoders[0].artifact.manifest
         self.vocab = manifest.vocab_size
