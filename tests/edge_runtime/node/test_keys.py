@@ -90,7 +90,7 @@ def test_all_is_encrypted_and_nothing_else_changes(
         Device(cast.draft, edge.endpoint, folders.device, threads=1) as device,
     ):
         got = device.generate(PROMPT, **OPTIONS).tokens
-        both = Ensemble([cast.a, cast.b], top_k=16)
+        both = Ensemble([cast.a, cast.b], kept=16)
         both.assert_same(PROMPT, LAW, got, both.decode(PROMPT, 40, LAW))
 
 
@@ -105,7 +105,7 @@ def test_an_edge_that_is_not_listed_says_so_and_comes_in_once_it_is(
     with running(*flags_of(cast, folders, path), systemd=systemd) as daemon:
         assert systemd.await_("STATUS", "serving").endswith(f"; {DENIED}")
         with Device(cast.draft, daemon.endpoint, folders.device, threads=1) as device:
-            alone = Ensemble([cast.a], top_k=16).decode(PROMPT, 40, LAW)
+            alone = Ensemble([cast.a], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
             keys.allow(folders.b, folders.edge / "edge.pub", "edge")
             os.kill(workers[1].pid, signal.SIGHUP)
@@ -113,7 +113,7 @@ def test_an_edge_that_is_not_listed_says_so_and_comes_in_once_it_is(
             info = DENIED
             while info.endswith(DENIED):
                 info = systemd.await_("STATUS", "serving", since=len(systemd.received))
-            both = Ensemble([cast.a, cast.b], top_k=16).decode(PROMPT, 40, LAW)
+            both = Ensemble([cast.a, cast.b], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == both
 
 
@@ -153,7 +153,7 @@ def test_a_worker_with_another_key_is_not_believed(
         info = systemd.await_("STATUS", "serving")
         assert "b: it answers, but not to this handshake: is the key in the list" in info
         with Device(cast.draft, daemon.endpoint, folders.device, threads=1) as device:
-            alone = Ensemble([cast.a], top_k=16).decode(PROMPT, 40, LAW)
+            alone = Ensemble([cast.a], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
 
 
@@ -164,7 +164,7 @@ def test_a_worker_without_keys_is_not_believed(cast: Cast, folders: Folders) -> 
             EdgeServer(cast.a, keys=folders.edge, federate=path, sessions=SESSIONS) as edge,
             Device(cast.draft, edge.endpoint, folders.device, threads=1) as device,
         ):
-            alone = Ensemble([cast.a], top_k=16).decode(PROMPT, 40, LAW)
+            alone = Ensemble([cast.a], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
 
 

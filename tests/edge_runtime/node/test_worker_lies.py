@@ -252,8 +252,8 @@ def test_an_edge_over_a_liar(cast: Cast, tmp_path: Path, policy: str) -> None:
     """Sessions live on, and everything is counted."""
     options = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": 30}
     law = SamplingParams(sampling=Sampling(temperature=1.0), seed=2)
-    both = Ensemble([cast.a, cast.b], top_k=KEPT).decode([3, 1, 4], 30, law)
-    first = Ensemble([cast.a], top_k=KEPT).decode([3, 1, 4], 30, law)
+    both = Ensemble([cast.a, cast.b], kept=KEPT).decode([3, 1, 4], 30, law)
+    first = Ensemble([cast.a], kept=KEPT).decode([3, 1, 4], 30, law)
     port = free_port()
     with WorkerThread(cast.a) as honest, WorkerThread(cast.b) as liar:
         listed = [("a", honest.endpoint), ("b", liar.endpoint)]

@@ -101,7 +101,7 @@ def test_workers_that_die_and_freeze_all_the_while_change_no_text(
         talker.join(60)
         assert not talker.is_alive()
         assert talker.error is None
-    ensemble = Ensemble([cast.a, cast.b], top_k=KEPT)
+    ensemble = Ensemble([cast.a, cast.b], kept=KEPT)
     answers = [answer for talker in talkers for answer in talker.answers]
     assert len(answers) > 6
     for prompt, seed, got in answers:
@@ -141,7 +141,7 @@ def test_a_full_context_ends_the_answer(cast: Cast, running: Running, protocol: 
 def test_protocols_choose_and_deviate_as_over_any_target(cast: Cast, running: Running) -> None:
     """`auto` and `adaptive`; without a head for an ensemble there is no `wisv`."""
     with Device(cast.draft, running.endpoint, threads=1) as device:
-        ensemble = Ensemble([cast.a, cast.b], top_k=KEPT)
+        ensemble = Ensemble([cast.a, cast.b], kept=KEPT)
         wanted = ensemble.decode([3, 1, 4], 40, SamplingParams(sampling=Sampling(), seed=0))
         assert device.generate([3, 1, 4], max_tokens=40, protocol="auto").tokens == wanted
         options = {"protocol": "adaptive", "temperature": 1.0, "seed": 1, "max_tokens": 40}

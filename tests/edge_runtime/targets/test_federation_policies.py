@@ -54,8 +54,8 @@ class Play:
     device: Device
 
     def __post_init__(self) -> None:
-        self.both = Ensemble([self.cast.a, self.cast.b], top_k=KEPT)
-        self.first = Ensemble([self.cast.a], top_k=KEPT)
+        self.both = Ensemble([self.cast.a, self.cast.b], kept=KEPT)
+        self.first = Ensemble([self.cast.a], kept=KEPT)
         self.wanted = self.both.decode(PROMPT, LENGTH, LAW)
 
     def events(self, node: str) -> dict[str, float]:

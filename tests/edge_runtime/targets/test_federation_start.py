@@ -99,7 +99,7 @@ def test_under_drop_an_edge_begins_with_those_that_are_there(
             with Device(cast.draft, edge.await_endpoint(), threads=1) as device:
                 assert time.monotonic() - began_s < 2.0 + 2 * patience_s()
                 got = device.generate(PROMPT, protocol="greedy", max_tokens=30).tokens
-            alone = Ensemble([cast.a], top_k=16)
+            alone = Ensemble([cast.a], kept=16)
             assert got == [*alone.choices(PROMPT, got, GREEDY)]
             systemd.await_("STATUS", "serving")
             assert any(
