@@ -111,6 +111,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._imported_by = _imported_by(os.environ)
+        self._network = _network()
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -121,8 +122,12 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def fits(self, environment: Mapping[str, str]) -> bool:
-        """Return whether a daemon with this environment would import what the server did."""
-        return _imported_by(environment) == self._imported_by and self._process.poll() is None
+        """Return whether a daemon with this environment would import what the server did.
+
+        A thread that has entered another network namespace cannot have a daemon forked there.
+        """
+        same = _imported_by(environment) == self._imported_by and _network() == self._network
+        return same and self._process.poll() is None
 
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
         """Fork a daemon with these files: 0, 1, 2 and, by its number, another one."""
@@ -151,6 +156,11 @@ def _reap_orphans(ours: bool) -> None:
 
 _servers: list[ForkServer] = []  # none before the first daemon, then one
 _starting = threading.Lock()
+
+
+def _network() -> str:
+    """Return the name of the calling thread's network namespace."""
+    return os.readlink("/proc/thread-self/ns/net")
 
 
 def _server_for(command: Sequence[str], environment: Mapping[str, str]) -> ForkServer | None:

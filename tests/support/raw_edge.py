@@ -37,12 +37,12 @@ CODES = {"malformed", "too-large", "token-out-of-range", "unsupported", "conflic
 
 
 class RawEdge(RawClient):
-    """A bare socket to a node. own: the folder of the edge's keys; node: the node's public one."""
+    """A bare socket to a node. folder: the edge's keys; node: the node's public key."""
 
-    def __init__(self, endpoint: str, keys: Path | None = None, node: bytes = b"") -> None:
+    def __init__(self, endpoint: str, folder: Path | None = None, node: bytes = b"") -> None:
         keys = None
-        if keys is not None:
-            secret = EdgeKeys.load(keys).secret
+        if folder is not None:
+            secret = EdgeKeys.load(folder).secret
             keys = DeviceKeys(secret, zmq.curve_public(secret), node)
         super().__init__(endpoint, keys)
 
