@@ -83,7 +83,7 @@ def record(
             text = np.concatenate([prompt, np.array(answer.tokens, np.int64)])
             results.append(Recorded(prompt, text, *_NOTHING))
         if not device.pair.trivial:
-            return results  # of another vocabulary: such drafters are not replayed
+            return results  # a drafter with another vocabulary is not replayed
     reader = Decoder(drafter)
     return [_with_drafts(reader, result) for result in results]
 

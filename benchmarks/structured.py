@@ -158,7 +158,7 @@ WAYS = {"free": _Way(False, False), "masked": _Way(True, False), "forced, too": 
 
 @contextmanager
 def _only(way: _Way) -> Iterator[None]:
-    """Have the device's constraint do only so much."""
+    """Switch the masks or the forced tokens of the device's constraint off, as the case says."""
     forbid, forced = DraftAdvice.forbid, DraftAdvice.forced
     if not way.masks:
         DraftAdvice.forbid = lambda *info: ()  # type: ignore[method-assign]  # to measure without

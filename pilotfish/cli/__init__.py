@@ -113,6 +113,6 @@ def _run(words: Sequence[str]) -> int:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich turns a closed pipe into SystemExit
             raise end.__context__ from None
-        sys.stdout.flush()  # raises BrokenPipeError if nobody reads the help
+        sys.stdout.flush()  # raises BrokenPipeError if the help's reader has closed the pipe
         raise
     return code

@@ -78,7 +78,7 @@ def reread_args(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _config_path(words: Sequence[str]) -> Path | None:
-    """Return the file that the last ``--config`` names; None if there is none."""
+    """Return the file of the last ``--config`` option; None without this option."""
     path = None
     for at, word in enumerate(words):
         if word == "--config" and at + 1 < len(words):

@@ -1,9 +1,9 @@
 """Write configuration, keys and signers below ``/etc/pilotfish``.
 
 A configuration file that was edited is never overwritten: the new file becomes ``NAME.new`` in the
-same folder. A file that nobody edited since a version wrote it is replaced by the current
-version's. Existing keys are never replaced. Only bundles with a verified signature add signers. No
-signer is ever removed, and a revoked signer stays revoked.
+same folder. The current version replaces an unedited file of an earlier version. Existing keys are
+never replaced. Only bundles with a verified signature add signers. No signer is ever removed, and a
+revoked signer stays revoked.
 
 Standard library only: this runs on the board before anything is installed.
 """

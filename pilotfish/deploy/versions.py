@@ -55,7 +55,7 @@ class Versions:
 
     @property
     def current(self) -> str | None:
-        """The name of the version that the units run; None if there is none."""
+        """The name of the version that the units run; None if no version is installed."""
         return self._link_target("current")
 
     @property
