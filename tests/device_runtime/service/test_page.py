@@ -133,7 +133,7 @@ def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emu
     expect(page.locator("#pill-text")).to_contain_text(
         re.compile(r"link (quiet|lost|no route|no handshake) for \d+ s")
     )
-    expect(page.locator("#link-mend")).to_be_visible()
+    expect(page.locator("#link-problem")).to_be_visible()
     expect(page.locator("article .note").last).to_contain_text("the link is down")
     before = answer(page)
     page.wait_for_timeout(500)
