@@ -73,7 +73,6 @@ def flooding(endpoint: str, keys: DeviceKeys | None) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keys"])
 def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Path]) -> None:
     """However often it comes again, few of its connections left messages; another is served.

@@ -121,7 +121,6 @@ def test_a_conversation_has_turns_until_it_is_begun_anew(
     assert len(json.loads(sent[-1])["messages"]) == 1
 
 
-@pytest.mark.waits
 def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emulator) -> None:
     """Nothing crosses and nothing is told, as when the radio is out of reach."""
     say(page, "hello", tokens=400)
