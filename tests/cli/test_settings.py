@@ -57,7 +57,8 @@ def test_example_comments_out_what_holds_anyway(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["device", "edge"])
 def test_operations_lists_what_a_reload_changes(role: str) -> None:
-    row = re.search(rf"^\| {role} \| (the A?[^|]*) \| all else \|$", OPERATIONS.read_text(), re.M)
+    pattern = rf"^\| {role} \| (the A?[^|]*) \| every other setting \|$"
+    row = re.search(pattern, OPERATIONS.read_text(), re.M)
     assert row is not None
     live = {item.flag for item in flat(DAEMONS[role]) if item.extra.get("live")}
     assert set(re.findall(r"`([a-z-]+)`", row[1])) == live

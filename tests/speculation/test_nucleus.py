@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -14,7 +15,7 @@ from pilotfish.speculation.distributions import nucleus
 from tests.support.examples import examples
 
 VOCAB = 151_665
-MOST_S = 0.006  # of a row; sorting its ids by weight takes 14 ms where this takes under 2
+MOST = 0.75  # of the time that sorting the ids by weight takes; by the machine it is 0.15 to 0.5
 
 
 @given(
@@ -52,9 +53,19 @@ def test_nothing_has_no_nucleus(kind: type[np.floating]) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 100.0])
 def test_that_of_a_flat_row_is_soon_found(temperature: float) -> None:
     logits = 3 * np.random.default_rng(0).standard_normal(VOCAB, np.float32)
-    weights, spent_s = np.exp(logits / np.float32(temperature)), []
-    for _ in range(7):
+    weights = np.exp(logits / np.float32(temperature))
+
+    def spent_s(work: Callable[[], object]) -> float:
         begun_s = time.thread_time()
-        nucleus(weights, 0.95)
-        spent_s.append(time.thread_time() - begun_s)
-    assert median(spent_s) < MOST_S
+        work()
+        return time.thread_time() - begun_s
+
+    pairs = [
+        (
+            spent_s(lambda: nucleus(weights, 0.95)),
+            spent_s(lambda: np.argsort(-weights, kind="stable")),
+        )
+        for _ in range(9)
+    ]
+    found_s, sorted_s = map(median, zip(*pairs, strict=True))
+    assert found_s < MOST * sorted_s

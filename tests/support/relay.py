@@ -2,13 +2,18 @@
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 
 class Relay:
-    """Listens on ``endpoint``, passes bytes to ``target`` and back, until it is cut or closed."""
+    """Listens on ``endpoint``, passes bytes to ``target`` and back, until it is cut or closed.
+
+    pause_s: seconds of pause after each read.
+    """
 
     def __init__(self, target):
+        self.pause_s = 0.0
         self.turn_to(target)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -48,6 +53,7 @@ class Relay:
                 if read is not None:
                     read(data)
                 sink.sendall(data)
+                time.sleep(self.pause_s)
         except OSError:
             pass
         for end in (source, sink):

@@ -82,6 +82,7 @@ def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeSer
                 assert speculating_s(choice) < 0.06
 
 
+@pytest.mark.timing
 def test_the_target_streams_where_waiting_does_not_pay(pair: Pair, edge: EdgeServer) -> None:
     with (
         Emulator(edge.endpoint, Conditions(rtt_s=0.15)) as link,
