@@ -3,6 +3,9 @@
 The option is `tau` of `adaptive`. The fixtures are in `tests/conftest.py`: `pair` (the folders of a
 tiny drafter and its target), `edge` (an edge with the target, on loopback), `device` (a device on
 this edge) and `service` (a `pilotfish device serve` on this edge).
+
+The values must differ from the option's default: a flag with the default's value is no option that
+another protocol could refuse.
 """
 
 from __future__ import annotations

@@ -37,16 +37,16 @@ def options(protocol, seed=0, **more):
 @pytest.mark.parametrize("protocol", LOSSLESS)
 def test_windows_are_accepted_whole_and_in_part(device, protocol):
     """The ground that the tests below stand on."""
-    rounds = [
-        record
-        for seed in range(6)
-        for record in device.generate(PROMPT, **options(protocol, seed, max_tokens=40)).rounds
-    ]
-    accepteds = {record.accepted for record in rounds if record.window == 6}
+    accepteds = set()
+    for seed in range(60):  # six are enough, unless the protocol accepts little
+        rounds = device.generate(PROMPT, **options(protocol, seed, max_tokens=40)).rounds
+        assert all(len(record.tokens) <= record.accepted + 1 for record in rounds)
+        accepteds |= {record.accepted for record in rounds if record.window == 6}
+        if seed >= 5 and (6 in accepteds or not temperature_of(protocol)):
+            break
     assert len(accepteds) > 1
-    if protocol != "greedy":
+    if temperature_of(protocol):
         assert 6 in accepteds
-    assert all(len(record.tokens) <= record.accepted + 1 for record in rounds)
 
 
 @pytest.mark.parametrize("protocol", LOSSLESS)

@@ -104,7 +104,8 @@ def test_every_option_is_enumerated():
             assert any(getattr(each, option) != default for each in values), (
                 f"No test enumerates the law of {name} with another {option} than the default. "
                 f"Add {type(exchange).__name__}({type(exchange.options).__name__}({option}=…)) to "
-                "VARIANTS in tests/support/rounds.py, with a value that changes rounds of 5 tokens."
+                "VARIANTS in tests/support/rounds.py. Choose a value that matters in windows of 1 "
+                "to 3 tokens, with a vocabulary of 3 to 5 tokens."
             )
 
 
