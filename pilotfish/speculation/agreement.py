@@ -42,7 +42,10 @@ def mismatches(
     # i64 [γ]
     ids = np.asarray(window, dtype=np.int64)
     if choices.shape != (len(ids) + 1,):
-        raise ValueError(f"A window of {len(ids)} needs one choice more, not {choices.shape}.")
+        raise ValueError(
+            f"A window of {len(ids)} tokens needs {len(ids) + 1} choices, not shape "
+            f"{choices.shape}."
+        )
     return np.flatnonzero(ids != choices[:-1]).astype(np.int64, copy=False)
 
 
@@ -62,7 +65,7 @@ def accept_forgiven(
     verdicts = np.asarray(rejected, dtype=np.bool_)
     if verdicts.shape != positions.shape:
         raise ValueError(
-            f"{len(positions)} mismatches need as many verdicts, not {verdicts.shape}."
+            f"{len(positions)} mismatches need one verdict each, not shape {verdicts.shape}."
         )
     ending = np.flatnonzero(verdicts)
     forgiven = int(ending[0]) if len(ending) else len(positions)
