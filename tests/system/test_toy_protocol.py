@@ -167,7 +167,7 @@ class Taken(ProtocolOptions, frozen=True):
         ({"name": "greedy"}, "protocol greedy"),
         ({"name": "stream"}, "protocol stream"),
         ({"Options": Clashing}, "option tau"),
-        ({"Options": Shared}, "request has an option window"),
+        ({"Options": Shared}, "request already has an option window"),
         ({"counters": (RoundCounter(name="forgiven", help="Of others."),)}, "counter forgiven"),
     ],
 )

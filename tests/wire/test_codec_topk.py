@@ -138,7 +138,7 @@ def test_no_rows_are_an_empty_frame(form: str) -> None:
     empty = TopRows(np.empty((0, 4), np.uint32), np.empty((0, 4), np.float32))
     assert encode_topk(empty, 100, form) == b""
     check(decode_topk(b"", 0, 4, 100), 0, 4, 100)
-    with pytest.raises(MalformedError, match="none are due"):
+    with pytest.raises(MalformedError, match="none are expected"):
         decode_topk(b"\0", 0, 4, 100)
 
 
@@ -170,7 +170,7 @@ def test_a_truncated_frame_or_a_longer_one_is_refused(form: str) -> None:
             with pytest.raises(MalformedError):
                 decode_topk(bad, COUNT, selection, vocab)
         for surplus in (b"\0", b"\1", bytes(50)):
-            with pytest.raises(MalformedError, match="are due"):
+            with pytest.raises(MalformedError, match="are expected"):
                 decode_topk(frame + surplus, COUNT, selection, vocab)
 
 

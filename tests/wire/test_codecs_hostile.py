@@ -46,9 +46,9 @@ def test_a_truncated_frame_of_counts_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("surplus", [b"\0", b"\1", bytes(50)])
 def test_surplus_bytes_are_refused(surplus: bytes) -> None:
-    with pytest.raises(MalformedError, match="are due"):
+    with pytest.raises(MalformedError, match="are expected"):
         decode_sparse(FRAME + surplus, 2, VOCAB)
-    with pytest.raises(MalformedError, match="are due"):
+    with pytest.raises(MalformedError, match="are expected"):
         decode_counts(COUNTS_FRAME + surplus, 300, 8)
     with pytest.raises(MalformedError):
         decode_sparse(surplus, 0, VOCAB)

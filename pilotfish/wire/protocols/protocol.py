@@ -217,9 +217,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         try:
             return self.Options.from_mapping(values)
         except ValueError as error:
-            raise MalformedError(
-                f"These options are not valid for {self.name}: {error}."
-            ) from error
+            raise MalformedError(f"These are no options of {self.name}: {error}.") from error
 
     def with_resource(self, resource: Any) -> "Self":
         """Return this protocol with the edge's resource that it ``requires``."""

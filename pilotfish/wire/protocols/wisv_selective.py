@@ -43,7 +43,7 @@ class WisvSelective(JudgedProtocol):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate the bytes: ids, and for a request m positions down and m states up (wisv (7)–(9))."""
+        """Estimate the bytes: ids; for a request m positions down, m states up (wisv (7)–(9))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         again = self.estimate_round_trips(expansion, acceptance) - 1.0
         positions = MISMATCH_RATE * len(expansion)
