@@ -154,7 +154,7 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
         raise PairMismatchError(
             f"The drafter {manifest.model} ({manifest.vocab_size} tokens) does not have the "
             f"vocabulary of the target {target.model} ({target.vocab_size} tokens): --draft needs "
-            f"a model of "
+            "a model of "
             "the same family."
         )
     return open_model(

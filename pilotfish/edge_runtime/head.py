@@ -128,7 +128,7 @@ class DecisionHead:
                 f"(weights {expected.origin}, hidden states of {expected.hidden}), not for "
                 f"{target.model} (weights {target.origin}, hidden states of "
                 f"{target.dimensions.hidden}): give the edge a head that was trained for its "
-                f"target, or no head."
+                "target, or no head."
             )
         if expected.precision != target.precision and not self._warned:
             self._warned = True
@@ -191,7 +191,7 @@ class DecisionHead:
         if not finite:
             raise HeadError(
                 f"The weights of the head {self.card.name} are not valid: they overflow when its "
-                f"input states are standardised, because a standard deviation is too small."
+                "input states are standardised, because a standard deviation is too small."
             )
 
     def _offset(self, channel: Channel) -> NDArray[np.float32]:

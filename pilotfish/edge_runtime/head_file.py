@@ -139,7 +139,7 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
     if hashlib.sha256(data).hexdigest() != card.sha256:
         raise HeadError(
             f"{weights} does not belong to {path.name} (its SHA-256 differs): copy both files "
-            f"again, or train the head again."
+            "again, or train the head again."
         )
     tensors = _load_tensors(data, weights)
     check_tensors(card, tensors)
@@ -164,7 +164,7 @@ def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, He
         if size > most:
             raise HeadError(
                 f"The head {card.name} would need a file of {size} bytes, but at most {most} are "
-                f"allowed: make the head smaller."
+                "allowed: make the head smaller."
             )
     path = folder / f"{card.name}.json"
     try:
@@ -224,14 +224,14 @@ def _decode_card(data: bytes, subject: str) -> HeadCard:
         if file_format != FORMAT:
             raise HeadError(
                 f"{subject} has format {file_format}, but this version reads format {FORMAT}: "
-                f"train the head again, or install the version that made it."
+                "train the head again, or install the version that made it."
             )
         card = msgspec.json.decode(data, type=HeadCard)
     link = card.link
     if link is not None and link.names != FEATURES:
         raise HeadError(
             f"{subject} was trained for other link features than {', '.join(FEATURES)}: train the "
-            f"head again."
+            "head again."
         )
     if link is not None and min(link.std) <= 0:
         raise HeadError(f"{subject} is not valid: link.std has a value that is not positive.")

@@ -61,12 +61,12 @@ class KeyRotation:
         if secret is None and is_rotating(folder) and self.former is None:
             return [
                 f"This service may not read {folder}/{EDGE}.key, so it cannot follow the "
-                f"rotation: restart it."
+                "rotation: restart it."
             ]
         if secret not in (None, self.secret):
             return [
                 f"{folder}/{EDGE}.key has changed without a rotation, or by more than one "
-                f"rotation: restart this edge."
+                "rotation: restart this edge."
             ]
         return []
 

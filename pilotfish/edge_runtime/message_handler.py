@@ -274,7 +274,7 @@ class MessageHandler:
         if hello.tokenizer != self._manifest.tokenizer_fingerprint and not hello.bridges:
             raise PairMismatchError(
                 f"The drafter's vocabulary ({hello.vocab_size} tokens) differs from the "
-                f"vocabulary of the target "
+                "vocabulary of the target "
                 f"{self._manifest.model} ({self._vocab} tokens): use a drafter of the same family, "
                 "or install a newer Pilotfish on the device, which can bridge vocabularies."
             )

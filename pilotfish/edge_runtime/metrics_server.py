@@ -100,7 +100,7 @@ def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
         start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         message = (
             f"{host[:100]!r} is not a known name of this machine: use its IP address, or allow "
-            f"the name by --metrics-host"
+            "the name by --metrics-host"
         )
         return [f"{message}.\n".encode()]
 

@@ -66,7 +66,7 @@ class EdgeServer:
             self.stop()
             raise EdgeLostError(
                 f"The edge was not ready within {START_S:g} s: see its log. An edge whose target "
-                f"runs on nodes waits for the nodes."
+                "runs on nodes waits for the nodes."
             ) from error
         except BaseException:
             self.stop()

@@ -100,7 +100,7 @@ def read_relaxation(path: Path) -> RelaxationCard:
         if file_format != FORMAT:
             raise RelaxationError(
                 f"{path} has format {file_format}, but this version reads format {FORMAT}: "
-                f"calibrate again, or install the version that made it."
+                "calibrate again, or install the version that made it."
             )
         return msgspec.json.decode(data, type=RelaxationCard)
 
@@ -108,7 +108,7 @@ def read_relaxation(path: Path) -> RelaxationCard:
 def _invalid(path: Path, problem: str) -> RelaxationError:
     return RelaxationError(
         f"{path} is not a valid file of `pilotfish judge calibrate` ({problem}): calibrate again, "
-        f"or restore a copy of the file."
+        "or restore a copy of the file."
     )
 
 

@@ -117,7 +117,7 @@ class AllowList:
                 broken.append(
                     f"{path} holds the same key as {names[key]}.pub in this folder: `pilotfish "
                     f"keys deny {quote(names[key])}` removes both files, and `pilotfish keys "
-                    f"allow` then adds the key once."
+                    "allow` then adds the key once."
                 )
             else:
                 names[key] = one_line(path.stem)

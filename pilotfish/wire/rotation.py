@@ -40,7 +40,7 @@ def begin(directory: Path) -> Path:
             if holds_key(public, zmq.curve_public(secret)):
                 raise KeysError(
                     f"{directory} is in a key rotation already: run `pilotfish keys rotate "
-                    f"--finish` once every device has the new edge.pub."
+                    "--finish` once every device has the new edge.pub."
                 )
         else:
             write_whole(directory / f"{FORMER}.pub", zmq.curve_public(secret) + b"\n", PUBLIC_MODE)

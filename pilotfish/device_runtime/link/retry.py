@@ -8,7 +8,7 @@ An edge is away if there is no connection, or if nothing moves on the connection
 (`wire.link.liveness`). The seconds add up across reconnections (`device_runtime.link.absence`).
 While a message is crossing the link, however slowly, the edge is not away.
 
-An edge also counts as away if it answers but takes no work: it drains, is full, gets too many
+An edge also counts as away if it answers but accepts no work: it drains, is full, gets too many
 requests, or lacks a part of its target.
 """
 
@@ -85,7 +85,9 @@ class RetryPolicy:
         """Return the policy of this name; `UnsupportedError` for an unknown name."""
         if policy not in get_args(OnLinkLoss):
             known = ", ".join(get_args(OnLinkLoss))
-            raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
+            raise UnsupportedError(
+                f"There is no policy {policy!r} for a lost link; use one of {known}."
+            )
         if not patience_s > 0:
             raise UnsupportedError(f"patience_s must be more than 0 s, not {patience_s}.")
         if policy == "wait":

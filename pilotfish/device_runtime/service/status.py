@@ -23,7 +23,7 @@ _RECOVERIES = 16
 _READINGS = {
     "rtt": "rtt",
     "jitter": "jitter",
-    "goodput_up": "up",  # not "up", which tells whether there is a link
+    "goodput_up": "up",  # the name "up" already says whether there is a link
     "goodput_down": "down",
     "retransmitted": "retransmitted",
     "signal": "signal",

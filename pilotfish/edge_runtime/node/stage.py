@@ -110,7 +110,7 @@ class StageWork(NodeWork):
         if self._next.attempts.refuses_key:
             raise TargetLostError(
                 f"The next stage at {self._next.endpoint} refuses the key of {self._cut}: put "
-                f"this node's edge.pub on the allow-list there."
+                "this node's edge.pub on the allow-list there."
             )
         if self._reached and self._reached != self._next.connections:
             raise TargetLostError(f"{self._cut} has lost the next stage.")
@@ -155,7 +155,7 @@ class StageWork(NodeWork):
         if bare and (self._keys is not None or not is_loopback(attach.next)):
             raise UnsupportedError(
                 f"{self._cut} sends nothing to {attach.next} without the public key of that node: "
-                f"name the key in the list of stages."
+                "name the key in the list of stages."
             )
 
     def _keys_for(self, key: bytes) -> DeviceKeys | None:

@@ -87,8 +87,10 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def lacks_room(ready: Ready, slots: int, context: int) -> str:
     """Describe a node's lack of slots or context, and the remedy; return "" if it has enough."""
     if ready.slots < slots:
-        return f"it has {ready.slots} slots, but this edge needs {slots}: start it with "
-        f"--sessions {slots}"
+        return (
+            f"it has {ready.slots} slots, but this edge needs {slots}: start it with "
+            f"--sessions {slots}"
+        )
     if ready.context < context:
         return (
             f"it has room for {ready.context} tokens per slot, but this edge needs {context}: "

@@ -297,7 +297,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                     pending,
                     TargetLostError(
                         f"The stages of this edge's target were lost {_TRIES} times during this "
-                        f"pass, which may be the cause; see the logs of the stages."
+                        "pass, which may be the cause; see the logs of the stages."
                     ),
                 )
 
@@ -348,7 +348,7 @@ def open_target(options: TargetOptions) -> PipelineTarget:
         raise ConfigError(
             f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge "
             f"runs stage 1 itself, so the list must name the other {stage.cut.count - 1} stages "
-            f"in their order."
+            "in their order."
         )
     head = Head(options.artifact, threads=config.threads, provider=config.provider)
     target = PipelineTarget(stage, head, pipeline, addresses, options)

@@ -137,7 +137,7 @@ def _join(address: str) -> None:
     except ConnectionError as error:
         raise TargetLostError(
             f"The Ray cluster at {address} cannot be joined: {error} (Check that it is running. "
-            f"If it requires a token, set RAY_AUTH_TOKEN, and RAY_AUTH_MODE=token.)"
+            "If it requires a token, set RAY_AUTH_TOKEN, and RAY_AUTH_MODE=token.)"
         ) from error
 
 

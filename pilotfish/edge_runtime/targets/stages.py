@@ -186,7 +186,7 @@ class Stages:
             return (
                 f"it holds {holds} ({ready.model}, {ready.whole or ready.digest}), not stage "
                 f"{wanted} of {cut.count} of {cut.whole}: start the node with the right stage, or "
-                f"correct the order of the list"
+                "correct the order of the list"
             )
         if self._digests[index] and ready.digest != self._digests[index]:
             return f"it holds a stage with digest {ready.digest}, not {self._digests[index]}"

@@ -235,12 +235,12 @@ class WorkerClient:
             return (
                 f"the vocabulary of {ready.model} ({ready.vocab_size} tokens) differs from the "
                 f"vocabulary of {self._manifest.model} ({known[1]} tokens): all workers of a "
-                f"federation must have the same vocabulary"
+                "federation must have the same vocabulary"
             )
         if self.digest and ready.digest != self.digest:
             return (
                 f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if the "
-                f"new model is intended, change the list of workers or restart this edge"
+                "new model is intended, change the list of workers or restart this edge"
             )
         return lacks_room(ready, self._slots, self.context)
 

@@ -130,7 +130,7 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
         if 0 in expansion or sum(expansion) > drawn:
             raise MalformedError(
                 f"The expansion {list(expansion)} with {drawn} candidates does "
-                f"not make a token tree."
+                "not make a token tree."
             )
         return TokenCounts(0, levels)
 
