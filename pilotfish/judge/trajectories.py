@@ -275,7 +275,7 @@ class _Tree:
     ) -> Procedure[list[bool]]:
         """Compute whether each draft of a whole window is a mismatch, given the drafts before it.
 
-        room: largest number of drafts.
+        room: maximum number of drafts.
         """
         drafted: list[int] = []
         while len(drafted) < room and not self._reader.has_ended(drafted):

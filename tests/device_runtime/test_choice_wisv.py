@@ -117,7 +117,7 @@ def test_the_window_is_the_requests_or_the_one_that_the_cost_model_finds_cheapes
         (Auto(policy="threshold"), {}, OFFERED, "allow lossy protocols"),
         (Auto(policy="threshold", among=[FULL]), {}, OFFERED, "wisv-selective, .*name both"),
         (Auto(policy="threshold", among=["greedy"]), {}, OFFERED, "wisv-selective, .*name both"),
-        (LOSSY, {"temperature": 0.5}, OFFERED, "decode at temperature 0"),
+        (LOSSY, {"temperature": 0.5}, OFFERED, "work only at temperature 0"),
         (LOSSY, {}, HEADLESS, "decision head for this drafter"),
         (BOTH, {}, HEADLESS, "wisv-full and wisv-selective the edge needs a decision head"),
         (BOTH, {"temperature": 0.5}, OFFERED, "wisv-full decodes at temperature 0, not 0.5"),

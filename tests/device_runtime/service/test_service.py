@@ -425,7 +425,7 @@ def test_what_completions_do_not_offer(service: Serving, name: str, value: objec
         ({"protocol": "greedy", "lossy": True}, "auto"),
         (
             {"protocol": "greedy", "thrift": True},
-            "rtt_threshold_s and thrift go with protocol auto",
+            "rtt_threshold_s and thrift can only be used with protocol auto",
         ),
         ({"thrift": True, "lossy": True, "policy": "threshold"}, "no thrift"),
         ({"policy": "fortune"}, "fortune"),
