@@ -185,7 +185,7 @@ def check_tensors(card: HeadCard, tensors: Tensors) -> None:
     expected = {"w1", "b1", "w2", "b2"} | ({"mean", "std"} if card.features == "states" else set())
     if tensors.keys() != expected:
         raise _weights_error(
-            card, f"it has the tensors {_join_names(tensors)}, but needs {_join_names(expected)}"
+            card, f"it has {_join_names(tensors)} instead of the tensors {_join_names(expected)}"
         )
     h, inputs = tensors["w1"].shape if tensors["w1"].ndim == 2 else (0, 0)
     if not 1 <= h <= HIDDEN_WIDTH:

@@ -105,7 +105,7 @@ def test_what_a_list_may_not_say(tmp_path: Path, text: str | bytes, says: str) -
     ("text", "says"),
     [
         (ONE + ONE, "uses the name of a node twice"),
-        (ONE + "name = 'x'\n" + TWO + "name = 'x'", "give each a name of its own"),
+        (ONE + "name = 'x'\n" + TWO + "name = 'x'", "give each node its own name"),
         (ONE + "name = 'x'\n" + ONE + "name = 'y'", "lists an address twice"),
     ],
 )

@@ -179,7 +179,11 @@ def test_the_command(pair: Pair, road: Emulator) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--protocol", "auto", "--rtt-threshold", "20"], 64, "can only be used with policy threshold"),
+        (
+            ["--protocol", "auto", "--rtt-threshold", "20"],
+            64,
+            "can only be used with policy threshold",
+        ),
         (["--protocol", "greedy", "--rtt-threshold", "20"], 64, "go with --protocol auto"),
         (["--protocol", "auto", "--rtt-threshold", "-1"], 2, "is not above 0"),
     ],

@@ -185,9 +185,9 @@ def test_another_number_of_rows_is_refused(form: str, count: int) -> None:
 @pytest.mark.parametrize("form", TOPK_FORMATS)
 @pytest.mark.parametrize("remaining", [1, 5, 7, 64, VOCAB, 2 * VOCAB])
 def test_another_k_is_refused_and_named(form: str, remaining: int) -> None:
-    with pytest.raises(MalformedError, match=rf"keeps 6 .* {min(remaining, VOCAB)} are due"):
+    with pytest.raises(MalformedError, match=rf"sent 6 .* {min(remaining, VOCAB)} are expected"):
         decode_topk(GOOD[form], COUNT, remaining, VOCAB)
-    with pytest.raises(MalformedError, match=r"keeps 40 .* 6 are due"):
+    with pytest.raises(MalformedError, match=r"sent 40 .* 6 are expected"):
         decode_topk(WHOLE[form], COUNT, 6, VOCAB)
 
 
@@ -278,7 +278,7 @@ def test_a_level_beyond_the_last_is_refused() -> None:
             decoded = decode_topk(frame, 1, 2, 4)
             np.testing.assert_allclose(decoded.values, [[0.5, 0.5 * 2.0**-31]])
             continue
-        with pytest.raises(MalformedError, match="levels down"):
+        with pytest.raises(MalformedError, match="levels below"):
             decode_topk(frame, 1, 2, 4)
 
 

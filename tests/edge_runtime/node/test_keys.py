@@ -175,7 +175,7 @@ def test_workers_with_keys_do_not_let_an_edge_without_any_in(
         settings = {"late": "drop", "late_s": 0.5, "give_up_s": 1.0}
         path = write_list(tmp_path / "w.toml", [("a", item.endpoint)], **settings)
         with (
-            pytest.raises(TargetLostError, match="may demand keys"),
+            pytest.raises(TargetLostError, match="may require keys"),
             EdgeServer(cast.a, federate=path, sessions=SESSIONS),
         ):
             pass

@@ -272,7 +272,7 @@ def test_a_stage_that_does_not_let_in_the_stage_before_it(
         reply = waited_for(result, tmp_path / "list.toml", "refuses the key of", **fields, **SIZE)
         assert "stage 2 of 3" in reply
         assert f"next stage at {result.nodes[1].endpoint}" in reply
-        assert "put its edge.pub on the allow-list there" in reply
+        assert "put this node's edge.pub on the allow-list there" in reply
 
         def let_in() -> None:
             keys.allow(locked.nodes[1], locked.nodes[0] / "edge.pub", "second")
