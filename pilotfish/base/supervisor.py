@@ -7,7 +7,7 @@ code. Calls from a daemon never block: a datagram that systemd does not receive 
 A datagram cannot report a failed reload: ``Type=notify-reload`` (systemd 253) waits for the end of
 a reload, but knows no failure. So the daemon writes a file of two lines to its runtime directory:
 the start of the reload (µs of the monotonic clock), and the problem, if any. `reload`, which the
-units run as ``ExecReload=``, waits for that file; its exit status is that of ``systemctl reload``,
+units run as ``ExecReload=``, waits for that file; ``systemctl reload`` returns its exit status,
 under any version of systemd.
 """
 

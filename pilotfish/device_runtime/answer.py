@@ -51,8 +51,9 @@ def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) 
     outline = with_relaxed_tools(outline, strict, partial(_fits, grammars=target.grammars))
     if (size := _grammar_bytes(outline)) > MAX_GRAMMAR:
         raise UnsupportedError(
-            f"The grammar of the strict tools and the answer has {size:,} bytes; at most "
-            f"{MAX_GRAMMAR:,} are allowed: leave some out."
+            f"The grammar of the strict tools' parameters and the answer's schema has {size:,} "
+            f"bytes; at most "
+            f"{MAX_GRAMMAR:,} are allowed: leave out some tools."
         )
     return outline
 

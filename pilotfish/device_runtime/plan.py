@@ -291,8 +291,9 @@ def expect_effective(
                 if name in registered.Options.__struct_fields__
             ]
             raise UnsupportedError(
-                f"{format_name(name)} goes with {format_name('protocol')} {' or '.join(protocols)},"
-                f" or {AUTO} that may take it, not with {protocol}."
+                f"{format_name(name)} can only be used with {format_name('protocol')} "
+                f"{' or '.join(protocols)}, or with {AUTO} if it may choose such a protocol, not "
+                f"with {protocol}."
             )
 
 

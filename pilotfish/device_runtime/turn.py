@@ -199,7 +199,10 @@ class DeviceTurns:
         with self._changed:
             present = self._present
             if present is not None and present.running is threading.current_thread():
-                raise DeviceInUseError("An answer cannot close its own device: interrupt() it.")
+                raise DeviceInUseError(
+                    "The thread that generates an answer cannot close the "
+                    "device: interrupt() the device instead."
+                )
             self._closed = True
             self._changed.notify_all()
             while present is not None and present.running is not None:

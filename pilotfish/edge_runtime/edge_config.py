@@ -279,7 +279,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):
-    """Settings of a node; its sessions and context must be at least those of its edge."""
+    """Settings of a node; its sessions and context must be at least as large as its edge's."""
 
     target: Annotated[
         Path,

@@ -19,7 +19,7 @@ from pilotfish.wire.protocols import SamplingParams
 class LogitsProcessors:
     """Creates logits processors.
 
-    model_logits: whether the target's logits are those of one model (not of an ensemble).
+    model_logits: whether the target's logits come from one model (not from an ensemble).
     """
 
     def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:

@@ -2,7 +2,7 @@
 
 In:  the serving loop's metrics, connections and gate. Out: the metrics in Prometheus's text format,
      generated for each request in a thread of the HTTP server. No metric contains a key. Devices
-     have names (those of their files on the allow-list) only if the operator configures so. The
+     are named (by their files on the allow-list) only if the operator has configured it. The
      ``Host`` of a request must be this machine (`is_own_host`), so that a foreign page in a browser
      cannot read the metrics.
 """

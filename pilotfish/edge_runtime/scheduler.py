@@ -3,8 +3,8 @@
 In:  jobs: "bring the target's slot to this sequence, compute its last rows, and verify them".
 Out: the finished jobs, in the order in which their passes finish.
 
-Windows of several devices share a pass. A long prompt is read in chunks, in passes between those of
-the windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
+Windows of several devices share a pass. A long prompt is read in chunks, between the passes of the
+windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
 
 Owners share the target's time fairly. The next pass serves the owner that has used the least time;
 among owners with equal times, it serves the owner that was served longest ago. An owner without
@@ -18,8 +18,9 @@ jobs are spread over several passes.
 
 A window that arrives just after the start of a pass waits for the whole pass. So the scheduler
 records how soon each device sends its next window after a verdict, and delays a pass for devices
-that are due, by at most a share of the pass's duration. It does not wait for a device that is due
-later, for a device that is alone, or if the next pass can start before this one ends.
+whose next window is expected soon, by at most a share of the pass's duration. It does not wait for
+a device whose window is expected later, for a device that is alone, or if the next pass can start
+before this one ends.
 """
 
 import logging

@@ -6,8 +6,8 @@ output is the target's own sequence for any draft (protocols `greedy`, `coupled`
 
 A *mismatch* is a draft token that is not the target's argmax after the draft tokens before it. One
 target pass finds all mismatches, and forgiving one of them does not change the later ones. A
-decision head may *forgive* mismatches (wisv §III-A, §V). If it forgives none, the rule is that of
-`greedy`; if it forgives all, the whole window is accepted.
+decision head may *forgive* mismatches (wisv §III-A, §V). If it forgives none, the result is the
+same as under `greedy`; if it forgives all, the whole window is accepted.
 """
 
 from collections.abc import Callable, Sequence

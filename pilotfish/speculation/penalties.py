@@ -122,7 +122,7 @@ class Penalties:
     # Counting
 
     def _update(self, text: Ids, vocab: int) -> None:
-        """Make the counts those of this text."""
+        """Update the counts to this text."""
         held = self._room[: self._length]
         if len(self._counts) != vocab:
             self._forget(vocab)

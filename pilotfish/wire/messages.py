@@ -184,7 +184,7 @@ class Begin(Header, tag="begin", frozen=True):
     shape: LogitsOptionsMsg | None = None
     # number of likeliest tokens to send with each token's log-probability; None: send none
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # the same for the tokens before the answer; sent with the first reply
+    # like ``logprobs``, but for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property

@@ -309,7 +309,7 @@ def test_what_is_no_card_is_refused(tmp_path: Path, data: bytes, named: str) -> 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.json")
-    with pytest.raises(HeadError, match="not a file"):
+    with pytest.raises(HeadError, match="not a regular file"):
         DecisionHead.load(str(tmp_path / "x"))
 
 

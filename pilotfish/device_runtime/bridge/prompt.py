@@ -19,7 +19,7 @@ _TALK_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 
 @dataclass(frozen=True)
 class Talk:
-    """Messages, tools, and whether the model thinks first; None: the model's default.
+    """Messages, tools, and whether the model thinks first (None: the model's default).
 
     With tool choice "none" the tools are in the prompt, too, so that its cached prefix stays valid.
     """

@@ -50,7 +50,7 @@ class ForecastErrors:
     """
 
     def __init__(self) -> None:
-        # by whether the device drafts, f64 [2]: weighted number of answers, sum of their ratios
+        # whether the device drafts → f64 [2]: weighted number of answers, and sum of their ratios
         self._ratios: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
 
     def fade(self) -> None:
@@ -101,8 +101,8 @@ class Evidence:
         self._drafting, self._verifying = PassPace(), PassPace()
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
-        # by protocol: measured / estimated bytes, and measured / estimated round trips after the
-        # first
+        # by protocol: ratio of measured to estimated bytes, and of measured to estimated round
+        # trips after the first
         self._up_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(RecentValues)

@@ -41,7 +41,7 @@ class EdgeHints:
     """Evidence on the edge's hints, separately for greedy and sampling targets."""
 
     def __init__(self) -> None:
-        # by whether the target is greedy; f64 [4], like `_PRIOR_REPEATS`
+        # whether the target is greedy → counts f64 [4], like `_PRIOR_REPEATS`
         self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_PRIOR_REPEATS.copy)
         self._drafts: dict[bool, DepthCounts] = defaultdict(DepthCounts)
 

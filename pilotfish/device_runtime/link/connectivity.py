@@ -168,7 +168,7 @@ class LinkStatus(NamedTuple):
         return f"{self.message} To mend it: {self.remedy}."
 
     def error(self, *, was_welcomed: bool, waited_s: float) -> PilotfishError:
-        """Return the error for a request that waited in vain for the edge.
+        """Return the error for a request that waited for the edge without success.
 
         was_welcomed: whether the device ever reached the edge.
         """

@@ -291,7 +291,7 @@ class EdgeLink(HandshakeLine):
         self._check_absence(stalled_s(last_checked_s))
 
     def _check_absence(self, process_stall_s: float) -> None:
-        """Update the absence clock; raise if the edge is away or its reply is due for too long."""
+        """Update the absence clock; raise if the edge is away or its reply overdue for too long."""
         self._note_phase(process_stall_s)
         if self._absence.away:
             self.on_lost()

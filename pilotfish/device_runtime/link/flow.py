@@ -26,7 +26,8 @@ _QUEUE_S: Final = 0.3  # seconds of the link's rate that are in flight beyond on
 _MAX_WHOLE_S: Final = 0.25  # seconds: a message that takes longer is sent in chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # bytes: a longer message is sent in chunks if the rate is unknown
 _RATES: Final = 8  # number of recent rates; the best of them counts
-_GROWTH, _STEADY = 1.25, 16  # a rate that grows by less than 1.25 × for 16 chunks is the link's
+# a rate that grows by less than 1.25 × for 16 chunks is the link's rate
+_GROWTH, _STEADY = 1.25, 16
 _QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the shortest time has waited in a queue
 _GROW_AFTER: Final = 4  # delivered chunks of one size, before the double size is tried
 _RETRY_AFTER: Final = 8  # the same, if the double size was lost before; grows × 8 after each loss

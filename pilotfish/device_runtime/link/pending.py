@@ -41,7 +41,7 @@ class PendingRequest:
         self._size = sent.size  # total bytes sent, with repetitions
         self._resent = sent.chunked
         self._position = sent.position
-        # bytes of the request that were acknowledged on this connection, and the most on any
+        # bytes of the request that were acknowledged on this connection, and the maximum over all
         self._acknowledged = self._furthest = 0
         self._overdue_s = RESEND_S
 

@@ -38,7 +38,7 @@ from pilotfish.wire.protocols import LOCAL
 OnLinkLoss = Literal["wait", "local", "fail"]
 
 CONNECT_S = 2.2  # seconds after which an edge that does not answer counts as absent
-GRACE_S = 1.0  # the same under `local`: the drafter can continue at once
+GRACE_S = 1.0  # like `CONNECT_S`, under `local`: the drafter can continue at once
 RESEND_S = 10.0  # seconds until a missing reply is requested again; doubles each time
 SILENT_S = 120.0  # seconds after which a missing reply is given up
 

@@ -55,7 +55,7 @@ class Connection(H11Protocol):
 
     @staticmethod
     def open_among(connections: Iterable[object]) -> "list[Connection]":
-        """Return those of uvicorn's connections that are not closing."""
+        """Return uvicorn's connections, except connections that are closing."""
         protocols = (connection for connection in connections if isinstance(connection, Connection))
         return [connection for connection in protocols if not connection.transport.is_closing()]
 

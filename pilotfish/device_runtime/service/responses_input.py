@@ -1,4 +1,4 @@
-"""Read the input of ``/v1/responses``: a text, or items, among them those of earlier answers.
+"""Read the input of ``/v1/responses``: a text, or items, which may be items of earlier answers.
 
 In:  the input, and the messages of the conversation that it continues. Out: messages for a chat
 template, as the chat route makes them, or a `RefusalError` that names the field at fault.

@@ -200,7 +200,7 @@ class ServiceStatus:
 
 
 def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
-    """Return medians over those of the last rounds that have the newest round's protocol."""
+    """Return medians over the last rounds that have the newest round's protocol."""
     if not rounds:
         return None
     alike = [r for r in rounds if r.protocol == rounds[-1].protocol]

@@ -15,8 +15,9 @@ _NOT_YET_VALID, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_…
 def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Load a context for TLS 1.2 or later; None without files.
 
-    certificate: PEM file of the service's certificate, then those of intermediate authorities. key:
-    PEM file, not encrypted, not readable by every user. Raises `CertificateError`.
+    certificate: PEM file of the service's certificate, followed by the certificates of intermediate
+    authorities. key: PEM file, not encrypted, not readable by every user. Raises
+    `CertificateError`.
     """
     if certificate is None and key is None:
         return None

@@ -69,7 +69,7 @@ class PipelineDepth:
 
     The best number is the number of passes that the slowest stage computes while one pass crosses
     all stages. With fewer passes stages are idle; with more, passes only wait for the slowest
-    stage. The number is at least that of the stages and at most that of the slots.
+    stage. The number is at least the number of stages and at most the number of slots.
     """
 
     def __init__(self, stages: int, slots: int) -> None:

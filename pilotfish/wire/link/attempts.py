@@ -63,8 +63,8 @@ class ConnectAttempts:
     """The attempts of one socket. Its owner notes them; any thread may read, and call `retry_now`.
 
     failure: the reason of the last failure; None after a success. hang_ups: handshakes that the
-    peer broke off since the last success. wrong_key: a diagnosis found that the edge hangs up on
-    handshakes only.
+    peer broke off since the last success. wrong_key: a diagnosis found an edge with keys that sends
+    its greeting, so only the handshake fails.
     """
 
     def __init__(self) -> None:

@@ -117,7 +117,7 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
         ]
 
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
-        """Count one node per level, the least number; shared nodes show only after decoding."""
+        """Count one node per level, the minimum; only decoding shows how many nodes are shared."""
         check_frame_count(frames, self.frames)
         drawn = count_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         levels = len(frames[1])

@@ -1,7 +1,7 @@
 """wisv-selective: the edge forgives harmless mismatches; it requests the states (wisv §III-B).
 
 up:    ids [γ]
-down:  indices of the m > 0 mismatches             — none: accepted count, token
+down:  indices of the m mismatches; if m = 0: accepted count, token
 up:    the drafter's last-layer states there [m, d]
 down:  accepted count, token; note: number of forgiven tokens
 law:   not the target's: forgiven tokens are the drafter's
