@@ -239,7 +239,7 @@ class DecisionHead:
     def _project_tokens(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         if tokens.shape != (len(tokens), 2):
             raise ValueError(
-                f"The head reads two token ids per mismatch, not shape {tokens.shape}."
+                f"The head reads two token ids per mismatch, not an array of shape {tokens.shape}."
             )
         buckets = len(self._inputs) // 2
         # [m, 2]

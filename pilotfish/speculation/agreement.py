@@ -43,7 +43,7 @@ def mismatches(
     ids = np.asarray(window, dtype=np.int64)
     if choices.shape != (len(ids) + 1,):
         raise ValueError(
-            f"A window of {len(ids)} tokens needs {len(ids) + 1} choices, not shape "
+            f"A window of {len(ids)} tokens needs {len(ids) + 1} choices, not an array of shape "
             f"{choices.shape}."
         )
     return np.flatnonzero(ids != choices[:-1]).astype(np.int64, copy=False)
@@ -65,7 +65,8 @@ def accept_forgiven(
     verdicts = np.asarray(rejected, dtype=np.bool_)
     if verdicts.shape != positions.shape:
         raise ValueError(
-            f"{len(positions)} mismatches need one verdict each, not shape {verdicts.shape}."
+            f"{len(positions)} mismatches need one verdict each, not an array of shape "
+            f"{verdicts.shape}."
         )
     ending = np.flatnonzero(verdicts)
     forgiven = int(ending[0]) if len(ending) else len(positions)

@@ -318,7 +318,7 @@ class EdgeChannel:
     def queued_s(self) -> float:
         """Return the seconds since the edge's last bytes arrived; 0: unknown.
 
-        A reply has waited on this machine for that time, which is no time on the link.
+        For this time a reply has waited on this machine; it does not count as time on the link.
         """
         return queued_s(self._descriptor)
 

@@ -116,7 +116,7 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
 
 
 class Listener:
-    """The edge's socket for many devices; each is known by its CURVE key.
+    """The edge's socket for many devices; a device is identified by its CURVE key.
 
     descriptor: an inherited listening socket, used in place of ``endpoint``. After this listener
     closes, connections still reach the process that opened that socket.

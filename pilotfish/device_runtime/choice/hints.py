@@ -63,7 +63,7 @@ class EdgeHints:
                 self._repeats[greedy] += [1, 0, 0, 0]
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α of the edge's drafter at each depth, for drafts of this depth; f64 [n]."""
+        """Estimate α of the edge's drafter for drafts that reach each depth; f64 [n]."""
         counts = self._drafts[plan.sampling.sampling.greedy]
         return smooth(counts.reached, counts.agreed, _PRIOR_ACCEPTANCE)
 

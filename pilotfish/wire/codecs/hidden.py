@@ -14,9 +14,10 @@ block over- or underflows it; and its product with q is exact. It is rounded up,
     int8   |x̂ − x| ≤ 0.504 · max(m/127, 2⁻¹²⁶)       int4   |x̂ − x| ≤ 0.504 · max(m/7, 2⁻¹²⁶)
     fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)                   fp32   none, bit for bit
 
-0.504 is half of the largest ratio of a step to the unrounded step, 1 + 2⁻⁷, and 10⁻⁴ for the
-rounding of x/s to float32. Steps below 2⁻¹²⁶ would be subnormal, and some processors are configured
-to flush these to zero. Zeros stay zeros. Magnitudes above `LARGEST` are refused, not clipped.
+The factor 0.504 has two parts: half a step is at most ½(1 + 2⁻⁷) = 0.5039 times the unrounded step,
+and 10⁻⁴ covers the rounding of x/s to float32. Steps below 2⁻¹²⁶ would be subnormal, and some
+processors are configured to flush these to zero. Zeros stay zeros. Magnitudes above `LARGEST` are
+refused, not clipped.
 """
 
 from typing import Final, Literal
