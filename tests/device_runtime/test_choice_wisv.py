@@ -137,7 +137,7 @@ def test_a_threshold_with_nothing_to_choose_from_says_what_to_do(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rtt_threshold_s": 0.02}, "policy threshold only"),
+        ({"rtt_threshold_s": 0.02}, "only be used with policy threshold"),
         ({"rtt_threshold_s": -0.02, "policy": "threshold"}, "0 or more"),
         ({"rtt_threshold_s": float("inf"), "policy": "threshold"}, "0 or more"),
         ({"rtt_threshold_s": float("nan"), "policy": "threshold"}, "0 or more"),

@@ -233,7 +233,7 @@ def test_digest_guards_the_weights(tmp_path: Path) -> None:
     with pytest.raises(HeadError, match="SHA-256 differs"):
         DecisionHead.load(str(path))
     file.unlink()
-    with pytest.raises(HeadError, match="not a file"):
+    with pytest.raises(HeadError, match="no file"):
         DecisionHead.load(str(path))
     file.mkdir()
     with pytest.raises(HeadError, match="not a file"):
@@ -261,7 +261,7 @@ POINT = {"threshold": 0.5, "forgiven": 0.5}
         ({"name": "../x"}, "name"),
         ({"name": ""}, "name"),
         ({"features": "both"}, "features"),
-        ({"features": "tokens"}, "needs b1, b2, w1, w2"),
+        ({"features": "tokens"}, "instead of the tensors b1, b2, w1, w2"),
         ({"hidden": "int3"}, "hidden"),
         ({"threshold": 1.5}, "threshold"),
         ({"threshold": None}, "threshold"),

@@ -351,7 +351,7 @@ def test_the_command_says_what_passed(number, code, last):
         (["--up", "1mbit", "--trace-up", "x"], 2, "not allowed with"),
         (["--trace-down", "no/such/trace"], 65, "cannot be read: No such file"),
         (["--listen", "tcp://192.0.2.1:0"], 71, "Cannot listen on tcp://192.0.2.1:0"),
-        (["--connect", "nowhere"], 64, "'nowhere' is not an edge's address"),
+        (["--connect", "nowhere"], 64, "'nowhere' is not an address"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, code, says):

@@ -109,5 +109,5 @@ def test_a_model_without_hidden_states_is_refused(
 ) -> None:
     blind = genai_artifact(tmp_path / "blind").path
     assert mined(pair, tmp_path, "--target", blind) == UnsupportedError.exit_code
-    assert "blind-folder has no hidden states" in capsys.readouterr().err
+    assert "blind-folder outputs no hidden states" in capsys.readouterr().err
     assert not (tmp_path / "mined").exists()

@@ -231,7 +231,7 @@ def test_a_request_over_http_may_allow_it(service: Serving) -> None:
         ({"protocol": FULL, "threshold": -0.1}, "threshold"),
         ({"protocol": FULL, "threshold": "high"}, "threshold"),
         ({"policy": "threshold"}, "allow lossy"),
-        ({"lossy": True, "rtt_threshold_s": 0.02}, "policy threshold only"),
+        ({"lossy": True, "rtt_threshold_s": 0.02}, "only be used with policy threshold"),
         ({"lossy": True, "policy": "threshold", "rtt_threshold_s": -1}, "rtt_threshold_s"),
         ({"protocol": "greedy", "rtt_threshold_s": 0.02}, "can only be used with protocol auto"),
     ],
