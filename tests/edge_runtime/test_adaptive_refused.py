@@ -106,7 +106,7 @@ def test_garbage_is_no_file(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(RelaxationError):
         read_relaxation(path)
-    with pytest.raises(RelaxationError, match="not a file"):
+    with pytest.raises(RelaxationError, match="no file"):
         read_relaxation(tmp_path / "absent.json")
 
 

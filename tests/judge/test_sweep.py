@@ -277,9 +277,9 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     SweepFile(path).begin(plan())
-    with pytest.raises(UnsupportedError, match=r"otherwise \(most\)"):
+    with pytest.raises(UnsupportedError, match=r"other options \(most\)"):
         SweepFile(path).begin(plan(most=8))
-    with pytest.raises(UnsupportedError, match=r"otherwise \(settings\)"):
+    with pytest.raises(UnsupportedError, match=r"other options \(settings\)"):
         SweepFile(path).begin(plan(SweepSetting(4)))
 
 
