@@ -446,7 +446,7 @@ def _expansion(
         )
     ks = tuple(expansion)
     if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
-        raise UnsupportedError(f"The numbers of an expansion must be 1 or more, not {list(ks)}.")
+        raise UnsupportedError(f"expansion must be a list of numbers of 1 or more, not {list(ks)}.")
     if nodes_at_most(ks) > MAX_WINDOW:
         raise UnsupportedError(
             f"The tree {list(ks)} may have {nodes_at_most(ks)} nodes; at most {MAX_WINDOW} are "
