@@ -252,7 +252,7 @@ def test_beyond_loopback_there_must_be_keys(
     monkeypatch.setenv("PILOTFISH_KEYS", str(tmp_path / "none"))
     with pytest.raises(KeysError, match=r"copy edge\.pub"):
         bundle.make(wanted(artifact, None), tmp_path / "out", silent)
-    with pytest.raises(KeysError, match="no folder of keys"):
+    with pytest.raises(KeysError, match="not a folder of keys"):
         bundle.make(wanted(artifact, tmp_path / "nowhere"), tmp_path / "out", silent)
 
 

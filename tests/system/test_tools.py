@@ -121,7 +121,7 @@ def test_a_thought_that_the_prompt_begins(
 @pytest.mark.parametrize(
     ("prompt", "options", "text"),
     [
-        ([3, 1], {"tools": TOOLS}, "go with a text or messages"),
+        ([3, 1], {"tools": TOOLS}, "need a text or messages"),
         (Talk(SAID), {"tools": TOOLS}, "a Talk has its own"),
         ("x", {"tools": [tool("a b")]}, "names no function"),
         ("x", {"tools": TOOLS, "tool_choice": "fly"}, "is no tool"),
