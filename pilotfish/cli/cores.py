@@ -6,7 +6,10 @@ from contextlib import contextmanager
 
 
 def halves() -> tuple[set[int], set[int]]:
-    """Return this process's cores in two halves, (edge's, device's); a single core is shared."""
+    """Return two halves of this process's cores, (the edge's, the device's).
+
+    A single core is in both.
+    """
     cores = sorted(os.sched_getaffinity(0))
     middle = len(cores) // 2
     return set(cores[:middle] or cores), set(cores[middle:])
@@ -14,7 +17,7 @@ def halves() -> tuple[set[int], set[int]]:
 
 @contextmanager
 def kept_to(cores: Collection[int]) -> Iterator[None]:
-    """Run this thread, and threads that it starts meanwhile, on these cores only."""
+    """In the ``with`` block, run this thread and threads that it starts on these cores only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

@@ -56,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     from pilotfish.distill.distill_report import (
         write,
-    )  # imported first: without matplotlib it fails at once
+    )  # imported first: without matplotlib, the command fails before the work
 
     with export_tools():
         from pilotfish.distill.running import distill
@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """A countdown for each stage in turn. waves: stage → steps done at the same time (or 1)."""
+    """A countdown for each stage in turn. waves: stage → simultaneous steps, or 1."""
 
     def __init__(self, waves: Mapping[str, int]) -> None:
         self._label, self._waves = "", waves
@@ -88,7 +88,8 @@ class _Stages:
             self._label = label
             self._countdown = Countdown(label, total, begun=done, wave=wave)
             self._countdown.__enter__()
-        self._countdown.total = total  # training learns its total while it runs
+        # the number of training steps is known only during the training
+        self._countdown.total = total
         self._countdown.update(done, left_s)
 
     def _end(self) -> None:
@@ -109,7 +110,7 @@ class _Stages:
 
 
 def _table(distilled: Distilled) -> Table:
-    table = Table(title=Text(f"{distilled.drafter} for {distilled.target}, answers kept out"))
+    table = Table(title=Text(f"{distilled.drafter} for {distilled.target}, on held-out answers"))
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({DEPTH}) before", "after"):
         table.add_column(name, justify="right")
@@ -117,7 +118,8 @@ def _table(distilled: Distilled) -> Table:
         if kind == ALL:
             table.add_section()
         table.add_row(
-            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),  # no markup
+            # a Text, since rich would read brackets in a string as markup
+            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),
             f"{places}",
             f"{before:.3f}",
             f"{after:.3f}",

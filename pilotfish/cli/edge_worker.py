@@ -46,5 +46,6 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _announce(endpoint: str) -> None:
-    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")  # one write: threads log
+    # one write call, so that no other thread's log line gets into it
+    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")
     sys.stderr.flush()

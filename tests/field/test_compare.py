@@ -426,8 +426,8 @@ def test_of_one_without_room_no_figure_is_told(capsys):
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
     print_comparison(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
     told = capsys.readouterr().out
-    assert "unseen has no figures" in told
-    assert "leaves out" not in told
+    assert "unseen was not measured" in told
+    assert "was measured without" not in told
 
 
 def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
@@ -486,7 +486,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
     for options in (["--target", pair.target], [pair.draft, "--target", pair.target, "--resume"]):
         with pytest.raises(SystemExit):
             run(*options)
-    assert "which drafters" in capsys.readouterr().err
+    assert "name the drafters' artifacts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_host_that_has_changed_is_mentioned(pair, edge, out, prompts, capsys):
         database.execute("UPDATE facts SET value = replace(value, 'kernel\":\"', 'kernel\":\"9')")
     capsys.readouterr()
     assert main(["field", "measure", "--resume", "--out", str(out)]) == 0
-    assert "Changed since the run began: kernel" in capsys.readouterr().err
+    assert "have changed since the run began: kernel" in capsys.readouterr().err
     assert len(answers(out)) == 2 * 2 * len(PROMPTS)
 
 

@@ -402,8 +402,8 @@ def test_the_command_installs_checks_goes_back_and_uninstalls(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "Name a bundle, or one of"),
-        (("--check", "bundle"), "Name a bundle, or one of"),
+        ((), "Name a bundle, or give one of"),
+        (("--check", "bundle"), "Name a bundle, or give one of"),
         (("--check", "--purge"), "--purge goes with --uninstall"),
         (("--check", "--port", "22"), "go with --ssh"),
         (("/nowhere",), "is no bundle"),
