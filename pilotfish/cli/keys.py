@@ -226,5 +226,5 @@ def _advise(folder: Path, what: str) -> None:
     first, *others = units or [""]
     how = f"`sudo systemctl reload {first}`" if first else "send it SIGHUP"
     if others:  # the settings of both services may exist although only one service runs
-        how += f"; also {', '.join(others)}, if that service runs here"
+        how += f", and {', '.join(others)}, too, if that service runs here"
     print(f"pilotfish: {what}: {how}.", file=sys.stderr)

@@ -108,7 +108,7 @@ def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
 
 
 def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="none for training"):
+    with pytest.raises(UnsupportedError, match="no prompt is left for training"):
         asking.select(
             [DistillPrompt("a", "one")], [], most_from_files=10, most_built_in=0, held=0.2
         )
