@@ -52,7 +52,7 @@ def test_a_file_is_neither_overwritten_nor_mixed(pair, edge, out, prompts, capsy
     assert out.read_bytes() == before
     with Recorder.resume(out):
         assert main(["field", "measure", "--resume", "--out", str(out)]) == 65
-        assert "being written by another" in capsys.readouterr().err
+        assert "measure` is writing" in capsys.readouterr().err
     assert main(["field", "measure", "--resume", "--out", str(out), "--note", "x"]) == 65
     assert "--note" in capsys.readouterr().err
 

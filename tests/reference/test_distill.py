@@ -164,9 +164,9 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(made: Made, whole: Path) 
 def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> None:
     reply = made.run("whole", "--rate", "0.02", code=65).strip().splitlines()
     assert reply == [
-        "pilotfish: The run in whole-run was begun with --rate 0.01, not 0.02: give the former value, "
-        "or delete checkpoint-* and trained in that folder to train from the start, or name another "
-        "--run-folder."
+        "pilotfish: The run in whole-run was begun with --rate 0.01, not 0.02: give the former "
+        "value, or delete checkpoint-* and trained in that folder to train from the start, or "
+        "name another --run-folder."
     ]
 
 

@@ -1,4 +1,4 @@
-"""specfed: workers upload the top K of their distributions; the server rebuilds and averages them.
+"""specfed: workers upload the top K of distributions; the server rebuilds and averages these.
 
 In:  distributions p: f64 [V] of a worker, [M, V] of M workers. weights: f64 [M] with sum 1. top
      ids: [K], the ids with the largest p. ρ: mass of p on the top ids. Out: distributions, L1

@@ -42,7 +42,7 @@ def latency(
     with plot(
         path,
         title(run, finding, n),
-        "window γ (drafted tokens a round)",
+        "window γ (drafted tokens per round)",
         "time per committed token (ms)",
         (WIDTH, 3.9),
     ) as axes:
