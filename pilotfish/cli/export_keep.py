@@ -154,8 +154,8 @@ def _print_summary(
     total = int(counts.sum())
     share = counts[kept_tokens].sum() / max(total, 1)
     lines = [
-        f"kept {len(kept_tokens):,} of {size:,} tokens; they make up {share:.2%} of the "
-        f"{total:,} tokens counted in the texts"
+        f"kept {len(kept_tokens):,} of {size:,} tokens, {share:.2%} of the {total:,} tokens "
+        "counted in the texts"
     ]
     if useful is not None:
         lines.append(f"the target, too, has {int(useful.sum()):,} of the {size:,} tokens")

@@ -39,7 +39,7 @@ class Rootfs:
         root = root.resolve()
         if (root / "rootfs").is_dir() and (root / "apply_binaries.sh").exists():
             raise InstallError(
-                f"{root} is the folder of the BSP: name the root file system in it, "
+                f"{root} is the folder of the BSP, not of its root file system: name "
                 f"{root / 'rootfs'}."
             )
         if not root.is_dir():

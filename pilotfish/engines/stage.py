@@ -138,8 +138,8 @@ class Stage(Slots):
         total = sum(len(item.tokens) for item in passes)
         wanted = None if self.first else (total, self.width)
         if wanted != (None if states is None else states.shape):
-            raise ValueError(f"{self.cut} of {total} tokens needs states of shape {wanted}")
-        # If a state is NaN, the maximum is NaN, and the comparison is false.
+            raise ValueError(f"{self.cut} needs states of shape {wanted} for {total} tokens")
+        # A NaN state is refused, too: it makes the maximum NaN and the comparison false.
         if states is not None and not np.abs(states).max(initial=0.0) <= self._largest:
             raise ValueError(f"states must be finite and within ±{self._largest:g}")
         fed, end = [], 0
@@ -230,8 +230,8 @@ def _open_stage(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact, stage=True)
     if opened.manifest.stage is None:
         raise ArtifactError(
-            f"{opened.path} is a whole model, not a stage of one: cut it with "
-            "`pilotfish export split`"
+            f"{opened.path} is a whole model, not a stage: cut the model with `pilotfish "
+            "export split`"
         )
     return opened, opened.manifest.stage
 

@@ -200,7 +200,7 @@ def test_what_llama_cpp_cannot_do_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="other parents"):
         slot.run(1, [-1, 0, 0, 0])
     for path in ([1, 2], [2], [0, 1], [3], [-1], [0, 0]):
-        with pytest.raises(ValueError, match="no path"):
+        with pytest.raises(ValueError, match="not a path"):
             slot.branches.keep_path(path)
     slot.keep(2)
     slot.run(1)

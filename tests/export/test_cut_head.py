@@ -105,13 +105,13 @@ def test_the_first_layers_of_a_model_can_have_a_cut_head(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no ascending list of 3 of 10"),
-        (np.array([1, 2], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 2, 3, 4], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 2, 3], "<u4").tobytes() + b"\0", "no ascending list"),
-        (np.array([2, 1, 3], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 1, 3], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 2, 10], "<u4").tobytes(), "no ascending list"),
+        (b"", "not an ascending list of 3 token ids below 10"),
+        (np.array([1, 2], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 2, 3, 4], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 2, 3], "<u4").tobytes() + b"\0", "not an ascending list"),
+        (np.array([2, 1, 3], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 1, 3], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 2, 10], "<u4").tobytes(), "not an ascending list"),
         (None, "lacks head_tokens.bin"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_graph_with_another_head_than_the_manifests_is_refused(
         manifest["head_tokens"] = len(kept)
         manifest["files"]["head_tokens.bin"] = hashlib.sha256(content).hexdigest()
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match="its graph has logits of 3 tokens"):
+    with pytest.raises(ArtifactError, match="its graph computes logits of 3 tokens"):
         open_model(path, drafts=True)
 
 

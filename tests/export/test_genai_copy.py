@@ -151,7 +151,7 @@ CHANGES = [
     ({"inputs": {"input_ids": "input_ids"}}, "no attention_mask"),
     (
         {"inputs": {"input_ids": "input_ids", "past_conv_names": "past.%d.conv"}},
-        "cannot be rolled back",
+        "cannot roll back",
     ),
     (
         {
@@ -290,7 +290,7 @@ def test_stages_of_it_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trees": True}, "reads no trees"),
+        ({"trees": True}, "must not have trees"),
         ({"files": {"model.onnx": "0" * 64, "tokenizer.json": "0" * 64}}, "genai_config"),
     ],
 )

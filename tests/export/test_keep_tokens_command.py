@@ -120,7 +120,7 @@ def test_a_target_that_it_cannot_draft_for_is_not_asked(
     assert export(source, tmp_path / "out", "--keep-tokens", 20, "--for", target) == 76
     err = capsys.readouterr().err
     assert "the target answers" not in err
-    assert "a Unigram vocabulary is only used by" in err
+    assert "a Unigram vocabulary cannot be sent" in err
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def _hash(prompts: Sequence[Question]) -> str:
 
 def _table(card: RelaxationCard) -> Table:
     table = Table(caption=f"τ = {card.tau:g}, temperature {card.temperature:g}, γ = {card.window}")
-    for heading in ("", "chosen by", "kept out"):
+    for heading in ("", "chosen by", "held out"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, cell in _ROWS:
         table.add_row(name, cell(card.chosen), cell(card.kept_out))

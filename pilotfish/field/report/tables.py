@@ -128,7 +128,7 @@ def positions(run: MeasuredRun) -> Table:
 
 
 def choices(hindsight: Hindsight) -> Table:
-    """Tabulate each configuration that ``auto`` can choose, with the number of choices and times."""
+    """Tabulate the configurations that ``auto`` can choose, with numbers of choices and times."""
 
     def median(spread: Spread | None) -> str:
         return NONE if spread is None else number(spread.median)

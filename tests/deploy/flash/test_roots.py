@@ -81,7 +81,7 @@ def test_what_the_package_brought_is_the_packages(root: Path, tmp_path: Path) ->
     listed.parent.mkdir(parents=True)
     listed.write_text(f"/.\n/usr\n/{place}\n/{place}/{edge}\n/etc/pilotfish/edge.toml\n")
     bundle = tiny_bundle(tmp_path / "both", units={device: UNIT.format(1), edge: UNIT.format(2)})
-    assert f"/{place}/{edge} belongs to a Debian package and stays" in put(root, bundle)
+    assert f"/{place}/{edge} belongs to a Debian package and stays as it is" in put(root, bundle)
     assert installation(root)[0].check() == []
     with pytest.raises(InstallError, match="purge it first"):
         installation(root)[0].uninstall(purge=True)
