@@ -23,7 +23,7 @@ from tests.support.commands import refusal
             64,
             "--out names the same folder as --run-folder",
         ),
-        (["--out", "thesis"], 65, "thesis holds something that is no export"),
+        (["--out", "thesis"], 65, "thesis contains something other than an export"),
         (["--out", "out", "--top", "0", "--hard", "0"], 64, "there is nothing to learn from"),
         (["--out", "out", "--edge", "tcp://127.0.0.1:1"], 64, "Name the target"),
     ],

@@ -253,7 +253,7 @@ def test_gpus_are_refused_before_anything_loads(backend, tmp_path):
 
 def test_stages_are_refused(tmp_path):
     artifact = tiny_artifact(tmp_path / "a", architecture="lfm2", dialect="opset17")
-    with pytest.raises(ExportError, match="run it whole"):
+    with pytest.raises(ExportError, match="run the model whole"):
         split_artifact(artifact.path, tmp_path / "stages", stages=2)
 
 

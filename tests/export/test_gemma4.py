@@ -96,7 +96,7 @@ def test_layers_have_their_own_sizes_and_sources() -> None:
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1"),
         ({"num_global_key_value_heads": 3}, "no multiple of 3"),
         ({"per_layer_config": {"1": {"head_dim": 32}}}, "differs between layers"),
-        ({"per_layer_config": {"6": {"head_dim": 32}}}, "names a layer '6'"),
+        ({"per_layer_config": {"6": {"head_dim": 32}}}, "names layer '6'"),
         ({"per_layer_config": {"1": {"skip": ["mlp"]}}}, r"per_layer_config\.1\.skip|differs"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ({"rope_parameters": {FULL: {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0},

@@ -151,8 +151,8 @@ def test_wrong_usage_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("content", "count", "reason"),
     [
-        (b"abc", 100_000, "--keep-tokens must be less, not 100000"),
-        (b"", 40, "holds no text"),
+        (b"abc", 100_000, "--keep-tokens must be less than that number, not 100000"),
+        (b"", 40, "contains no text"),
         (b"\xff\xfe\0\0", 40, "is not UTF-8 text"),
         (None, 40, "cannot be read"),
     ],

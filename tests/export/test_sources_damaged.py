@@ -35,7 +35,7 @@ def silent(label: str, done: int, total: int | None) -> None:
     [
         (lambda path: (path / "config.json").unlink(), r"no config\.json"),
         (lambda path: (path / "config.json").write_text("{"), r"config\.json cannot be read"),
-        (lambda path: (path / "tokenizer.json").unlink(), r"no tokenizer\.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), r"neither a tokenizer\.json"),
         (lambda path: (path / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),
         (lambda path: (path / "model.safetensors").unlink(), "no safetensors"),
         (

@@ -42,8 +42,8 @@ class _BlockValues(NamedTuple):
 class BlockFormat(NamedTuple):
     """Conversion of a GGUF block type.
 
-    `middle` is the code that becomes 2^(bits−1). Without minima it is the code of weight 0. A
-    middle code keeps the factors small in kernels that round activations.
+    `middle` is the code that becomes 2^(bits−1). Without minima it is the code of weight 0. A code
+    in the middle of the range keeps the factors small in kernels that round activations.
     """
 
     bits: int
