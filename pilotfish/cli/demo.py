@@ -108,7 +108,10 @@ def _generate(
 
 
 def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]:
-    """Return the measured values of the run with `greedy`; "protocols" has those of every run."""
+    """Return the measurements of the run with `greedy`.
+
+    "protocols" has every run's measurements.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for (protocol, temperature), generation in generations.items():
         # the second run of `stream` has the temperature in its name

@@ -19,12 +19,12 @@ from pilotfish.distill.stages import ANSWERS
 
 _DESCRIPTION = """\
 Trains a drafter for one target, on this machine. Collects the target's answers (several sessions
-at once, over the wire), trains the drafter's weights on them as a device would read them, and
-exports the result. Reports the gain on held-out prompts: α, the share of the target's tokens that
+at once, over the wire), trains the drafter's weights on these answers in the form in which a
+device reads them, and exports the result. Reports the gain on held-out prompts: α, the share of the target's tokens that
 the drafter predicts, and S(k), the share of runs of at least k accepted drafts.
 
-A run that was killed goes on where it stopped when the same command is given again: its folder
-holds all its state and the report. Needs the extra 'distill' (torch, transformers)."""
+To resume a run that was killed, give the same command again: the run's folder has its whole state
+and the report. Needs the extra 'distill' (torch, transformers)."""
 _EXAMPLE = """\
 example:
   pilotfish distill --draft default --target target --prompts questions.jsonl --out drafter
@@ -32,8 +32,10 @@ example:
   pilotfish device run --draft drafter --edge tcp://10.0.0.2:7077 --keys "Why is the sky blue?"
 
 The edge batches eight sessions into one pass only if its artifact supports it: export the target
-with --dialect opset24. Prompts like those of the later use help most. The built-in ones are short
-and of nine kinds; two kinds are never trained on, to show what the drafter forgets.
+with --dialect opset24.
+
+Prompts that resemble the later use help most. The built-in prompts are short and of nine kinds. Two
+kinds are never used for training: they show what the drafter forgets.
 """
 
 

@@ -62,7 +62,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _first_stage(config: EdgeConfig) -> Path:
-    """Return the folder of the artifact to open; for a model in stages, that of the first stage."""
+    """Return the folder of the artifact to open.
+
+    For a model in stages, the first stage's folder.
+    """
     folder, stages = config.target, config.cluster.stages
     if stages == 1:
         return folder

@@ -31,18 +31,19 @@ if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
 
 _ENGINE = """\
-Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps it
-in the cache ($PILOTFISH_CACHE/engines). An engine that is there and that TensorRT accepts is not
-built again. Decoders with --provider tensorrt or auto run it. An engine has the artifact's
-precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
-Not tested with TensorRT itself yet, only with doubles of NVIDIA's libraries."""
+Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps the
+engine in the cache ($PILOTFISH_CACHE/engines). A cached engine that TensorRT accepts is not built
+again. Models run the engine with --provider tensorrt or auto. It has the artifact's precision.
+
+Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer). Not tested with
+TensorRT itself yet, only with test doubles of NVIDIA's libraries."""
 _ENGINE_EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
   pilotfish export engine drafter --context 2048
   pilotfish export engine --config /etc/pilotfish/device.toml
 
-exit codes: 0 all engines are there; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
+exit codes: 0 all engines are built; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
 no GPU; 78 a broken configuration.
 """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 A drafter can draft for a target with another vocabulary: it proposes shared tokens, from its own
 distribution renormalised over them. The output stays the target's; unshared tokens cost speed. This
-command reports the number of shared tokens and, on a text, two figures:
+command reports the number of shared tokens and, on a text, two shares:
 
   coverage   the share of the text's target tokens that are shared and in the drafter's head, which
              may be cut (--keep-tokens). Other tokens cannot be drafted, so this bounds acceptance.

@@ -27,8 +27,8 @@ example:
   pilotfish export split target --stages 4
   pilotfish export split target --layers 9,7,7,7 --out stages
 
-exit codes: 0 all stages are there; 2 wrong usage; 65 a model that cannot be cut so, or a folder
-that holds something else; 66 no artifact, or a damaged one; 74 a file that cannot be written.
+exit codes: 0 all stages are made; 2 wrong usage; 65 a model that cannot be cut this way, or a
+folder with other content; 66 no artifact, or a damaged one; 74 a file that cannot be written.
 """
 
 

@@ -30,18 +30,18 @@ Then times passes of 1, 4, 8 and 16 tokens. A check passes, differs (by how much
 (with the error; also if its process crashed or hung), or is left out. TensorRT builds an engine of
 each model, which takes most of the time; the cache keeps them.
 
-The figures go to {_FILE} unless --json or --out says otherwise. Send us that
+The results go to {_FILE} unless --json or --out is given. Please send us that
 file, above all from a GPU or a board. Needs an ONNX Runtime (the extra 'cpu' or 'gpu') and the
 extra 'export'."""
 _EPILOG = """\
 examples:
-  pilotfish selftest                          all that is there, in less than ten minutes
-  pilotfish selftest --quick                  tiny models alone: a minute at most on a CPU
+  pilotfish selftest                          all available providers, in less than ten minutes
+  pilotfish selftest --quick                  only tiny models: at most a minute on a CPU
   pilotfish selftest --provider tensorrt --minutes 30
   pilotfish selftest --json | jq .passed
 
-exit codes: 0 nothing differs; 1 something differs or failed; 69 a provider that was named is not
-there; 74 a file that cannot be written; 130 interrupted.
+exit codes: 0 nothing differs; 1 something differs or failed; 69 a named provider is not available;
+74 a file that cannot be written; 130 interrupted.
 """
 _DIFFERS, _ABSENT = 1, 69
 

@@ -1,7 +1,7 @@
 """Inspect a root file system: find its Pythons, machine and board.
 
-In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says why the folder is no root
-file system.
+In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that states why the folder is not a
+    root file system.
 
 An absolute link in a root file system is resolved relative to that root, and no link is followed
 out of it.

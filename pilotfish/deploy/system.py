@@ -97,7 +97,7 @@ def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
 
 
 def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
-    """Enable at boot those of the role's units that the previous version did not have.
+    """Enable, at boot, the role's units that the previous version did not have.
 
     The role's other units stay as they are, so an upgrade does not enable a disabled unit.
     """

@@ -225,7 +225,7 @@ def _checked_wheel(path: Path, python: str, machine: str) -> Wheel:
 
 
 def _pins(leave_out: set[str]) -> Iterator[str]:
-    """Read the tested pins, except those of extra wheels."""
+    """Read the tested pins, except the pins of extra wheels."""
     shipped = resources.files("pilotfish.deploy") / "constraints.txt"
     for line in shipped.read_text().splitlines():
         match = _PIN.match(line)
@@ -234,7 +234,7 @@ def _pins(leave_out: set[str]) -> Iterator[str]:
 
 
 def _requirements(locked: str) -> list[str]:
-    """Return the resolver's requirements in pip's form, without those of local files."""
+    """Return the resolver's requirements in pip's form, without requirements of local files."""
     return [line for line in locked.replace("\\\n", " ").splitlines() if _PIN.match(line)]
 
 

@@ -106,7 +106,7 @@ def select(
 def _take_by_kind(
     prompts: Sequence[DistillPrompt], most: int, excluded: Container[str]
 ) -> list[DistillPrompt]:
-    """Take up to ``most`` different prompts: one of each kind in turn, in the order of the hashes.
+    """Take up to ``most`` different prompts: one of each kind in turn, in the order of hashes.
 
     excluded: keys of the prompts that must not be taken.
     """

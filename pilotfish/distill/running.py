@@ -246,7 +246,7 @@ def _expect_alike(
     artifact: Callable[[TrainingRow], NDArray[np.int64]],
     answers: Sequence[TrainingExample],
 ) -> None:
-    """Raise `UnsupportedError` unless torch's model and the artifact agree at most positions.
+    """Raise `UnsupportedError` unless torch's model and the artifact agree at enough positions.
 
     trained, artifact: functions that compute the choices of each. A resumed run is checked, too,
     because the drafter's files may have changed.

@@ -1,7 +1,7 @@
 """Train a drafter on the target's answers, so that it chooses the target's tokens.
 
-In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most with the held-out
-     answers.
+In:  rows of answers (`distill.training_rows`). Out: the weights with the highest agreement with the
+    held-out answers.
 
 A step's number alone determines its rows and its learning rate. So a killed run resumes from its
 last checkpoint and reaches the same result.

@@ -31,8 +31,8 @@ _JSON: "JsonCompileOptions" = {
     "key_separator": ": ",
 }
 # Largest product of all ``multipleOf`` values in a schema. Each ``multipleOf`` needs an automaton
-# state per remainder, and the numbers of states multiply. Compilation takes some 50 ms at this
-# bound and 11 s at a hundred times this bound; llguidance itself has no bound.
+# state per remainder, and the numbers of states multiply. Compilation takes about 50 ms at this
+# bound, and 11 s at a hundred times this bound. llguidance itself has no bound.
 _MOST_DIVISORS = 10_000
 NO_CONTROLS = Controls({})
 # Lark constructs that are refused: JSON schemas and regexes (%json, %regex), because they would
@@ -94,7 +94,7 @@ def _plain_source(grammar: Grammar) -> str:
             if (match := _REFUSED.search(grammar.text)) is not None:
                 raise GrammarError(f"A Lark grammar must not contain {match[0]}.")
             return LLMatcher.grammar_from_lark(grammar.text)
-    raise GrammarError(f"There is no kind of grammar {grammar.kind!r}.")
+    raise GrammarError(f"The kind of grammar {grammar.kind!r} is not known.")
 
 
 def _divisor(value: object) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 # CPU budget of a constraint (s): a base, plus _TOKEN_S per row and token of the vocabulary (1 ms
-# per row for 50,000 tokens). A row takes some 20 µs, plus 1 ms per 2,000 bytes of forced text.
+# per row for 50,000 tokens). A row takes about 20 µs, plus 1 ms per 2,000 bytes of forced text.
 _BASE_S, _TOKEN_S = 0.1, 2e-8
 _CHEAP_PARSER_S = 0.005  # maximum CPU time (s) of making a parser while a row waits for its mask
 DEAD_END = "No token of this vocabulary continues what the grammar allows."

@@ -2,7 +2,7 @@
 
 In:  a `Grammar`. Out: nothing, or a `GrammarError` if the grammar does not compile, or takes too
 much CPU time or memory. A grammar that passes is compiled again in the main process, at about the
-same cost: the trial has no control tokens and treats those of a turn as plain text.
+same cost: the trial has no control tokens, and treats the control tokens of a turn as plain text.
 
 All threads of the main process share one trial process. The trial process reads grammars from its
 stdin and ends with its parent. Its vocabulary is the 256 bytes: what makes a grammar costly does
@@ -51,9 +51,9 @@ _MOST_FORCED_BYTES = (
     # maximum bytes of the text that a grammar may force at its start; a row takes 1 µs per byte
     4096
 )
-# Signals that blame the grammar if they end the process: SIGPROF for CPU time, which is a lasting
-# verdict; the others for stack depth and memory, which are not lasting, because the machine may be
-# at fault.
+# Signals that blame the grammar if they end the process: SIGPROF stands for too much CPU time, and
+# this verdict is lasting. The other signals stand for stack depth and memory, and their verdict is
+# not lasting, because the machine may be at fault.
 _GRAMMAR_SIGNALS = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 

@@ -169,7 +169,7 @@ def open_model(
             and the caller must map them to the whole vocabulary.
 
     Raises:
-        ArtifactError: if the directory is no artifact, is a stage of a model, or has a cut head
+        ArtifactError: if the directory is not an artifact, is a stage of a model, or has a cut head
             while `drafts` is false.
         ProviderError: if no inference runtime can run the model.
     """

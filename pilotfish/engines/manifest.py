@@ -262,7 +262,7 @@ def read_manifest(directory: Path) -> Manifest:
         except (FileNotFoundError, NotADirectoryError):
             state = (
                 "holds no manifest.json" if directory.is_dir()
-                else "is no folder" if directory.exists()
+                else "is not a folder" if directory.exists()
                 else "does not exist"
             )  # fmt: skip
             raise ArtifactError(

@@ -32,7 +32,7 @@ class Decoder(Slots, LanguageModel):
         without building an engine first (see docs/engines.md).
 
     Raises:
-        ArtifactError: if the directory is no artifact or is a stage of a model, or if graph and
+        ArtifactError: if the directory is not an artifact or is a stage of a model, or if graph and
         manifest contradict each other.
         ProviderError: if no inference runtime can run the model.
     """

@@ -293,7 +293,7 @@ def _reference_targets(schema: Any) -> list[tuple[str | int, ...]]:
 
 
 def _leads_to_schema(path: tuple[str | int, ...]) -> bool:
-    """Whether a path can be that of a subschema, not of data or of a map of properties."""
+    """Whether a path can lead to a subschema, not to data or to a map of properties."""
     steps = iter(path)
     for step in steps:
         if step in ("enum", "const"):

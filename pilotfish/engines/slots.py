@@ -115,7 +115,7 @@ class Slots(ABC):
 
     @abstractmethod
     def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        """Fill a run's inputs, except those of attention; return the number of output rows."""
+        """Fill a run's inputs except the inputs of attention; return the number of output rows."""
 
     @abstractmethod
     def _example_pass(self) -> Pass:

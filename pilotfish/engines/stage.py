@@ -68,7 +68,7 @@ class Stage(Slots):
         provider: "cpu", "cuda" or "auto".
 
     Raises:
-        ArtifactError: if the directory is no stage of a model.
+        ArtifactError: if the directory is not a stage of a model.
         ProviderError: if no inference runtime can run it.
     """
 

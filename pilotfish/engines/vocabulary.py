@@ -199,5 +199,5 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
 
 def used_templates(templates: dict[str, str]) -> dict[str, str]:
-    """Return the templates that this package uses; the others need not be sent to devices."""
+    """Return the templates that this package uses; other templates need not be sent to devices."""
     return {name: source for name, source in templates.items() if name == TOOL_USE}

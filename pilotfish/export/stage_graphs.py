@@ -25,7 +25,7 @@ FLOAT = TensorProto.FLOAT
 
 
 class StageGraphs:
-    """A cutter of a graph of `layers` layers; weights stay in their file.
+    """Cuts a graph of `layers` layers into stages; the weights stay in their file.
 
     Raises:
         ExportError: if the graph cannot be cut between all layers.

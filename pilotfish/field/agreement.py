@@ -84,9 +84,9 @@ def _predict_in_wide_passes(
 ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
     """Yield all positions of the answer, m at a time, i64 [m], with their logits, [m, V].
 
-    Wide passes over the whole text serve most positions. The rest are positions at which the text
-    so far, tokenised alone, is no prefix of the whole text's tokens. Each of these has its own
-    pass at the end.
+    Wide passes over the whole text serve most positions. At the other positions, the text so far,
+    tokenised alone, is not a prefix of the whole text's tokens. Each of these positions gets a
+    separate pass at the end.
     """
     if start == len(text):
         return

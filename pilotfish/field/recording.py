@@ -78,7 +78,10 @@ class Recorder:
 
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
-        """Open an existing run file; raise `RunFileError` if it is no run or has a writer."""
+        """Open an existing run file.
+
+        Raise `RunFileError` if it is not a run file or has a writer.
+        """
         has_begun(path)  # called first, since it rolls a journal back, which may change the schema
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
 FEWEST = 3  # minimum number of prompts for which an interval is computed
-_SEED = 0  # seed of the resamples; it is fixed, so that the same answers give the same figures
+_SEED = 0  # seed of the resamples; it is fixed, so that the same answers give the same results
 
 
 class Estimate(NamedTuple):

@@ -123,7 +123,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _check_format(path: Path, database: sqlite3.Connection) -> None:
-    """Raise `RunFileError` if the database is no run file, or has an unsupported format."""
+    """Raise `RunFileError` if the database is not a run file, or has an unsupported format."""
     if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
     version = format_of(database)

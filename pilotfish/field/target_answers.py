@@ -99,8 +99,8 @@ class AnswerFile:
 
     vocab_size: size of the target's vocabulary; a file with larger token ids counts as damaged.
 
-    Raises `RunFileError` in four cases: the file exists and ``resume`` is false; it is no file of
-    answers; it began with a different request; another process is writing it.
+    Raises `RunFileError` in four cases: the file exists and ``resume`` is false; it is not a file
+        of answers; it began with a different request; another process is writing it.
     """
 
     def __init__(

@@ -44,8 +44,8 @@ Finds the best drafter for a target at each round trip:
   2. Each drafter reads these answers and predicts every next token. A draft counts only after
      accepted ones, so the result holds for every protocol and window.
   3. The drafters are timed in turns on this machine, after an answer.
-  4. From these follow the expected tokens/s at each RTT, for rounds with the best window and for
-     ahead. `stream` is the target alone.
+  4. From both, the expected tokens/s at each RTT are computed, for rounds with the best window and
+   for protocol ahead. Protocol stream is the target without a drafter.
 
 Run it on the drafter's future machine: milliseconds per draft matter as much as α."""
 _EXAMPLE = """\
@@ -107,7 +107,7 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
     if "://" in settings.target:
         yield settings.target
         return
-    check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is no target
+    check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is not a target
     options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {settings.target} …", markup=False, soft_wrap=True)

@@ -51,7 +51,7 @@ example:
   pilotfish field measure --draft drafter --edge tcp://edge:7077 --keys --out walk.pilotfish
   pilotfish field report walk.pilotfish --out walk
 
-An interrupted run goes on where it stopped, with the settings in its file:
+To resume an interrupted run, with the settings in its file:
   pilotfish field measure --resume --out walk.pilotfish
 """
 

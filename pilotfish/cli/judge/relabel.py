@@ -71,7 +71,7 @@ def _table(instances: Instances, sampling: InstanceOptions) -> Table:
 
 
 def _figures(instances: Instances, sampling: InstanceOptions) -> dict[str, Any]:
-    """Return the table's figures, and every label under every channel (1: reject)."""
+    """Return the table's numbers, and every label under every channel (1: reject)."""
     return {
         "sampling": to_builtins(sampling),
         "questions": len(instances.keys),

@@ -158,7 +158,8 @@ class Branches:
         """Keep the nodes of this path, and drop the tree's other nodes.
 
         Raises:
-            ValueError: if the nodes are no path from the trunk down; then nothing changes.
+            ValueError: if the nodes are not a path that leads down from the trunk; then nothing
+                changes.
         """
         nodes = [int(node) for node in path]
         if (

@@ -103,8 +103,8 @@ class LoadedEngine:
 def find_engine(request: EngineRequest, *, flexible: bool) -> LoadedEngine | None:
     """Find the smallest cached engine with enough slots and context; None if there is none.
 
-    If `flexible`, an engine for any context will do, and the one for the longest is chosen. Engines
-    that TensorRT refuses to load are deleted.
+    If `flexible`, an engine for any context is acceptable, and the engine for the longest context
+    is chosen. Engines that TensorRT refuses to load are deleted.
     """
     cache = EngineCache()
     fitting = [

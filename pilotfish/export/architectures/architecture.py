@@ -94,7 +94,7 @@ class Gguf:
         name: value of `general.architecture`.
         when: key that only this class has, among the classes with this `name`; None = the class
         that has none of these keys.
-        keys: GGUF's key → Llama's, where this class differs from the others.
+        keys: GGUF's key → Llama's key, where this class differs from other classes.
         derive: function that computes values of further keys from the values of Llama's keys.
         tensors: Llama's boolean key → our name of a weight; the key is true if layer 0 has that
         weight.

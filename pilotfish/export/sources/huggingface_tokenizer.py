@@ -167,7 +167,7 @@ def _unlisted_tokens(
 def token_ids(text: str) -> dict[str, int]:
     """Return the ids of a tokenizer.json's tokens, token → id."""
     with converting_errors(
-        "the content of tokenizer.json is not that of a tokenizer.json", ExportError
+        "tokenizer.json does not have the content of a tokenizer.json", ExportError
     ):
         ids: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
     return ids

@@ -79,8 +79,9 @@ class BlockTensor:
         known = blocks is not None and len(blocks) == 4 and blocks[3] * 2 == PER_BLOCK
         if blocks is None or not known or scales != blocks[:3]:
             raise ExportError(
-                f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are no blocks "
-                f"of MXFP4: u8 [experts, out, in / {PER_BLOCK}, {PER_BLOCK // 2}] and scales"
+                f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are not "
+                f"in MXFP4: the blocks must be u8 [experts, out, in / {PER_BLOCK}, "
+                f"{PER_BLOCK // 2}], with a scale for each block"
             )
 
     @property

@@ -122,7 +122,7 @@ def _table2_rows() -> Iterator[dict[str, Value]]:
             rounds = _ROUNDS[model, gamma]
             if protocol == "dsd":
                 round_com_s = eq_5_dsd_communication_s(gamma, DISTRIBUTION_BITS, link)
-            else:  # the printed figures omit the distribution that equation 9 downloads
+            else:  # the printed numbers omit the distribution that equation 9 downloads
                 round_com_s = link.rtt_s
             round_s = eq_6_round_s(gamma, _C[model] * VERIFY_S, round_com_s, VERIFY_S)
             yield {

@@ -50,7 +50,7 @@ FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")
 
 
 class TableCell(NamedTuple):
-    """The figures that Table I prints for one method, window and rate."""
+    """The numbers that Table I prints for one method, window and rate."""
 
     latency_s: float
     aal: float
@@ -204,7 +204,7 @@ def latency_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
 
 
 def table1() -> Sheet:
-    """Tabulate Table I: the printed figures, AAL by equation 20, and the modelled latency."""
+    """Tabulate Table I: the printed numbers, AAL by equation 20, and the modelled latency."""
     rows: list[dict[str, Value]] = []
     for (window, method, mbps), cell in CELLS.items():
         aal = eq_20_accepted_length(cell.throughput, cell.latency_s, cell.rounds)

@@ -45,7 +45,7 @@ class MeasuredRun:
 
 
 def read_run(path: str | Path) -> MeasuredRun:
-    """Read a run file; raise `RunFileError` if it is no run file or has no answer."""
+    """Read a run file; raise `RunFileError` if it is not a run file or has no answer."""
     path = Path(path)
     with Run.open(path) as run:
         every = list(run.answers(warm_up=True, finished=False))

@@ -1,7 +1,7 @@
 """Check that the values of a run file are possible.
 
 In: answers with values of the right types. Out: nothing, or a `RunFileError`. After this check,
-figures and plots can divide by values and take logarithms.
+    statistics and plots can divide by values and take logarithms.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Plot the stages, acceptance and bytes of a run; axes have units, and titles have n.
 
-In: the figures of one run. Out: PNG files, and descriptions of them in words (alternative texts).
+In: the results of one run. Out: PNG files, and descriptions of them in words (alternative texts).
 """
 
 import math

@@ -190,7 +190,7 @@ Fixed choices are the answers of the same run that requested a protocol and wind
 <p class="soft">Not measured: the run has no answer under protocol auto.</p>
 {% endif %}
 
-<h2>How the figures are computed</h2>
+<h2>How the numbers are computed</h2>
 <p>Warm-up answers and unfinished ones are left out; their numbers are above. A median's 95 %
 interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a fixed
 seed. It shows how far the median would move with similar prompts at other times, not over another
