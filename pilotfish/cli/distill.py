@@ -20,8 +20,9 @@ from pilotfish.distill.stages import ANSWERS
 _DESCRIPTION = """\
 Trains a drafter for one target, on this machine. Collects the target's answers (several sessions
 at once, over the wire), trains the drafter's weights on these answers in the form in which a
-device reads them, and exports the result. Reports the gain on held-out prompts: α, the share of the target's tokens that
-the drafter predicts, and S(k), the share of runs of at least k accepted drafts.
+device reads them, and exports the result. Reports the gain on held-out prompts: α, the share of the
+target's tokens that the drafter predicts, and S(k), the share of runs with k or more accepted
+drafts.
 
 To resume a run that was killed, give the same command again: the run's folder has its whole state
 and the report. Needs the extra 'distill' (torch, transformers)."""

@@ -54,7 +54,7 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
         (b'{"text": "a"}', "line 1 has no text for the key 'prompt' or 'question' or 'messages'"),
         (b'{"messages": []}', "line 1 has no valid messages"),
         (b'{"messages": [{"role": "user"}]}', "line 1 has no valid messages"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1 is no text"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1 is not valid text"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 has no valid messages"),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_text_of_the_schema_is_allowed_and_may_end(
         ("json", '{"allOf": [{"type": "string"}, {"type": "number"}]}', "cannot be used"),
         ("regex", "(", "cannot be used"),
         ("lark", "start: nothing", "cannot be used"),
-        ("prose", "", "no kind"),
+        ("prose", "", "is not known"),
     ],
 )
 def test_what_is_no_grammar_says_so(small: Grammars, kind: str, text: str, word: str) -> None:

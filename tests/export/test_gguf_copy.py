@@ -118,7 +118,7 @@ def test_models_of_no_use_are_refused(tmp_path, changes, architecture, message):
         ({"block_count": 3}, "block_count is 3, but the file has tensors of 4"),
         ({"block_count": 4096}, "block_count is 4096, but the file has tensors of 4"),
         ({"expert_count": 4}, "expert_count is 4, but no tensor has experts"),
-        ({"expert_used_count": 9}, "expert_used_count is 9 of 0 experts"),
+        ({"expert_used_count": 9}, "expert_used_count is 9, but there are 0 experts"),
         ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
         ({"attention.layer_norm_rms_epsilon": -1.0}, "epsilon is -1.0"),
         ({"attention.layer_norm_epsilon": float("inf")}, "epsilon is"),
