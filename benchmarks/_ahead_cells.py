@@ -20,7 +20,7 @@ from _pair_partings import parted
 from _parting import TIE, scores_at
 
 from pilotfish import Auto, Device, EdgeServer, Generation
-from pilotfish.cli.cores import kept_to
+from pilotfish.base.cpus import pinned
 from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Round
@@ -74,7 +74,7 @@ def ends(
     info: dict[str, object] = {"threads": 1, "sessions": 4, **options}
     with ExitStack() as stack:
         folder = stack.enter_context(throwaway_keys())
-        stack.enter_context(kept_to(ours))  # the emulator inherits it, the edge is moved
+        stack.enter_context(pinned(ours))  # the emulator inherits it, the edge is moved
         server = stack.enter_context(edge(target, keys=folder, cores=theirs, **info))
         link = stack.enter_context(Emulator(server.endpoint))
         devices = {

@@ -14,7 +14,7 @@ import numpy as np
 from _common import PROMPTS, Steps, throwaway_keys
 
 from pilotfish import Device, EdgeServer, Generation
-from pilotfish.cli.cores import halves, kept_to
+from pilotfish.base.cpus import pinned, split_cpus
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Round, acceptance
 from pilotfish.emulation.emulator import Conditions, Emulator
@@ -94,7 +94,7 @@ def connected_all(
     rtt_s: of the emulated link between them; 0: plain loopback. apart: the edge has one half of the
     cores, the devices have the other.
     """
-    theirs, ours = halves() if apart else (None, None)
+    theirs, ours = split_cpus() if apart else (None, None)
     with ExitStack() as stack:
         folder = stack.enter_context(throwaway_keys())
         edge = stack.enter_context(EdgeServer(target, keys=folder, cores=theirs))
@@ -103,5 +103,5 @@ def connected_all(
             link = stack.enter_context(Emulator(endpoint, Conditions(rtt_s=rtt_s)))
             endpoint = link.endpoint
         if ours is not None:
-            stack.enter_context(kept_to(ours))
+            stack.enter_context(pinned(ours))
         yield [stack.enter_context(Device(path, endpoint, folder)) for path in drafters]

@@ -41,7 +41,7 @@ from _common import (
 from _pair_prompts import CHATS
 
 from pilotfish import Device, EdgeServer
-from pilotfish.cli.cores import halves, kept_to
+from pilotfish.base.cpus import pinned, split_cpus
 from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Generation
 from pilotfish.emulation.emulator import Conditions, Emulator
@@ -178,13 +178,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "repeat": [*REPEATING["edit"], *REPEATING["summary"]][: args.prompts],
     }
     steps = Steps(len(args.rtt) * sum(map(len, kinds.values())))
-    theirs, ours = halves()
+    theirs, ours = split_cpus()
     rows: Rows = []
     with ExitStack() as stack:
         folder = stack.enter_context(throwaway_keys())
         edge = stack.enter_context(EdgeServer(target, keys=folder, cores=theirs, threads=1))
         link = stack.enter_context(Emulator(edge.endpoint))
-        stack.enter_context(kept_to(ours))
+        stack.enter_context(pinned(ours))
         for rtt_ms in args.rtt:
             link.set(Conditions(rtt_s=rtt_ms * 1e-3))
             for kind, wanted in kinds.items():

@@ -2,9 +2,9 @@
 
     python -m tests [--all | --changed [BASE] | --reference] [-n N] [--record] [options of pytest]
 
-First the tests that compute, in N processes, file by file (`tests.support.shards`); then those
-marked `waits`, beside each other; then, one after the other, those marked `timing`. Tests that fail
-run once more, alone: on a busy machine anything may be late. Tests marked `slow` are left out:
+First all tests but those marked `timing`, in N processes, file by file (`tests.support.shards`);
+then those marked `timing`, one after the other. Tests that fail run once more, alone: on a busy
+machine anything may be late. Tests marked `slow` are left out:
 `--all` runs all of them, and tries properties on all examples; `--changed` runs those of the rooms
 in which something changed since BASE, and `--list` only names these rooms. `--reference` runs what
 needs torch, and nothing else. `--record` writes how long each file took, for the next run's shares.
@@ -26,17 +26,13 @@ from pathlib import Path
 from tests.support import shards
 from tests.support.reaper import Reaper
 from tests.support.selection import SLOW_ROOMS, changed_rooms
-from tests.support.shards import KINDS, NO_TESTS, ROOT, Results, Shards, known_seconds
+from tests.support.shards import NO_TESTS, ROOT, Results, Shards, known_seconds
 
 CORES = len(os.sched_getaffinity(0))
-WORKERS = min(8, 2 * CORES)  # more than cores, since most of a test's time is waiting
-LEAST_S = {"": 5.0, "reference": 60.0}  # of a batch; torch takes a while to import
+WORKERS = min(10, 5 * CORES // 2)  # more than cores, since most of a test's time is waiting
+LEAST_S = {"": 20.0, "reference": 60.0}  # of a batch; torch takes a while to import
 # What a part is called, and the markers of its tests.
-PARTS = {
-    "computing": "not waits and not timing",
-    "waiting": "waits",
-    "one after the other": "timing",
-}
+PARTS = {"beside each other": "not timing", "one after the other": "timing"}
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
 # Options of pytest that are followed by a value.
 VALUED = ("-k", "-p", "-o", "-c", "-W", "--tb", "--timeout", "--deselect", "--ignore", "--basetemp")
@@ -69,7 +65,7 @@ class Plan:
             tests,
             ["-m", f"{self.chosen} and {kind}", *self.words],
             workers,
-            seconds=known_seconds(kind == "waits", lambda file: room_of(file) in self.rooms),
+            seconds=known_seconds(lambda file: room_of(file) in self.rooms),
             least_s=self.least_s,
             verbose=any(word.startswith(SHOWN) for word in self.words),
             stop_early=self.stops_early,
@@ -97,7 +93,7 @@ def main() -> int:
     workers = options.n or (CORES if options.reference else WORKERS)
     parts = dict[str, Results]()
     for part, kind in PARTS.items():
-        if tests := marked_files(files, kind) if kind in KINDS else files:
+        if tests := timing_files(files) if kind == "timing" else files:
             print(f"\n{part}:", flush=True)
             parts[part] = twice(plan, kind, tests, 1 if kind == "timing" else workers)
             if plan.stops_early and parts[part].status == 1:
@@ -197,10 +193,11 @@ def room_of(file: str) -> str:
     return Path(file).parts[1]
 
 
-def marked_files(tests: Sequence[str], kind: str) -> list[str]:
-    """Return those in whose files some tests bear a marker."""
-    word = f"pytest.mark.{kind}"
-    return [test for test in tests if word in (ROOT / test.split("::")[0]).read_text()]
+def timing_files(tests: Sequence[str]) -> list[str]:
+    """Return those in whose files some tests are marked `timing`."""
+    return [
+        test for test in tests if "pytest.mark.timing" in (ROOT / test.split("::")[0]).read_text()
+    ]
 
 
 if __name__ == "__main__":

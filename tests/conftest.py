@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -54,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End what the tests have left."""
+    """End what the tests have left, and this process's own trial of grammars."""
+    if (module := sys.modules.get("pilotfish.engines.grammar_trial")) is not None:
+        module.TRIAL.end()  # by itself it ends with the interpreter, after the reaper looks
     forking.uninstall()
     config.stash[REAPER].close()
 

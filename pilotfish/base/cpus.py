@@ -1,4 +1,4 @@
-"""The number of CPUs that this process may use, by its CPU affinity and its cgroups' quota.
+"""The CPUs that this process may use, by its CPU affinity and its cgroups' quota.
 
 A quota (`docker --cpus`, a Kubernetes limit, ``CPUQuota=`` of a unit) does not change the affinity.
 When the threads have used it up, the kernel stops all of them for the rest of the period. The
@@ -6,8 +6,8 @@ threads of a model's pass wait for each other, so they lose more time than the q
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -34,6 +34,27 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
         if (quota := _read_quota(folder)) is not None
     ]
     return min(quotas, default=None)
+
+
+def split_cpus() -> tuple[set[int], set[int]]:
+    """Divide this process's CPUs between an edge (first set) and a device on the same machine.
+
+    So neither waits for the other's threads. Both get the only CPU if there is one.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    middle = len(cpus) // 2
+    return set(cpus[:middle] or cpus), set(cpus[middle:])
+
+
+@contextmanager
+def pinned(cpus: Collection[int]) -> Iterator[None]:
+    """Run this thread, and the threads and processes that it starts meanwhile, on these CPUs."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class _Group(NamedTuple):

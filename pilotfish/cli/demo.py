@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
+from pilotfish.base.cpus import split_cpus
 from pilotfish.base.settings import setting
-from pilotfish.cli.cores import halves
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -64,7 +64,7 @@ def _run(args: argparse.Namespace) -> int:
         key_folder = Path(folder)
         keys.create(key_folder, keys.EDGE)
         keys.allow(key_folder, keys.create(key_folder, keys.DEVICE))
-        theirs, ours = halves()
+        theirs, ours = split_cpus()
         with (
             EdgeServer(target, keys=key_folder, threads=len(theirs)) as edge,
             Device(drafter, edge.endpoint, key_folder, threads=len(ours)) as device,

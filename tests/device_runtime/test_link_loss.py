@@ -166,7 +166,6 @@ def test_a_device_that_is_just_being_made_follows_the_others(
         moving.join()
 
 
-@pytest.mark.waits
 def test_an_interrupt_ends_a_wait_at_once(long_pair: Pair, relay: Relay, server) -> None:
     with opened(long_pair, relay.endpoint, "wait") as device:
         wanted = device.generate(PROMPT, protocol="dsd", **SAMPLED).tokens
@@ -229,7 +228,6 @@ def test_the_drafter_goes_on_alone_until_the_edge_is_back(
             assert tokens_of(got[last:]) == again.tokens
 
 
-@pytest.mark.waits
 def test_without_an_edge_from_the_start_all_is_the_drafters(long_pair: Pair, relay: Relay) -> None:
     relay.turn_to(NOWHERE)
     with opened(long_pair, relay.endpoint, "local") as device:

@@ -143,7 +143,6 @@ def test_everything_twice_and_things_of_other_rounds(liar: Liar) -> None:
     assert [state.start for state in states] == [len(PROMPT) + 2 * i for i in range(6)]
 
 
-@pytest.mark.waits
 def test_an_edge_that_never_stops_asking(liar: Liar) -> None:
     edge, device = liar(
         scripted([lambda w: inquiry(w, b"\0")], [lambda s: inquiry(s, b"\0")]),

@@ -322,7 +322,6 @@ def test_a_drain_answers_what_was_received(long_pair: Pair, systemd: Systemd) ->
         systemd.await_("STATUS", "draining")
 
 
-@pytest.mark.waits
 def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -> None:
     flags = ("--target", long_pair.target, "--threads", 1, "--context", 4096, "--drain", 60)
     with (

@@ -187,7 +187,6 @@ def test_clients_that_do_not_read_give_way_after_those_that_do_not_ask(server: E
         assert ask(server.port).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.waits
 def test_no_connection_stays_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "_PATIENCE_S", 0.3)
     with closing(Exposition(application, "127.0.0.1", 0)) as server:

@@ -78,7 +78,6 @@ def test_a_provider_that_hangs_is_ended_and_the_next_model_is_tried(
     assert last.status == "passed"
 
 
-@pytest.mark.waits
 def test_when_the_time_is_over_the_rest_is_left_out(script: list[str]) -> None:
     begin = time.monotonic()
     first, *rest = tried(script, "works", "hangs", "works", minutes=0.02)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 # Seconds by file and kind of its tests, as `--record` wrote them. A kind is some of the markers
 # in KINDS, or "" for tests without.
 DURATIONS = ROOT / "tests/durations.json"
-KINDS = ("waits", "timing", "slow")
+KINDS = ("timing", "slow")
 # Folders whose files share fixtures that take long to make: they stay together.
 TOGETHER = ("tests/deploy/booted",)
 # Each process's options. The cache is the user's, and `addopts` asks for more than is printed here.
@@ -306,16 +306,14 @@ def _file_of(test: str) -> str:
     return test.partition("::")[0]
 
 
-def known_seconds(waits: bool, with_slow: Callable[[str], bool]) -> dict[str, float]:
-    """Return the seconds of each file in the recorded run.
+def known_seconds(with_slow: Callable[[str], bool]) -> dict[str, float]:
+    """Return the seconds of each file in the recorded run, without its `timing` tests.
 
-    waits: of its tests that wait; False: of those that compute.
     with_slow: whether the slow tests of a file run, too.
     """
     recorded: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text(encoding="utf-8"))
-    quick, slow = ("waits", "waits slow") if waits else ("", "slow")
     return {
-        file: 0.1 + kinds.get(quick, 0.0) + (kinds.get(slow, 0.0) if with_slow(file) else 0.0)
+        file: 0.1 + kinds.get("", 0.0) + (kinds.get("slow", 0.0) if with_slow(file) else 0.0)
         for file, kinds in recorded.items()
     }
 

@@ -97,7 +97,6 @@ def most_mib(pid: int, endless: EndlessEdge) -> float:
     return most
 
 
-@pytest.mark.waits
 def test_a_device_service(pair: Pair, endless: EndlessEdge, tmp_path: Path) -> None:
     """It says once what is wrong, goes on trying, and stays healthy in its own terms."""
     mute = socket.create_server(("127.0.0.1", 0))  # an edge that has nothing to say

@@ -86,7 +86,6 @@ def test_a_prompt_crosses_a_path_that_swallows_large_packets(far: Far) -> None:
         assert device.generate(LONG, **WISH).tokens == undisturbed
 
 
-@pytest.mark.waits
 def test_a_path_that_swallows_all_but_pings_ends_in_an_error(far: Far) -> None:
     """No part of a message is so small."""
     with far.device("fail") as device:
@@ -121,7 +120,6 @@ def test_a_long_way_is_none_too_long(far: Far, rtt_s: float) -> None:
         assert any(device.probe().rtt is not None for _ in range(3))
 
 
-@pytest.mark.waits
 def test_what_others_send_before_us_is_waited_for(far: Far) -> None:
     """They fill a router's queue with 4.8 s of the uplink, within which nothing of ours arrives."""
     with far.device("fail") as device, socket.socket(type=socket.SOCK_DGRAM) as others:
@@ -149,7 +147,6 @@ def pauses(device: Device, act: Any) -> float:
     return longest_s
 
 
-@pytest.mark.waits
 def test_an_outage_of_seconds_ends_no_connection(far: Far) -> None:
     far.path.set(rtt_s=0.02)
     with far.device("wait", patience_s=20.0) as device:
@@ -165,13 +162,11 @@ def test_an_outage_of_seconds_ends_no_connection(far: Far) -> None:
         assert device._link.connection == connection  # type: ignore[union-attr]  # as above
 
 
-@pytest.mark.waits
 def test_another_address_goes_on_over_another_connection(far: Far) -> None:
     with far.device("fail") as device:
         assert pauses(device, far.path.change_address) < 2.5
 
 
-@pytest.mark.waits
 @pytest.mark.parametrize("what", ["frozen", "cut off"])
 def test_a_death_on_a_lan_shows_as_soon_as_ever(far: Far, what: str) -> None:
     def die() -> None:

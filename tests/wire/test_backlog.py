@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.hostile import RawClient
 MESSAGE = 1 << 20
 FILLER = bytes(8192)
 FLOOD_S = 3.0
+MOST_LEFT = 4  # connections of the flood
 PACE_S = 0.002  # for a message: a twentieth of what the flood brings
 
 
@@ -71,16 +73,17 @@ def flooding(endpoint: str, keys: DeviceKeys | None) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keys"])
 def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Path]) -> None:
-    """However often it comes again: what it left is bounded, and another is served meanwhile."""
+    """However often it comes again, few of its connections left messages; another is served.
+
+    How much a single one leaves is not bounded here: that is what a sender brings between two looks
+    at the memory, and it depends on the machine.
+    """
     names = ("alice", "bob") if keyed else ()
     alice, bob = (DeviceKeys.load(key_folders[name]) for name in names) if keyed else (None, None)
     keys = EdgeKeys.load(key_folders["edge"]) if keyed else None
-    # as large as what a fast sender brings between two looks at the memory
-    message = 4 * MESSAGE
-    with listening(keys, message) as listener, RawClient(listener.endpoint, alice) as friend:
+    with listening(keys) as listener, RawClient(listener.endpoint, alice) as friend:
         friend.say(m.Ping(nonce=0))
         served: list[Envelope] = []
         await_(listener, lambda: (got := turn(listener)) and served.append(got) is None)
@@ -97,12 +100,13 @@ def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Pat
                 time.sleep(PACE_S)
                 assert listener.connections.is_connected(name)
         assert listener.connections.cuts.total() >= 1
-        left, end_s = 0, time.monotonic() + 1.0
+        left, end_s = Counter[bytes](), time.monotonic() + 1.0
         while time.monotonic() < end_s:  # what is in the queue, dropped or not
             with suppress(zmq.Again):
-                _first, *parts = listener.socket.recv_multipart(zmq.NOBLOCK)
-                left += sum(map(len, parts))
-        assert left < 8 * message
+                client, *parts = listener.socket.recv_multipart(zmq.NOBLOCK)
+                left[client] += sum(map(len, parts))
+        # without the backlog's count it is each of them: 17 and more
+        assert sum(size > MESSAGE / 8 for size in left.values()) <= MOST_LEFT, left.values()
 
 
 def test_a_peer_that_ends_its_connection_is_served() -> None:

@@ -163,7 +163,6 @@ def spoil(endpoint: str, frames: bytes) -> None:
             hostile.sendall(frames)
 
 
-@pytest.mark.waits
 @pytest.mark.parametrize("frames", [TINY, SMALL], ids=["tiny", "alone"])
 def test_it_pays_who_sends_tiny_frames_not_who_holds_most(frames: bytes) -> None:
     """Others' message is larger, and half there."""

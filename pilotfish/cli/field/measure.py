@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,7 +17,7 @@ from rich.table import Table
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import settings as settings_of
 from pilotfish.base.version import SOFTWARE
-from pilotfish.cli.field.progress import AnswerCountdown
+from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import protocol_options, protocol_options_of
 from pilotfish.cli.options import (
@@ -39,7 +40,7 @@ from pilotfish.field.resumption import (
     expect_same_pair,
     expect_same_settings,
 )
-from pilotfish.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.field.run import Cell, Configuration, Facts, MatrixSettings, Model, Run, Start
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(
@@ -250,3 +251,27 @@ def _table(summaries: Sequence[Figures]) -> Table:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
+
+
+class AnswerCountdown(Countdown):
+    """A countdown of answers; call `advance` after each answer."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        super().__init__("measuring, answers", len(cells))
+        self._left = Counter(cell.configuration for cell in cells)
+        self._taken: dict[Configuration, list[float]] = {}
+        self._last_s = time.monotonic()
+
+    def advance(self, configuration: Configuration) -> None:
+        """Count a finished answer of this configuration."""
+        now_s = time.monotonic()
+        self._taken.setdefault(configuration, []).append(now_s - self._last_s)
+        self._last_s = now_s
+        self._left[configuration] -= 1
+        self.update(self.total - self._left.total(), self.left_s())
+
+    def left_s(self) -> float:
+        """Estimate the seconds of the remaining answers; untried configurations count as mean."""
+        means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
+        usual = sum(means.values()) / len(means) if means else 0.0
+        return sum(count * means.get(kind, usual) for kind, count in self._left.items())

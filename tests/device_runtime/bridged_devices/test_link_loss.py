@@ -73,7 +73,6 @@ def test_lanes_say_what_each_would_say_alone(models: Models, relay: Relay) -> No
             lane.close()
 
 
-@pytest.mark.waits
 def test_the_drafter_alone_speaks_the_targets_tokens(
     models: Models, relay: Relay, server: EdgeServer
 ) -> None:
@@ -128,7 +127,6 @@ def test_local_ends_where_the_drafter_is_full(models: Models, server: EdgeServer
             assert device.generate(TEXT, protocol=protocol, max_tokens=5).tokens
 
 
-@pytest.mark.waits
 def test_neither_edge_nor_room(models: Models, relay: Relay, server: EdgeServer) -> None:
     """The drafter goes on alone as far as it can, and then the loss is told."""
     with opened(models, relay.endpoint, "local", context=64) as device:

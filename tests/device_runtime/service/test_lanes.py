@@ -242,7 +242,6 @@ def test_what_does_not_end_in_time_is_told_so(long_pair: Pair, endless_edge: Edg
         assert service.process.wait(30) == 0
 
 
-@pytest.mark.waits
 def test_a_lost_edge_is_waited_for_and_the_client_sees_that_it_is_not_forgotten(
     pair: Pair, tmp_path: Path
 ) -> None:

@@ -121,7 +121,6 @@ def test_a_conversation_has_turns_until_it_is_begun_anew(
     assert len(json.loads(sent[-1])["messages"]) == 1
 
 
-@pytest.mark.waits
 def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emulator) -> None:
     """Nothing crosses and nothing is told, as when the radio is out of reach."""
     say(page, "hello", tokens=400)
@@ -133,7 +132,7 @@ def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emu
     expect(page.locator("#pill-text")).to_contain_text(
         re.compile(r"link (quiet|lost|no route|no handshake) for \d+ s")
     )
-    expect(page.locator("#link-mend")).to_be_visible()
+    expect(page.locator("#link-problem")).to_be_visible()
     expect(page.locator("article .note").last).to_contain_text("the link is down")
     before = answer(page)
     page.wait_for_timeout(500)

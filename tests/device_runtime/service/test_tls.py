@@ -116,7 +116,6 @@ def test_neither_clear_text_nor_old_versions(secured: Serving) -> None:
     assert not any("Traceback" in line for line in secured.lines)
 
 
-@pytest.mark.waits
 def test_handshakes_that_never_end_make_room(secured: Serving) -> None:
     with ExitStack() as stack:
         idle = [
@@ -131,7 +130,6 @@ def test_handshakes_that_never_end_make_room(secured: Serving) -> None:
         assert time.monotonic() - began_s < TlsHandshake.handshake_s + 5
 
 
-@pytest.mark.waits
 def test_a_stranger_at_the_handshake_does_not_keep_a_service_from_its_end(
     pair: Pair, tmp_path: Path
 ) -> None:

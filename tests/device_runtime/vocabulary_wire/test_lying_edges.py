@@ -168,7 +168,6 @@ def test_bytes_that_are_no_vocabulary(pair: Pair, liar, cache: Path) -> None:
         arrive(link)
 
 
-@pytest.mark.waits
 def test_an_edge_that_never_answers(pair: Pair, liar, cache: Path) -> None:
     blob = GOOD.encode()
     first = serving(blob)

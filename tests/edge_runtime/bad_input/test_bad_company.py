@@ -41,7 +41,6 @@ def test_a_client_that_never_reads(pair) -> None:
         assert received < sent
 
 
-@pytest.mark.waits
 def test_connections_that_never_shake_hands(pair, edge: EdgeServer) -> None:
     """A newcomer may be shown out with what it just said; a device says it again."""
     at = urlsplit(edge.endpoint)

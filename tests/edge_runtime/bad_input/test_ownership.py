@@ -62,7 +62,6 @@ def test_a_session_of_another_owner(locked_edge: EdgeServer, key_folders) -> Non
         assert session.go_on(alice_again, 2) == wanted  # the key's, on any connection
 
 
-@pytest.mark.waits
 def test_unlisted_key(locked_edge: EdgeServer, key_folders, pair) -> None:
     began = time.monotonic()
     with pytest.raises(AccessDeniedError, match="keys allow"):

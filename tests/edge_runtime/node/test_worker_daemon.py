@@ -77,7 +77,6 @@ def test_what_systemd_is_told(pair: Pair, systemd: Systemd) -> None:
         assert systemd.await_("STOPPING", since=before) == "1"
 
 
-@pytest.mark.waits
 def test_an_idle_worker_feeds_its_watchdog(pair: Pair, systemd: Systemd) -> None:
     with serving("--target", pair.target, systemd=systemd, watchdog_s=61.0):
         systemd.await_("READY", "1")

@@ -199,7 +199,6 @@ def flood(spoil: Spoil) -> Spoil:
     return spoil_more
 
 
-@pytest.mark.waits
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -163,7 +163,6 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
             assert held.events("b") == {"late": 1, "dropped": 3}
 
 
-@pytest.mark.waits
 def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
     cast: Cast, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

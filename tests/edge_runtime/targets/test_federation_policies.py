@@ -28,8 +28,6 @@ from tests.support.federating import (
     kill,
 )
 
-pytestmark = pytest.mark.waits
-
 PROMPT = [3, 1, 4, 1, 5]
 LENGTH = 60
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": LENGTH}

@@ -165,7 +165,6 @@ def test_what_concerns_another_attachment_is_not_heeded(message_of: Told, what: 
     assert dict(message_of.metrics.node_events) == before
 
 
-@pytest.mark.waits
 def test_a_constant_liar_is_given_up(message_of: Told) -> None:
     def spoil(message: msgspec.Struct, frames: Frames) -> Iterable[Said]:
         return [(message, [NAN] if isinstance(message, Scored) else frames)]

@@ -239,7 +239,6 @@ def test_a_long_session_is_rebuilt_over_a_slow_link(made: Pair, tmp_path: Path) 
 # Stages that hang, are slow, or never come back
 
 
-@pytest.mark.waits
 def test_a_stage_that_never_comes_back(made: Pair, wanted: list[list[int]], tmp_path: Path) -> None:
     """Answers end in a typed error after a while; sessions live on, and go on when it is there."""
     folder = cut(made.target, made.target.parent / "cut", STAGES)
@@ -387,7 +386,6 @@ def test_nothing_grows_however_often_stages_are_attached(made: Pair, tmp_path: P
             assert holdings(pid)[1] <= threads + 1
 
 
-@pytest.mark.waits
 @SLOW
 def test_idle_stages_that_are_lost_often_are_soon_attached_again(
     made: Pair, tmp_path: Path

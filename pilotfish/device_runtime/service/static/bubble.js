@@ -1,14 +1,14 @@
 // A bubble with the probabilities of the token under the pointer or chosen with the arrow keys.
 
-import { toldOf } from "./tokens.js";
+import { tokenEntries } from "./tokens.js";
 
-const WORDS = {
+const ORIGIN_TEXTS = {
   drafted: "drafted on this device, accepted by the target",
-  forced: "forced: the form leaves no choice, drafted without a model",
-  corrected: "the target's, in place of a draft",
-  bonus: "the target's, behind drafts that were all accepted",
-  target: "the target's, without a draft",
-  local: "of this device alone, not verified",
+  forced: "forced: the form allows no other token; drafted without a model",
+  corrected: "chosen by the target, in place of a draft",
+  bonus: "chosen by the target, after a window of accepted drafts",
+  target: "chosen by the target, without a draft",
+  local: "chosen by this device, not verified",
 };
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 
@@ -29,7 +29,7 @@ export function watchTokens(log, bubble) {
     shown = null;
     bubble.hidden = true;
   }
-  function go(event) {
+  function moveByKey(event) {
     const text = event.target;
     if (event.key === "Escape") hide();
     if (event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
@@ -51,7 +51,7 @@ export function watchTokens(log, bubble) {
     else hide();
   });
   log.addEventListener("pointerleave", hide);
-  log.addEventListener("keydown", go);
+  log.addEventListener("keydown", moveByKey);
   log.addEventListener("focusout", hide);
   addEventListener("resize", hide);
   log.addEventListener("scroll", () => shown && place(bubble, shown), { passive: true });
@@ -59,33 +59,34 @@ export function watchTokens(log, bubble) {
 
 /** Place the bubble above the token, or below it if there is no room. */
 function place(bubble, span) {
-  const at = span.getClientRects()[0] ?? span.getBoundingClientRect();
+  const box = span.getClientRects()[0] ?? span.getBoundingClientRect();
   const { width, height } = bubble.getBoundingClientRect();
-  const left = Math.min(at.left, document.documentElement.clientWidth - width - 8);
-  const top = at.top - height - 6;
+  const left = Math.min(box.left, document.documentElement.clientWidth - width - 8);
+  const top = box.top - height - 6;
   bubble.style.left = `${Math.max(8, left)}px`;
-  bubble.style.top = `${top < 8 ? at.bottom + 6 : top}px`;
+  bubble.style.top = `${top < 8 ? box.bottom + 6 : top}px`;
 }
 
+/** Return the bubble's lines for a span: the probabilities of its tokens, and their origin. */
 function lines(span) {
-  const whence = line("whence", WORDS[span.dataset.origin] ?? "");
-  const tokens = toldOf(span) ?? [];
-  return [...tokens.flatMap(probabilities), whence].filter((one) => one.textContent);
+  const origin = line("origin", ORIGIN_TEXTS[span.dataset.origin] ?? "");
+  const entries = tokenEntries(span) ?? [];
+  return [...entries.flatMap(probabilities), origin].filter((element) => element.textContent);
 }
 
 /** Return lines with a token's own probability, and with the likeliest tokens at its position. */
 function probabilities({ token, logprob, top_logprobs: top }) {
-  if (logprob === null) return [line("head", visible(token)), line("whence", "no probability told")];
   const head = line("head", visible(token));
+  if (logprob === null) return [head, line("origin", "The service sent no probability.")];
   head.append(" ", line("share", percent(logprob), "span"));
   const list = document.createElement("ol");
-  for (const other of top) {
+  for (const alternative of top) {
     const row = document.createElement("li");
-    if (other.token === token) row.className = "own";
+    if (alternative.token === token) row.className = "own";
     const bar = line("bar", "", "span");
-    bar.style.width = `${100 * Math.exp(other.logprob ?? -Infinity)}%`;
-    const share = line("share", percent(other.logprob), "span");
-    row.append(bar, line("word", visible(other.token), "span"), share);
+    bar.style.width = `${100 * Math.exp(alternative.logprob ?? -Infinity)}%`;
+    const share = line("share", percent(alternative.logprob), "span");
+    row.append(bar, line("word", visible(alternative.token), "span"), share);
     list.append(row);
   }
   return [head, list];
@@ -101,7 +102,8 @@ function line(kind, text, tag = "p") {
 /** Return a token's text with visible marks for white space. */
 function visible(text) {
   const marks = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
-  return text.replace(/^ +| +$|[\n\t\r]/gu, (found) => [...found].map((one) => marks[one]).join(""));
+  const mark = (space) => [...space].map((character) => marks[character]).join("");
+  return text.replace(/^ +| +$|[\n\t\r]/gu, mark);
 }
 
 function percent(logprob) {

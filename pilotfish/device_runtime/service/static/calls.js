@@ -1,34 +1,34 @@
-// Tool calls of an answer, and the fields for their results.
+// The tool calls of an answer, and a field for the result of each call.
 
 import { TokenText } from "./tokens.js";
 
-const NONE = "No result.";
+const NO_RESULT = "No result."; // sent in place of an empty field
 
 export class Calls {
-  told = []; // calls: { id, name, arguments }
-  #place;
+  #calls = []; // calls: { id, name, arguments }
+  #container;
   #texts = []; // for each call, the TokenText of its arguments
-  #fields = [];
+  #fields = []; // for each call, the text area of its result
   #button = null;
 
-  /** place: an empty element for the calls. */
-  constructor(place) {
-    this.#place = place;
+  /** container: an empty element for the calls. */
+  constructor(container) {
+    this.#container = container;
   }
 
   get count() {
-    return this.told.length;
+    return this.#calls.length;
   }
 
-  /** Add a part of a call; returns the TokenText for the added arguments. */
-  take({ index, id, function: { name, arguments: added } }) {
-    if (name !== undefined) this.#begin(index, id, name);
-    this.told[index].arguments += added ?? "";
+  /** Add a part of a call; return the TokenText that shows the call's arguments. */
+  add({ index, id, function: { name, arguments: added } }) {
+    if (name !== undefined) this.#addCall(index, id, name);
+    this.#calls[index].arguments += added ?? "";
     return this.#texts[index];
   }
 
-  #begin(index, id, name) {
-    this.told[index] = { id, name, arguments: "" };
+  #addCall(index, id, name) {
+    this.#calls[index] = { id, name, arguments: "" };
     const call = document.createElement("div");
     call.className = "call";
     const head = document.createElement("h4");
@@ -36,25 +36,23 @@ export class Calls {
     const text = document.createElement("pre");
     text.className = "arguments";
     call.append(head, text);
-    this.#place.append(call);
+    this.#container.append(call);
     this.#texts[index] = new TokenText(text);
   }
 
   /** The calls as the field `tool_calls` of the assistant's message. */
   get message() {
-    return this.told.map(({ id, name, arguments: told }) => {
-      return { id, type: "function", function: { name, arguments: told } };
-    });
+    return this.#calls.map(({ id, ...called }) => ({ id, type: "function", function: called }));
   }
 
   /** Show fields for the results, and a button that calls `send`. */
-  offer(send) {
-    [...this.#place.children].forEach((call, at) => {
+  showResultFields(send) {
+    [...this.#container.children].forEach((call, index) => {
       const label = document.createElement("label");
       label.textContent = "Result ";
       const field = document.createElement("textarea");
       field.rows = 2;
-      field.placeholder = `What ${this.told[at].name} returns`;
+      field.placeholder = `What ${this.#calls[index].name} returns`;
       label.append(field);
       call.append(label);
       this.#fields.push(field);
@@ -63,20 +61,20 @@ export class Calls {
     this.#button.type = "button";
     this.#button.textContent = this.count > 1 ? "Send results" : "Send result";
     this.#button.addEventListener("click", send);
-    this.#place.append(this.#button);
+    this.#container.append(this.#button);
   }
 
-  /** Return the results as messages of the next request. */
-  results() {
-    return this.told.map(({ id }, at) => {
-      return { role: "tool", tool_call_id: id, content: this.#fields[at].value || NONE };
+  /** The results as messages of the next request. */
+  get results() {
+    return this.#calls.map(({ id }, index) => {
+      return { role: "tool", tool_call_id: id, content: this.#fields[index].value || NO_RESULT };
     });
   }
 
-  /** Make the fields read-only after the results were sent. */
+  /** Make the fields read-only, because their results were sent. */
   close() {
     for (const field of this.#fields) {
-      field.value ||= NONE;
+      field.value ||= NO_RESULT;
       field.readOnly = true;
     }
     this.#button.remove();

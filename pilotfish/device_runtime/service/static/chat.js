@@ -1,27 +1,29 @@
-// A conversation: its messages, and the running answer. All text goes into text nodes, never HTML.
+// A conversation: its messages, and the running answer. All text goes into text nodes, never into HTML.
 
 import { Answer } from "./answer.js";
-import { chunks, reason } from "./stream.js";
+import { chunks, describeError } from "./stream.js";
 
-const NEAR = 80; // px: the log follows the answer if it is scrolled to within this of its end
-const MANY = 1000; // tokens: longer answers are painted less often, since that takes long
+// px: the log follows the answer if it is scrolled to less than this above its end
+const NEAR = 80;
+// tokens: longer answers are painted less often, because painting them takes long
+const MANY = 1000;
 
 export class Chat {
   #log;
-  #tell;
+  #announce;
   #send;
-  #past = []; // answered messages and their answers
-  #open = null; // the last answer's calls, if their results have not been sent
-  #running = null;
+  #history = []; // answered messages and their answers
+  #openCalls = null; // the last answer's Calls, if their results have not been sent
+  #running = null; // AbortController of the running answer
 
   /**
-   * log: element for the turns. tell: called with a line for screen readers. send: called with a
-   * message to send again after its answer failed, or with null to send the results of calls;
-   * returns whether the request was sent.
+   * log: element for the turns. announce: called with a line for screen readers. send: called with a
+   * message to send it again after its answer failed, or with null to send only the results of calls;
+   * it returns whether the request was sent.
    */
-  constructor(log, tell, send) {
+  constructor(log, announce, send) {
     this.#log = log;
-    this.#tell = tell;
+    this.#announce = announce;
     this.#send = send;
   }
 
@@ -35,68 +37,73 @@ export class Chat {
 
   clear() {
     this.stop();
-    this.#past = [];
-    this.#open = null;
+    this.#history = [];
+    this.#openCalls = null;
     this.#log.replaceChildren();
   }
 
   /**
-   * Send the results of open calls, then the message `text` (null: results only); stream the
-   * answer. parameters: further fields of the request. Never throws.
+   * Send the results of open calls and the message `text` (null: only the results), and show the
+   * answer while it arrives. parameters: further fields of the request. Never throws.
    */
   async say(text, parameters) {
     const question = text === null ? null : this.#turn("user");
     if (question) question.body.textContent = text;
     const running = (this.#running = new AbortController());
-    const past = this.#past;
-    const calls = this.#open;
-    const sent = calls?.results() ?? [];
-    if (text !== null) sent.push({ role: "user", content: text });
+    const history = this.#history;
+    const calls = this.#openCalls;
+    const added = calls?.results ?? [];
+    if (text !== null) added.push({ role: "user", content: text });
     const answer = new Answer(this.#turn("assistant"));
-    let whole = true;
-    this.#tell("Answering.");
+    let complete = true;
+    this.#announce("Answering.");
     try {
-      const messages = [...past, ...sent];
+      const messages = [...history, ...added];
       await this.#stream({ ...parameters, messages }, answer, running.signal);
-      const more = answer.calling ? " It calls tools." : "";
-      this.#tell(`Answer complete, ${answer.tokens} tokens.${more}`);
+      const more = answer.endsInCalls ? " It calls tools." : "";
+      this.#announce(`Answer complete, ${answer.tokens} tokens.${more}`);
     } catch (error) {
-      whole = running.signal.aborted; // an answer that the user stopped stays in the conversation
-      this.#following(() => {
-        if (whole) answer.remark("stopped", "Stopped.");
-        else this.#offer(text, question, answer.remark("failure", reason(error)));
+      complete = running.signal.aborted; // an answer that the user stopped stays in the conversation
+      this.#followEnd(() => {
+        if (complete) answer.addLine("stopped", "Stopped.");
+        else this.#offerRetry(text, question, answer.addLine("failure", describeError(error)));
       });
-      this.#tell(whole ? "Stopped." : "The answer failed.");
+      this.#announce(complete ? "Stopped." : "The answer failed.");
     }
-    this.#following(() => answer.end());
+    this.#followEnd(() => answer.end());
     if (this.#running === running) this.#running = null;
-    // a new conversation may have begun meanwhile
-    if (whole && past === this.#past) this.#keep(sent, answer, calls);
+    // If the history is another object, a new conversation has begun meanwhile.
+    if (complete && history === this.#history) this.#addToHistory(added, answer, calls);
   }
 
-  /** Add the answer to the conversation, unless it has neither text nor calls. */
-  #keep(sent, answer, calls) {
-    if (answer.broken) answer.remark("stopped", "It was cut off within a call, which is dropped.");
+  /**
+   * Add messages and their answer to the history, unless the answer has neither text nor calls.
+   * calls: the Calls whose results are among the messages, or null.
+   */
+  #addToHistory(messages, answer, calls) {
+    if (answer.hasBrokenCalls) {
+      answer.addLine("stopped", "The answer was cut off within a call. The call is dropped.");
+    }
     if (!answer.message) return;
-    this.#past.push(...sent, answer.message);
+    this.#history.push(...messages, answer.message);
     calls?.close();
-    this.#open = answer.calling ? answer.calls : null;
-    if (!this.#open) return;
-    this.#following(() => this.#open.offer(() => this.busy || this.#send(null)));
+    this.#openCalls = answer.endsInCalls ? answer.calls : null;
+    if (!this.#openCalls) return;
+    this.#followEnd(() => this.#openCalls.showResultFields(() => this.busy || this.#send(null)));
   }
 
   async #stream(request, answer, signal) {
     for await (const chunk of chunks(request, signal)) {
       const choice = chunk.choices?.[0];
-      if (choice && answer.take(choice)) {
-        soon(() => this.#following(() => answer.show()), answer.tokens > MANY);
+      if (choice && answer.add(choice)) {
+        paintSoon(() => this.#followEnd(() => answer.show()), answer.tokens > MANY);
       }
       if (chunk.pilotfish) answer.summary = chunk.pilotfish;
     }
   }
 
-  /** Add a button to the line about a failure; it sends the message again. */
-  #offer(text, question, failure) {
+  /** Add to the line about a failure a button that sends the message again. */
+  #offerRetry(text, question, failure) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Try again";
@@ -127,16 +134,16 @@ export class Chat {
     return { turn, body, note };
   }
 
-  /** Make a change, and keep the log's end in sight unless the user has scrolled away. */
-  #following(change) {
+  /** Run a change of the log; keep the end of the log in sight unless the user has scrolled away. */
+  #followEnd(change) {
     const { scrollHeight, scrollTop, clientHeight } = this.#log;
     change();
     if (scrollHeight - scrollTop - clientHeight < NEAR) this.#log.scrollTop = this.#log.scrollHeight;
   }
 }
 
-/** Run a change at the next frame; if seldom or the page is hidden (no frames), in 200 ms. */
-function soon(change, seldom) {
+/** Run a change at the next frame, or after 200 ms if `seldom` or if the page is hidden (no frames). */
+function paintSoon(change, seldom) {
   if (seldom || document.hidden) setTimeout(change, 200);
   else requestAnimationFrame(change);
 }

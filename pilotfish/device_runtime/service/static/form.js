@@ -1,32 +1,36 @@
 // The form below the prompt: a schema for answers and a list of tools, as JSON from the user.
 
-const at = (id) => document.getElementById(id);
+const element = (id) => document.getElementById(id);
 
-/** A field of JSON that shows its fault. read: converts the value; throws if it is wrong. */
+/**
+ * A text field with JSON, which shows what is wrong with its text. value: the converted value; null
+ * for an empty or a faulty field. convert: converts the parsed JSON; throws if it is wrong. changed:
+ * called after each change.
+ */
 class JsonField {
   value = null;
   #field;
   #fault;
-  #read;
+  #convert;
 
-  constructor(id, read, changed) {
-    this.#field = at(id);
-    this.#fault = at(`${id}-fault`);
-    this.#read = read;
+  constructor(id, convert, changed) {
+    this.#field = element(id);
+    this.#fault = element(`${id}-fault`);
+    this.#convert = convert;
     this.#field.addEventListener("input", () => {
       this.check();
       changed();
     });
-    this.check(); // the browser may have restored an earlier text
+    this.check(); // the browser may have restored the text of an earlier visit
   }
 
-  /** Read the field's text and show its fault; returns whether there is none. */
+  /** Convert the field's text and show what is wrong with it; return whether the text is valid. */
   check() {
     const text = this.#field.value.trim();
     let fault = "";
     this.value = null;
     try {
-      if (text) this.value = this.#read(parsed(text));
+      if (text) this.value = this.#convert(parseJson(text));
     } catch (error) {
       fault = error.message;
     }
@@ -42,62 +46,65 @@ class JsonField {
 }
 
 export class Form {
-  #schema = new JsonField("schema", asSchema, () => this.#name());
-  #tools = new JsonField("tools", asTools, () => this.#name());
+  #schema = new JsonField("schema", toSchema, () => this.#updateTitle());
+  #tools = new JsonField("tools", toTools, () => this.#updateTitle());
 
   constructor() {
-    at("must-call").addEventListener("change", () => this.#name());
-    this.#name();
+    element("must-call").addEventListener("change", () => this.#updateTitle());
+    this.#updateTitle();
   }
 
-  /** Check all fields; focus the first faulty one. Returns whether there is none. */
+  /** Check both fields and focus the first faulty field; return whether both are valid. */
   check() {
     const faulty = [this.#schema, this.#tools].find((field) => !field.check());
-    if (faulty) at("form").open = true;
+    if (faulty) element("form").open = true;
     faulty?.focus();
     return !faulty;
   }
 
-  /** Return the form's fields of a request. called: whether "must call a tool" applies to it. */
-  parameters(called) {
-    const wanted = {};
+  /** Return the form's request fields. mayForceCall: whether "must call a tool" applies to the request. */
+  parameters(mayForceCall) {
+    const fields = {};
     if (this.#schema.value) {
-      const told = { name: "answer", strict: true, schema: this.#schema.value };
-      wanted.response_format = { type: "json_schema", json_schema: told };
+      const schema = { name: "answer", strict: true, schema: this.#schema.value };
+      fields.response_format = { type: "json_schema", json_schema: schema };
     }
-    if (this.#tools.value) wanted.tools = this.#tools.value;
-    if (wanted.tools && called && at("must-call").checked) wanted.tool_choice = "required";
-    return wanted;
+    if (this.#tools.value) fields.tools = this.#tools.value;
+    const mustCall = mayForceCall && element("must-call").checked;
+    if (fields.tools && mustCall) fields.tool_choice = "required";
+    return fields;
   }
 
-  /** Show in the folded form's title what the form contains. */
-  #name() {
+  /** Show in the title what the form contains, because the form may be folded. */
+  #updateTitle() {
     const parts = [];
     if (this.#schema?.value) parts.push("schema");
     const count = this.#tools?.value?.length ?? 0;
     if (count) parts.push(`${count} tool${count > 1 ? "s" : ""}`);
-    at("form-name").textContent = parts.length ? `Form: ${parts.join(", ")}` : "Form";
+    element("form-name").textContent = parts.length ? `Form: ${parts.join(", ")}` : "Form";
   }
 }
 
-function parsed(text) {
+function parseJson(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`This is no JSON: ${error.message}`);
+    throw new Error(`The text is no JSON: ${error.message}`);
   }
 }
 
-function asSchema(value) {
-  if (!isObject(value)) throw new Error("A JSON schema is an object, as {\"type\": \"object\"}.");
+function toSchema(value) {
+  if (!isObject(value)) {
+    throw new Error("A JSON schema must be an object, such as {\"type\": \"object\"}.");
+  }
   return value;
 }
 
-function asTools(value) {
-  if (!Array.isArray(value)) throw new Error("Tools are a list, in [ ].");
+function toTools(value) {
+  if (!Array.isArray(value)) throw new Error("The tools must be a list, in [ ].");
   value.forEach((tool, i) => {
     if (tool?.type !== "function" || typeof tool.function?.name !== "string") {
-      throw new Error(`Tool ${i + 1} lacks "type": "function", or a function with a name.`);
+      throw new Error(`Tool ${i + 1} must have "type": "function", and a function with a name.`);
     }
   });
   return value.length ? value : null;

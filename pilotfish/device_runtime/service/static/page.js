@@ -3,81 +3,86 @@
 import { watchTokens } from "./bubble.js";
 import { Chat } from "./chat.js";
 import { Form } from "./form.js";
-import { watch } from "./panel.js";
+import { watchStatus } from "./panel.js";
 
 const ALTERNATIVES = 5; // number of likeliest tokens to request for each position
 
-const at = (id) => document.getElementById(id);
-const prompt = at("prompt");
-const hint = at("hint");
+const element = (id) => document.getElementById(id);
+const prompt = element("prompt");
+const hint = element("hint");
 const form = new Form();
-const chat = new Chat(at("log"), (line) => (at("announce").textContent = line), send);
+const chat = new Chat(element("log"), (line) => (element("announce").textContent = line), send);
 
-/** Send a message (null: only results of calls), unless the form has a fault. */
+/**
+ * Send a message, unless the form has a fault; return whether it was sent. text: null sends only the
+ * results of calls.
+ */
 function send(text) {
-  const sound = form.check();
-  if (sound) converse(text);
-  return sound;
+  const valid = form.check();
+  if (valid) requestAnswer(text);
+  return valid;
 }
 
-async function converse(text) {
+/** Request an answer; show the button "Stop" until the answer ends. */
+async function requestAnswer(text) {
   hint.remove();
-  answering(true);
+  setAnswering(true);
   await chat.say(text, {
     temperature: number("temperature"),
     max_tokens: number("max-tokens"),
-    ...(at("probabilities").checked && { logprobs: true, top_logprobs: ALTERNATIVES }),
+    ...(element("probabilities").checked && { logprobs: true, top_logprobs: ALTERNATIVES }),
     ...form.parameters(text !== null),
   });
-  if (!chat.busy) answering(false);
+  if (!chat.busy) setAnswering(false);
 }
 
-/** Return a field's number; undefined, which is not sent, if the field is empty. */
+/** Return a field's number. An empty field gives undefined, which JSON leaves out. */
 function number(id) {
-  const { value, valueAsNumber } = at(id);
+  const { value, valueAsNumber } = element(id);
   return value === "" ? undefined : valueAsNumber;
 }
 
-function answering(busy) {
-  const focused = [at("send"), at("stop")].includes(document.activeElement);
-  at("send").hidden = busy;
-  at("stop").hidden = !busy;
-  if (focused) (busy ? at("stop") : prompt).focus();
+/** Show the button "Stop" while an answer runs, else the button "Send". */
+function setAnswering(busy) {
+  const focused = [element("send"), element("stop")].includes(document.activeElement);
+  element("send").hidden = busy;
+  element("stop").hidden = !busy;
+  if (focused) (busy ? element("stop") : prompt).focus();
 }
 
 /** Make the prompt as high as its text, within the style sheet's limits. */
-function fit() {
+function fitPrompt() {
   prompt.style.height = "auto";
   prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }
 
-at("ask").addEventListener("submit", (event) => {
+element("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value.trim();
   if (!text || chat.busy || !send(text)) return;
   prompt.value = "";
-  fit();
+  fitPrompt();
 });
-prompt.addEventListener("input", fit);
+prompt.addEventListener("input", fitPrompt);
 prompt.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
-  at("ask").requestSubmit();
+  element("ask").requestSubmit();
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") chat.stop();
 });
-// unfold fields with a fault, so that the browser can show the fault
-for (const fold of [at("options"), at("form")]) {
+// Unfold an element with a faulty field, because the browser shows faults only of visible fields.
+for (const fold of [element("options"), element("form")]) {
   fold.addEventListener("invalid", () => (fold.open = true), true);
 }
-at("stop").addEventListener("click", () => chat.stop());
-at("new-chat").addEventListener("click", () => {
+element("stop").addEventListener("click", () => chat.stop());
+element("new-chat").addEventListener("click", () => {
   chat.clear();
-  at("log").append(hint);
+  element("log").append(hint);
   prompt.focus();
 });
 
 prompt.focus();
-watchTokens(at("log"), at("bubble"));
-watch();
+watchTokens(element("log"), element("bubble"));
+watchStatus();

@@ -1,36 +1,37 @@
-// The panel: polls the service's state each second, and shows it or that the service is away.
+// The panel: requests the status each second and shows it, or that the service does not answer.
 
-import { ask } from "./service.js";
+import { request } from "./service.js";
 
-const EVERY = 1000; // ms between two polls
-const LONGEST = 8000; // ms: longest pause while the service is away, and pause of a hidden page
-const PATIENCE = 5000;
-const RECENT_S = 10; // older readings show their age
+const PAUSE = 1000; // ms between two requests
+// ms: longest pause while the service does not answer, and the pause of a hidden page
+const LONGEST_PAUSE = 8000;
+const TIMEOUT = 5000; // ms
+const RECENT_S = 10; // the panel shows the age of older readings
 const STAGES = ["draft", "encode", "uplink", "queue", "verify", "downlink", "settle"];
 
-const at = (id) => document.getElementById(id);
+const element = (id) => document.getElementById(id);
 
-/** Poll for ever, less often while the page is hidden. */
-export async function watch() {
+/** Request the status for ever, less often while the page is hidden. */
+export async function watchStatus() {
   buildStages();
-  let pause = EVERY;
+  let pause = PAUSE;
   for (;;) {
     try {
-      const response = await ask("status", { patience: PATIENCE });
+      const response = await request("status", { timeout: TIMEOUT });
       if (!response.ok) throw new Error(`status ${response.status}`);
-      show(await response.json());
-      at("unreachable").hidden = true;
-      pause = EVERY;
+      showStatus(await response.json());
+      element("unreachable").hidden = true;
+      pause = PAUSE;
     } catch {
-      pause = Math.min(2 * pause, LONGEST);
-      missing(pause);
+      pause = Math.min(2 * pause, LONGEST_PAUSE);
+      showNoService(pause);
     }
-    await waited(document.hidden ? LONGEST : pause);
+    await wait(document.hidden ? LONGEST_PAUSE : pause);
   }
 }
 
 /** Wait `pause` ms, or until the page becomes visible or the network returns. */
-function waited(pause) {
+function wait(pause) {
   return new Promise((resolve) => {
     const timer = setTimeout(done, pause);
     document.addEventListener("visibilitychange", done);
@@ -44,79 +45,81 @@ function waited(pause) {
   });
 }
 
-function missing(pause) {
-  const banner = at("unreachable");
-  put(banner, `The service does not answer. Trying again in ${Math.round(pause / 1000)} s.`);
+function showNoService(pause) {
+  const banner = element("unreachable");
+  setText(banner, `The service does not answer. The page tries again in ${Math.round(pause / 1000)} s.`);
   banner.hidden = false;
-  pill("gone", "no service");
+  setLamp("gone", "no service");
 }
 
-/** Format the accepted share of each source of hints, "device 93 %, text 40 %"; null: no hints. */
-function hinted(hints) {
+/** Format the accepted share of each source's hints: "device 93 %, text 40 %"; null without hints. */
+function hintShares(hints) {
   const shares = Object.entries(hints ?? {}).map(
     ([source, { drafted, accepted }]) => `${source} ${percent(accepted / drafted)}`,
   );
   return shares.join(", ") || null;
 }
 
-function show(status) {
+function showStatus(status) {
   const { link, acceptance, rounds, protocol, lanes, energy } = status;
   showLink(link, status.edge);
-  put(at("acceptance"), percent(acceptance.recent));
-  at("acceptance-meter").value = acceptance.recent ?? 0;
-  put(at("acceptance-total"), percent(acceptance.total));
-  optional("hints", hinted(status.hints), (shares) => shares);
-  optional("forgiven", status.forgiven || null, (count) => `${count} drafted tokens`);
-  optional("deviation", status.deviation || null, (mean) => `${percent(mean)} a position`);
-  put(at("round-tokens"), rounds ? rounds.tokens.toFixed(2) : "–");
-  put(at("speed"), status.last ? `${status.last.tokens_per_s.toFixed(1)} tokens/s` : "–");
+  setText(element("acceptance"), percent(acceptance.recent));
+  element("acceptance-meter").value = acceptance.recent ?? 0;
+  setText(element("acceptance-total"), percent(acceptance.total));
+  showOptional("hints", hintShares(status.hints), (shares) => shares);
+  showOptional("forgiven", status.forgiven || null, (count) => `${count} drafted tokens`);
+  showOptional("deviation", status.deviation || null, (mean) => `${percent(mean)} a position`);
+  setText(element("round-tokens"), rounds ? rounds.tokens.toFixed(2) : "–");
+  setText(element("speed"), status.last ? `${status.last.tokens_per_s.toFixed(1)} tokens/s` : "–");
   const window = protocol?.window ? `, window ${protocol.window}` : "";
-  put(at("protocol"), protocol ? protocol.name + window : "–");
-  put(at("reason"), protocol?.reason ?? "");
+  setText(element("protocol"), protocol ? protocol.name + window : "–");
+  setText(element("reason"), protocol?.reason ?? "");
   showStages(rounds);
   const waiting = lanes.waiting ? `, ${lanes.waiting} waiting` : "";
-  put(at("lanes"), `${lanes.running} of ${lanes.total}${waiting}`);
-  optional("power", energy?.watts, (watts) => `${watts.toFixed(1)} W`);
+  setText(element("lanes"), `${lanes.running} of ${lanes.total}${waiting}`);
+  showOptional("power", energy?.watts, (watts) => `${watts.toFixed(1)} W`);
   const { count, recent } = status.recoveries;
   const last = recent.at(-1);
-  const when = last ? `, last ${span(last.ago_s)} ago for ${seconds(last.lost_s)}` : "";
-  put(at("recoveries"), count ? `${count} ×${when}` : "never");
-  for (const name of ["edge", "target", "drafter", "software"]) put(at(name), status[name] ?? "–");
+  const lastLoss = last ? `, last ${duration(last.ago_s)} ago for ${seconds(last.lost_s)}` : "";
+  setText(element("recoveries"), count ? `${count} ×${lastLoss}` : "never");
+  for (const name of ["edge", "target", "drafter", "software"]) {
+    setText(element(name), status[name] ?? "–");
+  }
 }
 
 function showLink(link, edge) {
   if (link.up === null || !edge) {
-    pill("unknown", edge ? "link unknown" : "no edge");
-    put(at("link-state"), edge ? "unknown" : "no edge: the drafter is alone");
+    setLamp("unknown", edge ? "link unknown" : "no edge");
+    setText(element("link-state"), edge ? "unknown" : "no edge: the drafter answers alone");
   } else {
-    const since = `${link.state} for ${span(link.since_s)}`;
-    pill(link.up ? "up" : "down", `link ${since}`);
-    put(at("link-state"), since);
+    const since = `${link.state} for ${duration(link.since_s)}`;
+    setLamp(link.up ? "up" : "down", `link ${since}`);
+    setText(element("link-state"), since);
   }
-  optional("link-mend", link.up ? null : link.message, (message) =>
-    link.remedy ? `${message} To mend it: ${link.remedy}.` : message,
+  showOptional("link-problem", link.up ? null : link.message, (message) =>
+    link.remedy ? `${message} Remedy: ${link.remedy}.` : message,
   );
   const jitter = link.jitter ? ` ± ${seconds(link.jitter.value)}` : "";
-  put(at("rtt"), reading(link.rtt, (value) => seconds(value) + jitter));
-  put(at("up"), reading(link.goodput_up, rate));
-  put(at("down"), reading(link.goodput_down, rate));
-  optional("retransmitted", link.retransmitted?.value, percent);
-  optional("signal", link.signal?.value, (dbm) => `${dbm.toFixed(0)} dBm`);
+  setText(element("rtt"), formatReading(link.rtt, (value) => seconds(value) + jitter));
+  setText(element("up"), formatReading(link.goodput_up, rate));
+  setText(element("down"), formatReading(link.goodput_down, rate));
+  showOptional("retransmitted", link.retransmitted?.value, percent);
+  showOptional("signal", link.signal?.value, (dbm) => `${dbm.toFixed(0)} dBm`);
 }
 
-/** Set the lamp in the header; announce a new state to screen readers, once. */
-function pill(state, text) {
-  const { dataset } = at("pill");
-  if (dataset.state !== state) put(at("announce"), text);
+/** Set the lamp in the header and its text; announce a new state to screen readers. */
+function setLamp(state, text) {
+  const { dataset } = element("pill");
+  if (dataset.state !== state) setText(element("announce"), text);
   dataset.state = state;
-  put(at("pill-text"), text);
+  setText(element("pill-text"), text);
 }
 
 function buildStages() {
   for (const stage of STAGES) {
     const part = document.createElement("span");
     part.dataset.stage = stage;
-    at("stages-bar").append(part);
+    element("stages-bar").append(part);
     const row = document.createElement("div");
     const name = document.createElement("dt");
     name.dataset.stage = stage;
@@ -125,37 +128,37 @@ function buildStages() {
     value.id = `stage-${stage}`;
     value.textContent = "–";
     row.append(name, value);
-    at("stages").append(row);
+    element("stages").append(row);
   }
 }
 
 function showStages(rounds) {
   const times = STAGES.map((stage) => rounds?.stages_s[stage] ?? 0);
   const total = times.reduce((sum, time) => sum + time, 0);
-  put(at("round-time"), total ? seconds(total) : "–");
-  put(at("round-count"), rounds ? `median of the last ${rounds.count}` : "");
+  setText(element("round-time"), total ? seconds(total) : "–");
+  setText(element("round-count"), rounds ? `median of the last ${rounds.count}` : "");
   STAGES.forEach((stage, i) => {
-    at("stages-bar").children[i].style.flexGrow = total ? times[i] / total : 0;
-    put(at(`stage-${stage}`), times[i] ? seconds(times[i]) : "–");
+    element("stages-bar").children[i].style.flexGrow = total ? times[i] / total : 0;
+    setText(element(`stage-${stage}`), times[i] ? seconds(times[i]) : "–");
   });
 }
 
-/** Show a row if its value is known, else hide it. */
-function optional(id, value, format) {
+/** Show a row if its value is known, else hide the row. */
+function showOptional(id, value, format) {
   const known = value !== null && value !== undefined;
-  at(id).parentElement.hidden = !known;
-  if (known) put(at(id), format(value));
+  element(id).parentElement.hidden = !known;
+  if (known) setText(element(id), format(value));
 }
 
-/** Set an element's text if it changes: the same text is not announced or painted again. */
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+/** Set an element's text if it changes; the same text would be announced and painted again. */
+function setText(target, text) {
+  if (target.textContent !== text) target.textContent = text;
 }
 
-/** Format a measured value, with its age if that exceeds RECENT_S. */
-function reading(measured, format) {
+/** Format a measured value, with its age if the age exceeds RECENT_S. */
+function formatReading(measured, format) {
   if (!measured) return "–";
-  const age = measured.age_s > RECENT_S ? `, ${span(measured.age_s)} ago` : "";
+  const age = measured.age_s > RECENT_S ? `, ${duration(measured.age_s)} ago` : "";
   return format(measured.value) + age;
 }
 
@@ -169,7 +172,8 @@ function seconds(value) {
   return `${value.toFixed(1)}\u00a0s`;
 }
 
-function span(value) {
+/** Format a duration in whole seconds, minutes, hours or days. value: seconds. */
+function duration(value) {
   const whole = Math.round(value);
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;

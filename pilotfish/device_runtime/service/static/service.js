@@ -1,13 +1,16 @@
 // Requests to the service, with the user's API key if the service requires one.
 
 const STORED = "pilotfish-key";
-let asking = null;
+let keyRequest = null; // promise of the open key dialog
 
-/** Return the response; ask the user for a key until it is valid. patience: ms per attempt. */
-export async function ask(path, { patience, signal, headers, ...options } = {}) {
+/**
+ * Send a request and return the response. If the service refuses the API key, ask the user for a key
+ * and try again. timeout: ms for each attempt.
+ */
+export async function request(path, { timeout, signal, headers, ...options } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(STORED);
-    const signals = [signal, patience && AbortSignal.timeout(patience)].filter(Boolean);
+    const signals = [signal, timeout && AbortSignal.timeout(timeout)].filter(Boolean);
     const response = await fetch(path, {
       ...options,
       cache: "no-store",
@@ -16,35 +19,35 @@ export async function ask(path, { patience, signal, headers, ...options } = {}) 
     });
     if (response.status !== 401) return response;
     await response.body?.cancel();
-    // unless another request has got a new key meanwhile
-    if (sessionStorage.getItem(STORED) === key) await keyAgain(key !== null);
+    // If the key has changed, another request has asked for it meanwhile.
+    if (sessionStorage.getItem(STORED) === key) await askForKey(key !== null);
     signal?.throwIfAborted();
   }
 }
 
-/** Ask the user for a key; all waiting requests share one dialog. */
-function keyAgain(refused) {
-  asking ??= new Promise((resolve) => {
+/** Ask the user for a key; all waiting requests share one dialog. refused: whether a key was refused. */
+function askForKey(refused) {
+  keyRequest ??= new Promise((resolve) => {
     const dialog = document.getElementById("key-dialog");
     const field = document.getElementById("key");
     document.getElementById("key-text").textContent = refused
       ? "The service refused that key. Try another one."
-      : "This service wants an API key. It is kept until this tab is closed.";
+      : "This service needs an API key. The page keeps the key until you close this tab.";
     field.value = "";
-    dialog.addEventListener("cancel", stay);
-    document.getElementById("key-form").addEventListener("submit", take, { once: true });
+    dialog.addEventListener("cancel", keepOpen);
+    document.getElementById("key-form").addEventListener("submit", storeKey, { once: true });
     dialog.showModal();
 
-    function stay(event) {
+    function keepOpen(event) {
       event.preventDefault(); // the page does not work without a key
     }
-    function take() {
+    function storeKey() {
       sessionStorage.setItem(STORED, field.value.trim());
       field.value = "";
-      dialog.removeEventListener("cancel", stay);
-      asking = null;
+      dialog.removeEventListener("cancel", keepOpen);
+      keyRequest = null;
       resolve();
     }
   });
-  return asking;
+  return keyRequest;
 }

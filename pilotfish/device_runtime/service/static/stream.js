@@ -1,34 +1,37 @@
 // Request an answer, and read its stream of chunks.
 
-import { ask } from "./service.js";
+import { request } from "./service.js";
 
-/** Yield an answer's chunks, parsed; throws the service's error. */
-export async function* chunks(request, signal) {
-  const models = await failing(await ask("v1/models", { signal }));
-  const response = await ask("v1/chat/completions", {
+/**
+ * Request an answer and yield its chunks, parsed; throws the service's error.
+ * fields: fields of the request other than `model` and `stream`.
+ */
+export async function* chunks(fields, signal) {
+  const models = await throwIfFailed(await request("v1/models", { signal }));
+  const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ model: (await models.json()).data[0].id, stream: true, ...request }),
+    body: JSON.stringify({ model: (await models.json()).data[0].id, stream: true, ...fields }),
     signal,
   });
-  for await (const data of events((await failing(response)).body)) {
+  for await (const data of events((await throwIfFailed(response)).body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
     yield chunk;
   }
-  throw new Error("The service broke the answer off.");
+  throw new Error("The service ended the answer too early.");
 }
 
-/** Describe an error in a sentence. */
-export function reason(error) {
+/** Describe an error in a sentence. A TypeError means that `fetch` got no response. */
+export function describeError(error) {
   return error instanceof TypeError ? "The service does not answer." : error.message;
 }
 
 /** Yield the data of each server-sent event. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let rest = ""; // the last line, which is not complete yet
   try {
     for (;;) {
       const { value, done } = await reader.read();
@@ -42,9 +45,9 @@ async function* events(stream) {
   }
 }
 
-/** Return a response; throws the service's message if it is an error. */
-async function failing(response) {
+/** Return the response; throw the service's error message if the status is not 2xx. */
+async function throwIfFailed(response) {
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  throw new Error(told?.error?.message ?? `The service answered ${response.status}.`);
+  const body = await response.json().catch(() => null);
+  throw new Error(body?.error?.message ?? `The service answered with HTTP status ${response.status}.`);
 }

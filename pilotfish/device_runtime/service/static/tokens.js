@@ -1,41 +1,45 @@
-// The tokens of an answer: a span for each, in the colour of its origin, with its log-probability.
+// The tokens of an answer: each has a span in the colour of its origin, and a log-probability.
 
 const ORIGINS = new Set(["drafted", "forced", "corrected", "bonus", "target", "local"]);
-const told = new WeakMap(); // span → its tokens' entries in the chunk's logprobs, mostly one
+const entriesBySpan = new WeakMap(); // span → the logprobs entries of its tokens; mostly one token
 
-/** Return the entries of a span's tokens; null if there are none. */
-export const toldOf = (span) => told.get(span) ?? null;
+/** Return the logprobs entries of a span's tokens; null if they are unknown. */
+export const tokenEntries = (span) => entriesBySpan.get(span) ?? null;
 
 /**
- * Cuts an answer's text into its tokens. The text arrives later than its tokens and lacks some of
- * them, such as the marks around a call, so the text is searched for in the tokens' text.
+ * Splits an answer's text into its tokens. The text may arrive later than its tokens. It lacks some
+ * tokens, such as the marks around a call. So each text is searched for in the text of the tokens.
  */
-export class Ribbon {
+export class TokenSplitter {
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-  #begun = []; // entries of tokens that end within a character
-  #tokens = []; // tokens not shown yet: { text, origin, told: entries }
+  #unfinished = []; // entries of tokens that end within a character
+  #tokens = []; // tokens without a text so far: { text, origin, entries }
 
-  /** Add a chunk's tokens. logprobs: the chunk's; without them its tokens stay unknown. */
+  /** Add the tokens of a chunk. logprobs: the chunk's field; without it the tokens are unknown. */
   push(logprobs, origin) {
-    for (const one of logprobs?.content ?? []) {
-      const text = this.#decoder.decode(new Uint8Array(one.bytes), { stream: true });
-      this.#begun.push(one);
+    for (const entry of logprobs?.content ?? []) {
+      const text = this.#decoder.decode(new Uint8Array(entry.bytes), { stream: true });
+      this.#unfinished.push(entry);
       if (!text) continue;
-      this.#tokens.push({ text, origin, told: this.#begun });
-      this.#begun = [];
+      this.#tokens.push({ text, origin, entries: this.#unfinished });
+      this.#unfinished = [];
     }
   }
 
-  /** Cut a text into pieces, one per token. origin: of the text, if its tokens are unknown. */
-  cut(shown, origin) {
-    const text = this.#tokens.map((token) => token.text).join("");
-    let skipped = text.startsWith(shown) ? 0 : text.lastIndexOf(shown);
+  /**
+   * Split a text into pieces { text, origin, entries }, one for each token. If the tokens are unknown,
+   * the text is one piece with the given origin.
+   */
+  split(text, origin) {
+    const tokenText = this.#tokens.map((token) => token.text).join("");
+    // length of the tokens before the text
+    let skipped = tokenText.startsWith(text) ? 0 : tokenText.lastIndexOf(text);
     if (skipped < 0) {
       this.#tokens = [];
-      return [{ text: shown, origin, told: null }];
+      return [{ text, origin, entries: null }];
     }
     const pieces = [];
-    for (let left = shown.length; left > 0; ) {
+    for (let left = text.length; left > 0; ) {
       const token = this.#tokens[0];
       const rest = token.text.slice(skipped);
       skipped = Math.max(0, skipped - token.text.length);
@@ -59,28 +63,30 @@ export class TokenText {
     element.classList.add("tokens");
   }
 
-  add({ text, origin, told: its }) {
+  /** Add a piece. Pieces with unknown tokens and the same origin share a span. */
+  add({ text, origin, entries }) {
     const known = ORIGINS.has(origin) ? origin : "";
-    if (!its && this.#last?.dataset.origin === known && !told.has(this.#last)) {
+    if (!entries && this.#last?.dataset.origin === known && !entriesBySpan.has(this.#last)) {
       this.#last.firstChild.appendData(text);
       return;
     }
-    // leading white space is not underlined, but a token of white space alone gets a span
+    // Leading white space stays outside the span, so that it is not underlined. A token of only white
+    // space gets a span, so that the bubble can show its probability.
     const [, space, word] = /^(\s*)(.*)$/su.exec(text);
-    this.#last = word || its ? token(word || space, known) : null;
+    this.#last = word || entries ? createSpan(word || space, known) : null;
     if (this.#last && !word) this.#last.classList.add("blank");
     this.#element.append(...[word ? space : "", this.#last ?? space].filter(Boolean));
-    if (!its) return;
-    told.set(this.#last, its);
+    if (!entries) return;
+    entriesBySpan.set(this.#last, entries);
     if (this.#element.tabIndex === 0) return;
     this.#element.tabIndex = 0;
     this.#element.setAttribute("role", "group");
-    this.#element.setAttribute("aria-label", "Text; the arrow keys go from token to token");
+    this.#element.setAttribute("aria-label", "Text. The arrow keys move from token to token.");
   }
 }
 
-/** Make a span in the colour of an origin; "" has no colour. */
-function token(text, origin) {
+/** Create a span in the colour of an origin; origin "" has no colour. */
+function createSpan(text, origin) {
   const span = document.createElement("span");
   span.className = "token";
   span.dataset.origin = origin;
