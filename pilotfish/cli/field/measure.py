@@ -271,7 +271,7 @@ class AnswerCountdown(Countdown):
         self.update(self.total - self._left.total(), self.left_s())
 
     def left_s(self) -> float:
-        """Estimate the seconds of the remaining answers; untried configurations count as mean."""
+        """Estimate the remaining seconds; a configuration without answers counts as the mean."""
         means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
         usual = sum(means.values()) / len(means) if means else 0.0
         return sum(count * means.get(kind, usual) for kind, count in self._left.items())
