@@ -50,7 +50,7 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
         (b"", "has no prompt"),
         (b"\n  \n", "has no prompt"),
         (b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
-        (b'{"prompt": "a"}\n[1]', "line 2 is no JSON object"),
+        (b'{"prompt": "a"}\n[1]', "line 2 is not a JSON object"),
         (b'{"text": "a"}', "line 1 has no text for the key 'prompt' or 'question' or 'messages'"),
         (b'{"messages": []}', "line 1 has no valid messages"),
         (b'{"messages": [{"role": "user"}]}', "line 1 has no valid messages"),

@@ -75,7 +75,7 @@ def test_against_a_slow_target_acceptance_decides(source: Path, tmp_path: Path) 
 def test_without_a_target_it_takes_int8_and_says_so(source: Path, tmp_path: Path) -> None:
     done = export(source, "--out", tmp_path / "drafter", "--precision", "auto")
     assert done.returncode == 0, done.stderr
-    assert "took int8" in done.stderr
+    assert "chose int8" in done.stderr
     assert Artifact.open(tmp_path / "drafter").manifest.precision == "int8"
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_is_left_out_by_name(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "tiny.gguf", narrow)
     done = export(source, "--out", tmp_path / "drafter", "--precision", "auto", "--target-ms", 20)
     assert done.returncode == 0, done.stderr
-    assert "int4 is left out" in done.stderr
+    assert "int4 is not tried" in done.stderr
     assert "int8 is left out" in done.stderr
     assert Artifact.open(tmp_path / "drafter").manifest.precision == "fp32"
 

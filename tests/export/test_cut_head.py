@@ -290,7 +290,7 @@ def test_a_text_is_read_whole(tmp_path_factory: Any, text: str) -> None:
         ("a.txt", b"", "contains no text"),
         ("a.txt", b" \n\n", "contains no text"),
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
-        ("a.txt", b"ab\0cd", "is no text"),
+        ("a.txt", b"ab\0cd", "is not a text file"),
         ("a.jsonl", b'{"text": 3}\n', "contains no text"),
         ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),

@@ -94,7 +94,7 @@ def test_layers_have_their_own_sizes_and_sources() -> None:
         ({"layer_types": [FULL, SLIDING] * 3}, "last layer"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1"),
-        ({"num_global_key_value_heads": 3}, "no multiple of 3"),
+        ({"num_global_key_value_heads": 3}, "not a multiple of the number of key heads, 3"),
         ({"per_layer_config": {"1": {"head_dim": 32}}}, "differs between layers"),
         ({"per_layer_config": {"6": {"head_dim": 32}}}, "names layer '6'"),
         ({"per_layer_config": {"1": {"skip": ["mlp"]}}}, r"per_layer_config\.1\.skip|differs"),

@@ -194,9 +194,9 @@ def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], n
         ({"embedding_multiplier": None}, "embedding_multiplier: unknown"),  # null, too
         ({"clip_qkv": 8, "alibi": True}, "clip_qkv, alibi: unknown"),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map: unknown"),
-        ({"is_causal": False}, "is_causal is False, and only True"),
-        ({"is_causal": None}, "is_causal is None, and only True"),
-        ({"pretraining_tp": 2}, "pretraining_tp is 2, and only 1"),
+        ({"is_causal": False}, "is_causal is False, but only True"),
+        ({"is_causal": None}, "is_causal is None, but only True"),
+        ({"pretraining_tp": 2}, "pretraining_tp is 2, but only 1"),
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"num_local_experts": 4}, "num_local_experts is 4"),
         ({"per_layer_config": {"0": {}}}, "per_layer_config"),
@@ -209,8 +209,8 @@ def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], n
         ),
         ({"rope_scaling": {"factor": 4.0}}, r"rope_scaling\.factor: unknown"),
         ({"original_max_position_embeddings": 64}, "original_max_position_embeddings: unknown"),
-        ({"rope_scaling": 4}, "rope_scaling is 4, and must be an object"),
-        ({"quantization_config": False}, "quantization_config is False, and must be an object"),
+        ({"rope_scaling": 4}, "rope_scaling is 4, but must be an object"),
+        ({"quantization_config": False}, "quantization_config is False, but must be an object"),
     ],
 )  # fmt: skip
 def test_keys_with_an_effect_are_refused(change: dict[str, Any], named: str) -> None:

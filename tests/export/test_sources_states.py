@@ -83,7 +83,7 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
         (GRANITE, {"time_step_limit": [2.0, 1.0]}, "impossible bounds of a step, 2.0 to 1.0"),
         (GRANITE, {"time_step_limit": None}, "must be two numbers"),
         (GRANITE, {"mamba_d_head": 16}, "mamba_n_heads 8 × mamba_d_head 16"),
-        (GRANITE, {"mamba_n_groups": 3}, "no multiple of mamba_n_groups 3"),
+        (GRANITE, {"mamba_n_groups": 3}, "not a multiple of mamba_n_groups 3"),
         (GRANITE, {"mamba_d_conv": 1}, "mamba_d_conv is 1, but only 2 to 16"),
         (GRANITE, {"hidden_act": "gelu"}, "'silu', not"),
         (NEMOTRON, {"hybrid_override_pattern": "MEM*"}, "only without mixtures of experts"),

@@ -294,10 +294,10 @@ def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
     ("changes", "message"),
     [
         ({"prompts": ["a"]}, "other prompts"),
-        ({"max_tokens": 5}, "max tokens 4, and this is 5"),
-        ({"digest": "e"}, "digest d, and this is e"),
-        ({"temperature": 1.0}, r"temperature 0\.0, and this is 1\.0"),
-        ({"target": ""}, "target t, and this is unknown"),
+        ({"max_tokens": 5}, "max tokens 4, but now it is 5"),
+        ({"digest": "e"}, "digest d, but now it is e"),
+        ({"temperature": 1.0}, r"temperature 0\.0, but now it is 1\.0"),
+        ({"target": ""}, "target t, but now it is unknown"),
     ],
 )
 def test_answers_to_something_else_are_refused(tmp_path, changes, message):
@@ -499,8 +499,8 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
         (b'{"messages": [{"role": "system", "content": "x"}]}', "no valid messages"),
         (b'{"messages": "x"}', "no valid messages"),
         (b'{"prompt": 3}', "no text"),
-        (b'{"prompt": "\\ud800"}', "is no text"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "is no text"),
+        (b'{"prompt": "\\ud800"}', "is not valid text"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "is not valid text"),
         (b'{"prompt": "x"}\n[1]', "no JSON object"),
         (b'{"prompt": "x"}\n' + b"[" * 100_000, "is not JSON"),
     ],

@@ -141,8 +141,7 @@ def _unsupported(config: GenaiConfig) -> str | None:
         lacking |= {"logits"}
     if lacking:
         return (
-            f"the graph has no input {', '.join(sorted(lacking))}, but this engine runs "
-            "only text models"
+            f"the graph has no {', '.join(sorted(lacking))}, but this engine runs only text models"
         )
     return None
 

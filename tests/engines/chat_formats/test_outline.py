@@ -260,7 +260,7 @@ def test_choices() -> None:
     assert none is not None
     assert none.callable == ()
     assert Tools.read([]) is None
-    with pytest.raises(ValueError, match="is no tool: move"):
+    with pytest.raises(ValueError, match="is not the name of a tool; the tools are move"):
         Tools.read(TOOLS, "fly")
     with pytest.raises(ValueError, match="needs tools"):
         Tools.read(None, "required")
