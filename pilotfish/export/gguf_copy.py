@@ -168,7 +168,7 @@ def _check_consistency(fields: Fields, tensors: Collection[str], layers: int) ->
     """Refuse files with contradictions that make llama.cpp abort the process."""
     for key in EPSILONS:
         if key in fields.values and not math.isfinite(fields.positive(key)):
-            raise fields.error(f"{fields.prefix}{key} must be a number")
+            raise fields.error(f"{fields.prefix}{key} is not a number")
     numbers = {int(match[1]) for match in map(BLOCK.match, tensors) if match is not None}
     if numbers != set(range(layers)):
         raise fields.error(

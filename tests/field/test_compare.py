@@ -501,7 +501,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
         (b'{"prompt": 3}', "no text"),
         (b'{"prompt": "\\ud800"}', "is not valid text"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "is not valid text"),
-        (b'{"prompt": "x"}\n[1]', "no JSON object"),
+        (b'{"prompt": "x"}\n[1]', "not a JSON object"),
         (b'{"prompt": "x"}\n' + b"[" * 100_000, "is not JSON"),
     ],
 )

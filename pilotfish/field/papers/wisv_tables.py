@@ -289,10 +289,7 @@ def thresholds() -> Sheet:
         "window": ("L", 0),
         "rtt_ms": ("RTT, ms", 2),
     }
-    title = (
-        "RTT above which FH (full upload) is faster than SH (selective upload); the "
-        "paper's rule: 10 ms"
-    )
+    title = "RTT above which FH (full upload) is faster than SH; the paper's rule: 10 ms"
     return Sheet("thresholds", title, columns, rows)
 
 

@@ -23,8 +23,8 @@ def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
         for what, value, low, high in _values(answer):
             if not low <= value <= high:  # NaN fails both comparisons, and so is refused
                 raise RunFileError(
-                    f"{path} is damaged: in answer {answer.id}, the {what} is {value:g}, which "
-                    "is impossible. Restore a copy of the file."
+                    f"{path} is damaged: answer {answer.id} has {value:g} as its {what}, which is "
+                    "impossible. Restore a copy of the file."
                 )
 
 
