@@ -76,7 +76,7 @@ def add_to(commands: Commands) -> None:
         "--sign",
         type=Path,
         metavar="FILE",
-        help="a signer's secret key, to sign the bundle (default: it stays unsigned)",
+        help="a signer's secret key, to sign the bundle (default: the bundle is not signed)",
     )
     add(
         "--signer",

@@ -89,9 +89,19 @@ def generation_options(
         "as many as the context holds"),
     )  # fmt: skip
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help=f"0 is greedy ({temperature})"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help=f"sampling temperature; 0 is greedy ({temperature})",
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens (default)")
+    parser.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K likeliest tokens; 0: from all tokens (default)",
+    )
     parser.add_argument(
         "--top-p",
         type=float,

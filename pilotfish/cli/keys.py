@@ -38,8 +38,8 @@ def add_to(commands: Commands) -> None:
         "--keys",
         type=Path,
         metavar="DIR",
-        help="the key folder (default: $PILOTFISH_KEYS; for root, where a service is installed, "
-        f"the folder that its file in {SETTINGS} names; else {_own_folder()})",
+        help=f"the key folder (default: $PILOTFISH_KEYS; for root, if a service is installed "
+        f"here, the folder that the service's file in {SETTINGS} names; else {_own_folder()})",
     )
     new = actions.add_parser(
         "new",

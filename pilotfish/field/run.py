@@ -88,7 +88,9 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
         ),
     ] = 1
     max_tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=1)] = 64
-    temperature: Annotated[float, setting("0 is greedy (default)", metavar="T")] = 0.0
+    temperature: Annotated[
+        float, setting("sampling temperature; 0 is greedy (default)", metavar="T")
+    ] = 0.0
     seed: Annotated[int, setting("seed; repeat r uses seed N + r", ge=0)] = 0
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 

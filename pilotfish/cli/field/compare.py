@@ -45,7 +45,7 @@ Finds the best drafter for a target at each round trip:
      accepted ones, so the result holds for every protocol and window.
   3. The drafters are timed in turns on this machine, after an answer.
   4. From both, the expected tokens/s at each RTT are computed, for rounds with the best window and
-   for protocol ahead. Protocol stream is the target without a drafter.
+     for protocol ahead. Protocol stream is the target without a drafter.
 
 Run it on the drafter's future machine: milliseconds per draft matter as much as α."""
 _EXAMPLE = """\

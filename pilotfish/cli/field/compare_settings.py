@@ -20,12 +20,18 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     """Settings of ``pilotfish field compare``."""
 
     drafters: Annotated[
-        tuple[str, ...], setting("drafters' artifacts, or text", metavar="DRAFTER", positional=True)
+        tuple[str, ...],
+        setting(
+            "artifacts of drafters; or text: drafts by repetitions of the text, without a model",
+            metavar="DRAFTER",
+            positional=True,
+        ),
     ] = ()
     target: Annotated[
         str,
         setting(
-            "the target's artifact, to serve here; or a running edge's tcp://HOST:PORT",
+            "the target's artifact, which this command then serves; or the address of a "
+            "running edge, tcp://HOST:PORT",
             metavar="DIR|ADDRESS",
         ),
     ]
@@ -56,7 +62,8 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     temperature: Annotated[
         float,
         setting(
-            "0 is greedy; above 0, both ends sample with the same noise, as in protocol coupled",
+            "sampling temperature; 0 is greedy; above 0, both ends sample with the same noise, "
+            "as in protocol coupled",
             ge=0,
             metavar="T",
         ),
