@@ -116,7 +116,7 @@ def test_a_window_that_the_graph_does_not_keep_to_is_never_passed(tmp_path, capl
     folder = genai_folder(tmp_path / "mistral", architecture="mistral")
     change(folder, {"sliding_window": {"window_size": 16, "layers": []}})
     artifact = export_model(str(folder), tmp_path / "a", dialect="genai")
-    assert "only 16 positions" in caplog.text
+    assert "limited to 16 positions" in caplog.text
     decoder = open_model(artifact, context=CONTEXT)
     assert decoder.context == artifact.manifest.dimensions.context == 16
     decoder.prefill(0, TOKENS[:16])
