@@ -302,7 +302,7 @@ def test_one_answer_spoils_no_other(english: Vocabulary) -> None:
     "text", ['start: "a" <[2]> "b"', "start: <|im_end|>", 'start: A\nA: "a" <[*]>']
 )
 def test_control_tokens_are_no_text(small: Grammars, text: str) -> None:
-    with pytest.raises(GrammarError, match="cannot have <"):
+    with pytest.raises(GrammarError, match="must not contain <"):
         small.constraint(Grammar("lark", text))
 
 

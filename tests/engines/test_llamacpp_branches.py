@@ -181,7 +181,7 @@ def test_a_tree_with_more_leaves_than_sequences_is_refused_and_says_so(more):
         slot = Slot()
         slot.run(3)
         if more:
-            with pytest.raises(CapacityError, match=f"{LEAVES + 1} leaves.* has {LEAVES}"):
+            with pytest.raises(CapacityError, match=f"{LEAVES + 1} leaves.* has only {LEAVES}"):
                 slot.run(len(parents), parents)
             assert slot.branches.length == 3
             slot.check()

@@ -203,7 +203,10 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
         (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "need a trigger"),
         (json.dumps({"calls": {"trigger": "<", "x": 1}}), "not the outline of a turn"),
         (json.dumps({"called": True}), "their syntax and the tools"),
-        (json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}), "at most 128 are allowed"),
+        (
+            json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}),
+            "at most 128 are allowed",
+        ),
         (json.dumps({"called": True, "calls": {"trigger": "<"}}), "their syntax and the tools"),
         (json.dumps({"tools": [["a", "{}"]]}), "their syntax and the tools"),
         (
