@@ -17,7 +17,7 @@ from pilotfish.distill.prompt_selection import DistillPrompt, Selection
 from pilotfish.distill.training_rows import make_row
 from pilotfish.wire.protocols import STREAM
 
-_OWN_TOKENS = 2  # upper bound of the drafter tokens per target token, in ordinary text
+_OWN_TOKENS = 2  # maximum number of drafter tokens per target token in ordinary text
 
 Progress = Callable[[int, int], None]
 """A callback, called as progress(answers done, number of all answers)."""

@@ -33,9 +33,9 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
 
-# Lower bound of the share of positions at which torch's model and the artifact choose the same
-# token. A model with other weights or another forward pass has a share near 0. Quantisation to int4
-# changes only a minority of the choices.
+# Minimum share of positions at which torch's model and the artifact must choose the same token. A
+# model with other weights or another forward pass has a share near 0. Quantisation to int4 changes
+# only a minority of the choices.
 _ALIKE = 0.5
 _PROBES = 3  # number of answers on which torch's model and the artifact are compared
 

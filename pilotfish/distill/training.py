@@ -30,10 +30,10 @@ from pilotfish.distill.training_rows import TrainingRow
 
 _TIMED = range(3, 9)  # numbers of the steps that are timed; the first steps are slow
 _LAYER = re.compile(r"\.(\d+)\.")  # the first number in a weight's name is its layer
-_CLIP = 1.0  # upper bound of the gradient's norm
+_CLIP = 1.0  # maximum norm of the gradient
 _BETAS = (0.9, 0.95)
 _PACE_LEFT = 0.85  # share of the time limit for steps; evaluations and checkpoints take the rest
-_MOST_VALIDATION = 32  # upper bound of the answers in an evaluation, so that it is short
+_MOST_VALIDATION = 32  # maximum number of answers in an evaluation, which keeps evaluations short
 
 
 class Best(NamedTuple):
@@ -260,7 +260,8 @@ class Trainer:
             self._set_moments(tensors)
         except (KeyError, RuntimeError) as error:
             raise RunFileError(
-                f"{checkpoints[0][1]} does not fit this drafter: name another --run-folder."
+                f"The checkpoint {checkpoints[0][1]} belongs to another drafter: name another "
+                "--run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
         self._best = Best(int(facts["best"]), float(facts["alpha"]))

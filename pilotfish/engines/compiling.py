@@ -30,7 +30,7 @@ _JSON: "JsonCompileOptions" = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# Largest product of all ``multipleOf`` values in a schema. Each ``multipleOf`` needs an automaton
+# Maximum product of all ``multipleOf`` values in a schema. Each ``multipleOf`` needs an automaton
 # state per remainder, and the numbers of states multiply. Compilation takes about 50 ms at this
 # bound, and 11 s at a hundred times this bound. llguidance itself has no bound.
 _MOST_DIVISORS = 10_000

@@ -37,7 +37,7 @@ States = NDArray[np.float32]
 
 # ONNX Runtime's names of the providers that run stages, best first.
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-# Largest magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
+# Maximum magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
 # still fits in float32: no norm overflows, which would leave NaN in the cache for good.
 LARGEST = {"float32": 2.0**56, "float16": 65504.0}
 

@@ -25,7 +25,7 @@ APPLICATION_ID = 0x504C4652  # "PLFR": PRAGMA application_id of a run file
 FORMAT = 4  # PRAGMA user_version of the current format; each format adds columns of rounds
 _OPENING_S = 120.0  # time limit (s) for checking a whole file, long enough for a slow memory card
 _CELL_BYTES = 1 << 26  # maximum bytes of a value; the facts of 1,000 prompts take megabytes
-_MESSAGE_LETTERS = 200  # upper bound of the letters of SQLite's message, which may quote the file
+_MESSAGE_LETTERS = 200  # maximum letters of SQLite's message, which may quote the file
 _STEPS = 10_000  # number of steps of SQLite's virtual machine between two checks of the time limit
 INQUIRED, NOTES = "inquired", "notes"
 
@@ -196,7 +196,9 @@ def _connect(path: Path) -> sqlite3.Connection:
             return database
         except sqlite3.OperationalError as error:
             database.close()
-            if journal.exists():  # the journal must be applied first; it may change the schema
+            # SQLite must apply the journal before the checks, since the journal may change the
+            # schema
+            if journal.exists():
                 raise RunFileError(
                     f"The last write to {path} was interrupted (its journal {journal.name} is "
                     "left): resume the run with `pilotfish field measure --resume`."

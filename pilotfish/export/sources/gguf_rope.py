@@ -100,8 +100,8 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
     """Return the rotated fraction of a head; None in a class that rotates whole heads.
 
     Raises:
-        ExportError: if more channels than the head has are rotated, or fewer, unless the class is
-        `partial`.
+        ExportError: if more channels are rotated than the head has; or, unless `partial` is true,
+            if fewer channels are rotated.
     """
     turning, key = fields.count("rope.dimension_count", width), "rope.dimension_count"
     if turning > width or turning % 2:

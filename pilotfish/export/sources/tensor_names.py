@@ -249,5 +249,5 @@ class TensorSlicer:
 
 
 def one_layer(config: ModelConfig, kind: Layer) -> ModelConfig:
-    """Return the same model with one layer of this kind."""
+    """Return the model's configuration with a single layer, of this kind."""
     return msgspec.structs.replace(config, layers=1, pattern=(kind,))

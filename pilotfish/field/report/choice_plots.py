@@ -74,8 +74,8 @@ def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture |
         legend_below(axes)
     return Picture(
         path=path,
-        alt=f"{run}: time per committed token in ms of each protocol and window γ in tokens, "
-        f"measured and forecast by auto, and the time that auto took; {finding} ({n}).",
+        alt=f"{run}: time per committed token (ms) of each protocol and window γ (tokens), as "
+        f"measured and as predicted by auto, and the time that auto took; {finding} ({n}).",
     )
 
 

@@ -12,7 +12,7 @@ from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer
 from pilotfish.wire.protocols import counters
 
-_LONGEST_S = 1e7  # upper bound of the time of a stage or answer (s): four months
+_LONGEST_S = 1e7  # maximum time of a stage or answer (s): four months
 _LATEST_UNIX_S = 4e9  # upper bound of a Unix time (s): the year 2096
 _LARGEST = 1e15  # upper bound of all other counts and measurements
 
