@@ -284,7 +284,7 @@ def test_the_template_for_tools_must_compile_and_others_need_not(tmp_path: Path)
         (
             {"pad_token": "[PAD]"},
             "{{ pad_token }}",
-            "writes pad_token, .* not have this token '.PAD",
+            "writes pad_token, .* not have this token, '.PAD",
         ),
         ({"additional_special_tokens": ["[X]"]}, "a[X]", r"writes \[X\], .* not have this token"),
         ({"pad_token": MARK}, "{{ pad_token }}", None),

@@ -166,8 +166,8 @@ def test_layers_are_shared_out(
         ({"stages": -1}, "1 to 4 stages"),
         ({"layers": []}, "do not add up to the model's 4"),
         ({"layers": [2, 1]}, "2,1 layers do not add up to the model's 4"),
-        ({"layers": [4, 0]}, "1 or more"),
-        ({"layers": [5, -1]}, "1 or more"),
+        ({"layers": [4, 0]}, "less than 1 layer"),
+        ({"layers": [5, -1]}, "less than 1 layer"),
         ({"layers": [2, 2], "stages": 3}, "for 2 stages, but 3 are requested"),
     ],
 )

@@ -53,10 +53,10 @@ def changed(cut: StageRange, **changes: Any) -> StageRange:
     [
         ([], "needs each of .*got none"),
         (CHAIN[:3], "in 4 stages needs each of .*got 1, 2, 3"),
-        (CHAIN[1:], "not 2, 3, 4"),
-        ([*CHAIN[:2], *CHAIN[:1:-1]], "not 1, 2, 4, 3"),
-        ([*CHAIN, CHAIN[3]], "not 1, 2, 3, 4, 4"),
-        ([CHAIN[0], changed(CHAIN[1], whole="f" * 16), *CHAIN[2:]], "another cut.*ffff"),
+        (CHAIN[1:], "got 2, 3, 4"),
+        ([*CHAIN[:2], *CHAIN[:1:-1]], "got 1, 2, 4, 3"),
+        ([*CHAIN, CHAIN[3]], "got 1, 2, 3, 4, 4"),
+        ([CHAIN[0], changed(CHAIN[1], whole="f" * 16), *CHAIN[2:]], "was cut from artifact ffff"),
         ([CHAIN[0], changed(CHAIN[1], count=5), *CHAIN[2:]], "was cut from artifact"),
         ([CHAIN[0], changed(CHAIN[1], first_layer=3), *CHAIN[2:]], "does not begin where"),
         ([changed(CHAIN[0], layers=1), *CHAIN[1:]], "does not begin where"),
@@ -76,7 +76,7 @@ def test_folders_that_hold_no_whole_are_refused(tmp_path: Path, whole: Artifact)
     split_artifact(tiny_artifact(tmp_path / "b", layers=4, seed=1).path, tmp_path / "d", stages=2)
     second, other = (tmp_path / name / "stage-2" for name in ("cut", "d"))
     second.rename(tmp_path / "kept")
-    with pytest.raises(ArtifactError, match="not 1"):
+    with pytest.raises(ArtifactError, match="got 1"):
         open_stages(tmp_path / "cut")
     other.rename(second)
     with pytest.raises(ArtifactError, match="was cut from artifact"):

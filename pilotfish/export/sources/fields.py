@@ -135,9 +135,9 @@ class Fields:
             some = [format_value(name, quoted=False) for name in unknown[:MOST_NAMED]]
             more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
             raise self.error(
-                f"unknown key: {', '.join(some)}{more}. The exported model might compute "
-                "something else. If the key has no effect on the text, ignore it by "
-                "--ignore-key  " + " --ignore-key ".join(some)
+                f"unknown keys: {', '.join(some)}{more}. The exported model might compute "
+                "something else. If the keys have no effect on the text, ignore them by "
+                "--ignore-key " + " --ignore-key ".join(some)
             )
 
     def error(self, problem: str) -> ExportError:
