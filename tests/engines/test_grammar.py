@@ -108,7 +108,7 @@ def test_forced_text_stops_where_tokens_may_be_longer(english: Vocabulary) -> No
     assert tokenizer.decode(forced) == '{"name":'
     assert forced == tokenizer.encode('{"name": 1')[: len(forced)]
     assert constraint.forced(none, [*forced, *tokenizer.encode(" 1")]) == []
-    assert constraint.forced(none, tokenizer.encode("no JSON")) == []
+    assert constraint.forced(none, tokenizer.encode("not valid JSON")) == []
 
 
 SCHEMAS: list[tuple[dict[str, Any], str]] = [
@@ -144,7 +144,7 @@ def test_a_text_of_the_schema_is_allowed_and_may_end(
 @pytest.mark.parametrize(
     ("kind", "text", "word"),
     [
-        ("json", "{", "no JSON"),
+        ("json", "{", "not valid JSON"),
         ("json", '{"type": "strange"}', "cannot be used"),
         ("json", '{"$ref": "#/nowhere"}', "cannot be used"),
         ("json", '{"allOf": [{"type": "string"}, {"type": "number"}]}', "cannot be used"),
