@@ -17,8 +17,9 @@ _ROOT = Path("/")
 def usable_cpus(root: Path = _ROOT) -> int:
     """Return the number of threads that can run at full speed, at least 1.
 
-    A fraction of a CPU is not counted (nor by Rust's `available_parallelism`): its thread would
-    be slow, and the others would wait for it. root: the folder that holds /proc and /sys.
+    A fraction of a CPU does not count, as in Rust's `available_parallelism`: a thread on a fraction
+    would be slow, and the other threads would wait for it. root: the folder that holds /proc and
+    /sys.
     """
     cores = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
@@ -26,7 +27,7 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def cpu_quota(root: Path = _ROOT) -> float | None:
-    """Return the least quota (CPUs) of the process's cgroups and their parents; None: no quota."""
+    """Return the smallest quota (CPUs) of the process's cgroups and their parents; None: none."""
     quotas = [
         quota
         for group in _find_groups(root)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 # Error numbers of `accept` and `open` that mean: no descriptor or no memory is left.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
-_MIN_RESERVED = 48  # descriptors for files other than connections, even if the limit is small
+_MIN_RESERVED = 48  # minimum number of descriptors for files other than connections
 
 
 def raise_limit(wanted: int) -> int | None:

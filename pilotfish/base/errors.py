@@ -191,7 +191,7 @@ class ListenError(PilotfishError):
 
 
 class RunFileError(PilotfishError):
-    """A file that is no run of `field measure`, is damaged, or holds another run."""
+    """A file that holds no run of `field measure`, is damaged, or holds another run."""
 
     code = "run-file"
     exit_code = 65

@@ -26,7 +26,7 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            if group is not None:  # avoided without a group: our units forbid `fchown`
+            if group is not None:  # not called without a group, since our systemd units forbid it
                 os.fchown(descriptor, -1, group)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)

@@ -113,7 +113,7 @@ def metric(
     value: Any,
     *labels: str,
 ) -> "Metric":
-    """Return Prometheus' metric family. value: the value of a field of this kind and labels."""
+    """Return a metric family of Prometheus' library. value: a field's value, with these labels."""
     from prometheus_client import core
 
     kinds = {

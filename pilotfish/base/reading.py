@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MOST_BYTES = 1 << 30  # the largest file (bytes) that is read as a whole
-_LEAST_READ = 1 << 16  # least size (bytes) of a read: the kernel reports 0 for files of /proc
+MOST_BYTES = 1 << 30  # maximum size (bytes) of a file that is read as a whole
+# minimum size (bytes) of a read: the kernel reports size 0 for files of /proc
+_LEAST_READ = 1 << 16
 
 
 @contextmanager
@@ -31,11 +32,9 @@ def reading_file(make_error: Callable[[str], Exception]) -> Iterator[None]:
         raise make_error(error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise make_error(
-            f"it is not UTF-8 text, by its byte {error.start}, 0x{byte:02x}"
-        ) from error
+        raise make_error(f"it is not UTF-8 text: its byte {error.start} is 0x{byte:02x}") from error
     except RecursionError as error:
-        raise make_error("what it holds is nested too deeply") from error
+        raise make_error("its content is nested too deeply") from error
     except MemoryError as error:
         raise make_error("it is too large for this machine's memory") from error
     except ValueError as error:  # from json, msgspec, tomllib, and from `int` for too many digits
@@ -64,19 +63,17 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, no file")
-        raise ValueError("it is no file")
+            raise IsADirectoryError(errno.EISDIR, f"{os.strerror(errno.EISDIR)}, not a file")
+        raise ValueError("it is not a regular file")
     parts, left = [], most + 1
-    # near the file's size, since `read` allocates the size that it is called with
+    # about the file's size, since `read` allocates as many bytes as it is called with
     step = min(most, max(status.st_size, _LEAST_READ)) + 1
     with os.fdopen(descriptor, "rb") as file:
         while left > 0 and (part := file.read(min(left, step))):
             parts.append(part)
             left -= len(part)
     if left <= 0:
-        raise ValueError(
-            f"it is too large, larger than the {most:,} bytes that such a file may have"
-        )
+        raise ValueError(f"it is too large: such a file may have at most {most:,} bytes")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -96,7 +96,7 @@ def settings(struct: type[Struct]) -> Iterator[Setting]:
 
 
 def fixed_changes(old: Struct, new: Struct) -> list[str]:
-    """Return the names of changed settings that need a restart."""
+    """Return the names of settings that differ and need a restart."""
     names = []
     for setting in settings(type(old)):
         before, after = getattr(old, setting.name), getattr(new, setting.name)

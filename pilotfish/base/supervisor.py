@@ -7,7 +7,7 @@ code. Calls from a daemon never block: a datagram that systemd does not receive 
 A datagram cannot report a failed reload: ``Type=notify-reload`` (systemd 253) waits for the end of
 a reload, but knows no failure. So the daemon writes a file of two lines to its runtime directory:
 the start of the reload (µs of the monotonic clock), and the problem, if any. `reload`, which the
-units run as ``ExecReload=``, waits for that file; its exit status is that of ``systemctl reload``,
+units run as ``ExecReload=``, waits for that file; ``systemctl reload`` returns its exit status,
 under any version of systemd.
 """
 
@@ -89,7 +89,7 @@ class Supervisor:
                 self._send("WATCHDOG=1")
 
     def allow(self, seconds: float) -> None:
-        """Extend the watchdog's time-out to at least ``seconds``, for slow work."""
+        """Extend the watchdog's time-out to at least ``seconds`` before slow work."""
         if self.feed_s is not None and seconds > 2 * self.feed_s:
             self.feed_s = seconds / 2
             self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}")
@@ -146,23 +146,27 @@ def reload(pid: int, within_s: float) -> None:
     """
     folders = os.environ.get(_RUNTIME)
     if not folders:
-        raise NotReloadedError("This command is for ExecReload= of a unit with RuntimeDirectory=.")
+        raise NotReloadedError(
+            "Run this command only as ExecReload= of a systemd unit that has RuntimeDirectory=."
+        )
     outcome = Path(folders.partition(":")[0]) / _OUTCOME
     requested_us = _now_us()
-    with suppress(OSError):  # an old file may have a time of another boot
+    with suppress(OSError):  # an earlier file may hold a time of another boot
         outcome.unlink()
     _signal(pid, signal.SIGHUP)
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        with suppress(OSError, ValueError):  # the file is missing so far, or invalid
+        with suppress(OSError, ValueError):  # the file does not exist yet, or is invalid
             began_us, _, problem = outcome.read_text().partition("\n")
-            if int(began_us) >= requested_us:  # otherwise the file is an earlier reload's
+            if int(began_us) >= requested_us:  # otherwise the file is from an earlier reload
                 if problem.strip():
                     raise NotReloadedError(problem.strip())
                 return
         _signal(pid, 0)
         time.sleep(_POLL_S)
-    raise NotReloadedError(f"Process {pid} has not said within {within_s:g} s that it reloaded.")
+    raise NotReloadedError(
+        f"Process {pid} did not report within {within_s:g} s that it reloaded; see its log."
+    )
 
 
 def _signal(pid: int, number: int) -> None:
@@ -170,7 +174,7 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
     except OSError as error:
         raise NotReloadedError(
-            f"Process {pid} cannot be told to reload: {error.strerror}."
+            f"Process {pid} cannot be sent the signal to reload: {error.strerror}."
         ) from None
 
 

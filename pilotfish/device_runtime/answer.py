@@ -51,8 +51,9 @@ def answer_outline(prompt: Prompt, target: Vocabulary, content: Grammar | None) 
     outline = with_relaxed_tools(outline, strict, partial(_fits, grammars=target.grammars))
     if (size := _grammar_bytes(outline)) > MAX_GRAMMAR:
         raise UnsupportedError(
-            f"The grammar of the strict tools and the answer has {size:,} bytes; {MAX_GRAMMAR:,} "
-            "is the most: leave some out."
+            f"The grammar of the strict tools' parameters and the answer's schema has {size:,} "
+            f"bytes; at most "
+            f"{MAX_GRAMMAR:,} are allowed: leave out some tools."
         )
     return outline
 
@@ -99,9 +100,9 @@ def explain_grammar_error(error: BadGrammarError, outline: Outline) -> BadGramma
         return error
     name, keywords = fault
     subject = f"The parameters of tool {name!r} have" if name else "The answer's schema has"
-    remedy = ", or the tool's strict" if name else ""
+    remedy = ", or leave out the tool's strict" if name else ""
     refusal = BadGrammarError(
-        f"{subject} what cannot be enforced: {keywords}. Leave it out{remedy}. ({error})"
+        f"{subject} keywords that cannot be enforced: {keywords}. Leave them out{remedy}. ({error})"
     )
     refusal.part = name
     return refusal

@@ -92,7 +92,7 @@ class Conversation:
         """Yield the pieces of the answer to an owner's prompt; afterwards ``last`` is the answer.
 
         alone: under policy "local", treat an edge with another vocabulary as lost even before the
-        first piece; if False, raise `PairMismatchError` there.
+        first piece; if False, raise `PairMismatchError` in this case.
         """
         session, link = self.session, self._link
         begun_s = time.monotonic()

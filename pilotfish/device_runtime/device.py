@@ -89,7 +89,7 @@ class Device:
         share_texts: bool = False,
     ) -> None:
         if lanes < 1:
-            raise UnsupportedError(f"A device has at least one lane, not {lanes}.")
+            raise UnsupportedError(f"A device must have at least one lane, not {lanes}.")
         self._retry_policy = RetryPolicy.from_policy(on_link_loss, patience_s)
         self._on_round = on_round
         self._cancel_token = CancelToken()
@@ -99,7 +99,8 @@ class Device:
         source = DraftSource.open(draft, text=draft_text, text_location=texts, shared=share_texts)
         if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
-                "The drafter text only repeats earlier text: give it an edge, and on_link_loss "
+                "The drafter text only repeats earlier text: give the device an edge, and "
+                "on_link_loss "
                 '"wait" or "fail".'
             )
         self._hello = source.hello
@@ -333,8 +334,8 @@ class Device:
         if prompt.can_reencode or prompt.vocabulary in ("", pair.fingerprint):
             return pair.prompt(prompt.source, chat=prompt.chat, max_tokens=self.context - 1)
         raise PairMismatchError(
-            f"These token ids belong to another vocabulary than that of {pair.target.model}, "
-            "which the edge serves now: make the prompt again."
+            f"These token ids do not belong to the vocabulary of {pair.target.model}, which the "
+            "edge serves now: make the prompt again."
         )
 
     @property

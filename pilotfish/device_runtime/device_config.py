@@ -21,37 +21,42 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     draft: Annotated[
         Path,
         setting(
-            "drafter's artifact; or text: no model, but continuations of the same words in this "
-            "conversation or an earlier one",
+            "folder of the drafter's artifact; or text: draft without a model, by repeating what "
+            "followed the same words before, in this or an earlier conversation",
             metavar="DIR|text",
         ),
     ]
     draft_text: Annotated[
-        bool, setting("let an artifact also draft by repetitions of the text")
+        bool, setting("let a drafter with a model also draft by repetitions of the text")
     ] = False
     texts: Annotated[
         Path | None,
         setting(
             "folder that keeps earlier conversations for drafting by text, readable by you alone; "
-            "off: use none (default: in memory, until the device stops)",
+            "off: use no earlier conversations (default: keep them in memory until the device "
+            "stops)",
             metavar="DIR|off",
         ),
     ] = None
     share_texts: Annotated[
         bool,
         setting(
-            "let lossless protocols draft from all clients' texts and reuse their prompts: clients "
-            "can guess the texts of others by trying"
+            "let lossless protocols draft from all clients' texts and reuse their prompts; "
+            "clients can then find out the texts of others by guessing"
         ),
     ] = False
     edge: Annotated[
         str | None,
-        setting("tcp://HOST:PORT; protocol local needs none", metavar="ADDRESS", live=True),
+        setting(
+            "the edge's address, tcp://HOST:PORT; protocol local needs no edge",
+            metavar="ADDRESS",
+            live=True,
+        ),
     ] = None
     keys: Annotated[
         Path | None,
         setting(
-            "the folder with device.key and edge.pub; needed beyond loopback",
+            "folder with device.key and edge.pub; required unless the edge is on loopback",
             form="keys",
             metavar="DIR",
             live=True,
@@ -64,7 +69,9 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
             "is back, or end the answer (fail)"
         ),
     ] = "wait"
-    patience_s: Annotated[float, setting("wait: seconds to wait for a lost edge", gt=0)] = 120.0
+    patience_s: Annotated[float, setting("with wait: seconds to wait for a lost edge", gt=0)] = (
+        120.0
+    )
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
@@ -73,34 +80,44 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
     api_keys: see `service.access.ApiKeys`. tls_cert, tls_key: see `service.tls.tls_context`.
     """
 
-    listen: Annotated[str, setting("port 0 takes a free one", metavar="HOST:PORT")] = (
-        "127.0.0.1:8080"
-    )
+    listen: Annotated[
+        str, setting("address of the service; port 0: any free port", metavar="HOST:PORT")
+    ] = "127.0.0.1:8080"
     api_keys: Annotated[
         Path | None,
         setting(
-            "the clients' keys; needed beyond loopback (default: $CREDENTIALS_DIRECTORY/api-keys)",
+            "file with the clients' API keys; required unless the service listens on loopback "
+            "(default: $CREDENTIALS_DIRECTORY/api-keys)",
             metavar="FILE",
             live=True,
         ),
     ] = None
     tls_cert: Annotated[
         Path | None,
-        setting("serve https with this certificate (PEM)", metavar="FILE", live=True),
+        setting("serve HTTPS with the certificate in this file (PEM)", metavar="FILE", live=True),
     ] = None
     tls_key: Annotated[
-        Path | None, setting("the certificate's key, not encrypted", metavar="FILE", live=True)
+        Path | None,
+        setting("file with the certificate's key, not encrypted", metavar="FILE", live=True),
     ] = None
-    lanes: Annotated[int, setting("answers generated at once", ge=1, le=64)] = 2
-    queue: Annotated[int, setting("answers that may wait for a lane", ge=0, le=10_000)] = 16
+    lanes: Annotated[int, setting("maximum number of answers generated at once", ge=1, le=64)] = 2
+    queue: Annotated[
+        int, setting("maximum number of answers that wait for a lane", ge=0, le=10_000)
+    ] = 16
     context: (
-        Annotated[int, setting("tokens of a conversation (default: the model's)", ge=2)] | None
+        Annotated[
+            int,
+            setting(
+                "maximum number of tokens in a conversation (default: the model's maximum)", ge=2
+            ),
+        ]
+        | None
     ) = None
-    model: Annotated[str, setting("the model's name for clients", metavar="NAME", live=True)] = (
-        "pilotfish"
-    )
+    model: Annotated[
+        str, setting("name of the model that clients see", metavar="NAME", live=True)
+    ] = "pilotfish"
     drain_s: Annotated[
         float,
-        setting("seconds for running answers to end after SIGTERM", gt=0, live=True),
+        setting("seconds after SIGTERM in which running answers may end", gt=0, live=True),
     ] = 20.0
     options: Annotated[Options, setting("", live=True)] = field(default_factory=Options)

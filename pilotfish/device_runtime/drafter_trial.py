@@ -134,16 +134,16 @@ def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
     draft_manifest, target_manifest = drafter.manifest, target.manifest
     if draft_manifest.tokenizer_fingerprint != target_manifest.tokenizer_fingerprint:
         raise PairMismatchError(
-            f"{target_manifest.model} has another vocabulary than {draft_manifest.model}, and the "
-            "comparison needs answers in one vocabulary: name a target of the same vocabulary, or "
-            "say how long its passes take (--target-ms)."
+            f"{target_manifest.model} has another vocabulary than {draft_manifest.model}, but the "
+            "comparison needs answers in one vocabulary: name a target with the same vocabulary, "
+            "or give the duration of the target's passes (--target-ms)."
         )
 
 
 def _generate_answers(
     target: Artifact, prompts: Sequence[str], progress: Progress
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Return pairs: a prompt with its answer but the last token, i64 [n]; the answer's length."""
+    """Return pairs: a prompt and its answer without the last token, i64 [n]; answer's length."""
     answers = []
     with Device(target.path) as author:
         for seed, prompt in enumerate(prompts):

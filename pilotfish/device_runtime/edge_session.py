@@ -252,8 +252,8 @@ class EdgeSession:
         most = self.limits.message_bytes
         if (size := sum(map(len, frames)) + m.HEADER_BYTES) > most:
             raise TooLargeError(
-                f"The window takes up to {size:,} bytes and this edge {most:,}: use a smaller one, "
-                "or a protocol that sends less."
+                f"The window may need {size:,} bytes, but this edge accepts at most {most:,}: use "
+                "a smaller window, or a protocol that sends less."
             )
 
     def _send_states(
@@ -322,7 +322,7 @@ class EdgeSession:
     def stream_tokens(
         self, count: int, on_idle: Callable[[], bool] | None = None
     ) -> Iterator[StreamedTokens]:
-        """Yield messages with ``count`` tokens of the target in all; commit each before the next.
+        """Yield messages with ``count`` tokens of the target in total; commit each before the next.
 
         Requests tokens ahead, but no more than the edge queues for a slow reader. on_idle: work to
         do while no token has arrived; see `EdgeLink.wait`.

@@ -4,9 +4,10 @@ In:  voltage and current of each channel from sysfs (hwmon): ``in{n}_label``, ``
      ``curr{n}_input`` in mA. Out: joules.
 
 If one rail feeds the whole module, only this rail is measured: VDD_IN on Xavier NX, Orin NX and
-Orin Nano, POM_5V_IN on the first Nano. On other boards the measured rails are added up. Rails may
-be missing or feed each other, so the sum compares runs on one board but is no total. The carrier
-board is never included. A thread reads the sensors; each reading costs a few I²C transfers.
+Orin Nano, POM_5V_IN on the first Nano. On other boards the power of all measured rails is added up.
+Rails may be missing or feed each other, so the sum can compare runs on one board, but is not the
+total power. The carrier board is never included. A thread reads the sensors; each reading costs a
+few I²C transfers.
 """
 
 import threading
@@ -36,7 +37,7 @@ class Rail(NamedTuple):
 
 
 def rails(root: Path = _DEVICES) -> list[Rail]:
-    """Find the rails that together come closest to the module's power; may be empty."""
+    """Find the rails whose sum is closest to the module's power; may be empty."""
     channels = [rail for device in sorted(root.glob("*")) for rail in _channels(device)]
     return [rail for rail in channels if rail.label in _WHOLE_MODULE][:1] or channels
 

@@ -23,7 +23,8 @@ from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.protocol import Ids
 
-# Minimum time between hints, in target passes: first, and once `_LATE_DRAFTS` drafts are sent.
+# Minimum time between hints, in target passes: until `_LATE_DRAFTS` drafts are sent, and
+# afterwards.
 _EARLY_INTERVAL, _LATE_INTERVAL, _LATE_DRAFTS = 0.25, 1.0, 6
 # Maximum hints between two messages of tokens: more would pile up on a stalled link.
 _MAX_HINTS = 4

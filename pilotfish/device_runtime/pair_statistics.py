@@ -64,7 +64,7 @@ class PairStatistics:
         """Raise `UnsupportedError` for an unknown policy."""
         if policy not in self._policies:
             known = ", ".join(self._policies)
-            raise UnsupportedError(f"There is no policy {policy!r}: {known}.")
+            raise UnsupportedError(f"There is no policy {policy!r}; use one of {known}.")
 
     def choose(
         self, auto: Auto, plans: Sequence[Plan], state: LinkState | None

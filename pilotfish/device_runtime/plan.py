@@ -51,10 +51,14 @@ class Auto:
 
     def __post_init__(self) -> None:
         if self.thrift and self.policy == THRESHOLD:
-            raise UnsupportedError(f"Policy {THRESHOLD} knows no thrift: use {Auto.policy}.")
+            raise UnsupportedError(
+                f"Policy {THRESHOLD} does not support thrift: use policy {Auto.policy}."
+            )
         if self.rtt_threshold_s is not None:
             if self.policy != THRESHOLD:
-                raise UnsupportedError(f"An RTT threshold goes with policy {THRESHOLD} only.")
+                raise UnsupportedError(
+                    f"An RTT threshold can only be used with policy {THRESHOLD}."
+                )
             if not 0.0 <= self.rtt_threshold_s < math.inf:
                 raise UnsupportedError(
                     f"The RTT threshold is {self.rtt_threshold_s} s; it must be 0 or more."
@@ -66,7 +70,7 @@ class Auto:
         wrong = [repr(name) for name in self.among if name not in names()]
         if wrong or not self.among:
             fault = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
-            raise UnsupportedError(f"{fault}: there are {', '.join(names())}.")
+            raise UnsupportedError(f"{fault}; the protocols are {', '.join(names())}.")
 
 
 class Options(TypedDict, total=False):
@@ -200,18 +204,20 @@ def plan(
     options, protocol_values: the protocols' own options; options of other protocols have no effect.
     """
     if not isinstance(protocol, str) or protocol not in names():
-        raise UnsupportedError(f"There is no protocol {protocol!r}: {', '.join(names())}.")
+        raise UnsupportedError(
+            f"There is no protocol {protocol!r}; the protocols are {', '.join(names())}."
+        )
     if max_tokens < 1:
         raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
     for name, most in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
         if most is not None and not 0 <= most <= MAX_LOGPROBS:
-            raise UnsupportedError(f"{name} must be 0 to {MAX_LOGPROBS}, not {most}.")
+            raise UnsupportedError(f"{name} must be between 0 and {MAX_LOGPROBS}, not {most}.")
     if seed is not None and not 0 <= seed < 2**63:
         raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
     exchange = PROTOCOL_REGISTRY.get(protocol)
     target = _sampling("", temperature, top_k, top_p, min_p)
     if schema is not None and grammar is not None:
-        raise UnsupportedError("An answer has a schema or a grammar, not both.")
+        raise UnsupportedError("Give a schema or a grammar for the answer, not both.")
     try:
         logits_options = LogitsOptions(
             logit_bias=logit_bias or {},
@@ -226,7 +232,7 @@ def plan(
     if exchange is None and draft_sampling != (None, None, None):
         raise UnsupportedError(
             f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
-            f"draft_top_p go with {', '.join(PROTOCOL_REGISTRY)}."
+            f"draft_top_p can only be used with {', '.join(PROTOCOL_REGISTRY)}."
         )
     drafter = _drafter_sampling(target, exchange, *draft_sampling)
     if exchange is not None:
@@ -285,8 +291,9 @@ def expect_effective(
                 if name in registered.Options.__struct_fields__
             ]
             raise UnsupportedError(
-                f"{format_name(name)} goes with {format_name('protocol')} {' or '.join(protocols)},"
-                f" or {AUTO} that may take it, not with {protocol}."
+                f"{format_name(name)} can only be used with {format_name('protocol')} "
+                f"{' or '.join(protocols)}, or with {AUTO} if it may choose such a protocol, not "
+                f"with {protocol}."
             )
 
 
@@ -306,7 +313,8 @@ def alternatives(
     window = options.get("window")
     if isinstance(window, str) or options.get("expansion") is not None:
         raise UnsupportedError(
-            'Protocol "auto" chooses the window itself: give a number of draft tokens, or nothing.'
+            'Protocol "auto" chooses the window itself: give a number of draft '
+            "tokens as window, or no window."
         )
     if window is not None:
         _check_window(window)
@@ -336,12 +344,13 @@ def alternatives(
         )
         if not needs and tuple(offered) == ("local",):
             raise UnsupportedError(
-                "Without an edge there is protocol local alone: name an edge, tcp://HOST:PORT, or "
-                "ask for protocol local."
+                "Without an edge only protocol local is available: name an edge, tcp://HOST:PORT, "
+                "or use protocol local."
             )
         raise UnsupportedError(
-            f"None of the protocols to choose from is there, but {', '.join(offered)}: name an "
-            f"edge, name others, or allow lossy ones.{needs}"
+            "None of the protocols to choose from is available; available are "
+            f"{', '.join(offered)}: name an edge, name other protocols, or allow lossy "
+            f"protocols.{needs}"
         )
     fitting = [candidate for candidate in plans if nodes_at_most(candidate.expansion) <= most]
     return fitting or plans
@@ -421,7 +430,9 @@ def _expansion(
     if window is None:
         window = 4 if expansion is None else len(expansion)
     elif expansion is not None:
-        raise UnsupportedError("An expansion sets the depth of windows: give it without a window.")
+        raise UnsupportedError(
+            "An expansion already sets the depth of windows: give no window with it."
+        )
     _check_window(window)
     if expansion is None:
         if exchange is None or exchange.streams:
@@ -430,20 +441,25 @@ def _expansion(
         return _cut_to_window(exchange.expansion(levels))
     if exchange is None or not exchange.allows_trees:
         trees = ", ".join(name for name, other in PROTOCOL_REGISTRY.items() if other.allows_trees)
-        raise UnsupportedError(f"Protocol {protocol} drafts a chain; expansion goes with {trees}.")
+        raise UnsupportedError(
+            f"Protocol {protocol} drafts a chain; an expansion can only be used with {trees}."
+        )
     ks = tuple(expansion)
     if not ks or any(not isinstance(k, int) or k < 1 for k in ks):
-        raise UnsupportedError(f"expansion must hold numbers from 1 on, not {list(ks)}.")
+        raise UnsupportedError(f"expansion must be a list of numbers of 1 or more, not {list(ks)}.")
     if nodes_at_most(ks) > MAX_WINDOW:
         raise UnsupportedError(
-            f"The tree {list(ks)} may have {nodes_at_most(ks)} nodes; {MAX_WINDOW} is the most."
+            f"The tree {list(ks)} may have {nodes_at_most(ks)} nodes; at most {MAX_WINDOW} are "
+            "allowed."
         )
     return ks
 
 
 def _check_window(window: object) -> None:
     if window != AUTO and not (isinstance(window, int) and 0 <= window <= MAX_WINDOW):
-        raise UnsupportedError(f"window must be 0 to {MAX_WINDOW}, or {AUTO!r}, not {window!r}.")
+        raise UnsupportedError(
+            f"window must be between 0 and {MAX_WINDOW}, or {AUTO!r}, not {window!r}."
+        )
 
 
 def _cut_to_window(expansion: Expansion) -> Expansion:

@@ -79,7 +79,7 @@ class Round:
 
     @property
     def origins(self) -> Sequence[tuple[str, list[int]]]:
-        """The tokens in runs, each with its origin; see `Piece.origin`."""
+        """The tokens in groups of adjacent tokens with the same origin; see `Piece.origin`."""
         last = "bonus" if self.accepted == self.window else "corrected"
         if self.protocol == LOCAL:
             last = LOCAL
@@ -91,7 +91,7 @@ class Round:
         return *self._accepted_runs(), rest
 
     def _accepted_runs(self) -> Iterator[tuple[str, list[int]]]:
-        """Split the accepted tokens into runs: each holds only forced or only drafted tokens."""
+        """Split the accepted tokens into groups: each holds only forced or only drafted tokens."""
         forced = {*self.forced}
         accepted = enumerate(self.tokens[: self.accepted])
         for was_forced, run in groupby(accepted, lambda pair: pair[0] in forced):

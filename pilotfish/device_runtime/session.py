@@ -120,19 +120,19 @@ class Session:
             raise MalformedError("The prompt is empty; a generation needs at least one token.")
         if len(ids) >= self.context:
             raise PromptTooLongError(
-                f"The prompt has {len(ids)} tokens; drafter and target together take at most "
+                f"The prompt has {len(ids)} tokens; drafter and target together accept at most "
                 f"{self.context - 1}."
             )
         if plan.protocol == LOCAL and len(prompt.draft_ids) > self._drafter.context:
             raise PromptTooLongError(
                 f"The prompt has {len(prompt.draft_ids)} tokens in the drafter's vocabulary; the "
-                f"drafter takes at most {self._drafter.context}."
+                f"drafter accepts at most {self._drafter.context}."
             )
         self._check_drafter(plan)
         biased = max(plan.sampling.logits_options.logit_bias, default=0)
         if biased >= self._vocab:
             raise TokenOutOfRangeError(
-                f"logit_bias names token {biased}; the target has {self._vocab}."
+                f"logit_bias names token {biased}, but the target has {self._vocab} tokens."
             )
         self._logits_processor = plan.sampling.logits_processor(len(ids), constraint)
         self._constraint = constraint
@@ -297,7 +297,10 @@ class Session:
     def _commit(self, draft: Draft, decision: Decision, token: int) -> list[int]:
         """Commit the accepted path and the next token, at both ends; returns these tokens."""
         if token >= self._vocab:
-            raise MalformedError(f"The edge's verdict names token {token} of {self._vocab}.")
+            raise MalformedError(
+                f"The edge's verdict names token {token}, but the vocabulary has "
+                f"{self._vocab} tokens."
+            )
         path, ids = draft.path(decision.accepted), draft.ids.tolist()
         tokens = [*(ids[node - 1] for node in path), token]
         self.committed.extend(tokens)
@@ -321,7 +324,7 @@ class Session:
     # Streams
 
     def stream(self, plan: Plan, count: int, ends: Collection[int]) -> Iterator[Round]:
-        """Yield rounds with ``count`` tokens of the target in all; under `ahead`, send hints."""
+        """Yield rounds with ``count`` tokens of the target in total; under `ahead`, send hints."""
         count = min(count, self.context - len(self.committed))
         end = len(self.committed) + count
         forerunner = self._forerunner(plan, count, ends)
@@ -364,14 +367,16 @@ class Session:
         prompt = self.edge.expects_prompt_logprobs(start)
         extra_frames = (plan.logprobs is not None) + prompt
         if len(answer.frames) != 1 + extra_frames or len(answer.frames[0]) == 0:
-            raise MalformedError("The edge sent a stream message without tokens, or logprobs.")
+            raise MalformedError(
+                "The edge sent a stream message without tokens or without the requested logprobs."
+            )
         if prompt:
             self._set_prompt_logprobs(plan, answer.frames[-1], start)
         if start + count_ids(answer.frames[0], self._vocab) > end:
             raise MalformedError("The edge sent more tokens than the device requested.")
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
         if not _are_possible(reply, len(ids)):
-            raise MalformedError("The edge's counts of drafts do not fit its tokens.")
+            raise MalformedError("The edge's counts of drafts do not fit the tokens that it sent.")
         logprobs: list[TokenLogprob | None] = []
         if plan.logprobs is not None:
             logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))

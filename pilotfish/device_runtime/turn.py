@@ -83,8 +83,8 @@ class DeviceTurns:
         """Raise `DeviceClosedError` unless the device is `usable`."""
         if self._forked:
             raise DeviceClosedError(
-                "This process was forked from the one that opened the device, and cannot use it: "
-                "open a device here."
+                "This process was forked from the process that opened the device, and cannot use "
+                "that device: open a device in this process."
             )
         if self._closed:
             raise DeviceClosedError("The device is closed: open another one.")
@@ -120,8 +120,9 @@ class DeviceTurns:
         present = self._present
         if present is not None and thread in (present.opener, present.reader):
             raise DeviceInUseError(
-                "This thread has an answer of the device open, which must end first: read its "
-                "stream to the end, or close() it. Devices made by beside() answer side by side."
+                "This thread has an open answer of the device, which must end first: read its "
+                "stream to the end, or close() it. To have several answers at once, make further "
+                "devices with beside()."
             )
 
     @contextmanager
@@ -133,8 +134,8 @@ class DeviceTurns:
             self.check()
             if turn.running is not None:
                 raise DeviceInUseError(
-                    "Another thread is taking the next piece of this stream: read a stream in one "
-                    "thread at a time."
+                    "Another thread is reading the next piece of this stream: read a stream in "
+                    "one thread at a time."
                 )
             turn.running = turn.reader = thread
         try:
@@ -198,7 +199,10 @@ class DeviceTurns:
         with self._changed:
             present = self._present
             if present is not None and present.running is threading.current_thread():
-                raise DeviceInUseError("An answer cannot close its own device: interrupt() it.")
+                raise DeviceInUseError(
+                    "The thread that generates an answer cannot close the "
+                    "device: interrupt() the device instead."
+                )
             self._closed = True
             self._changed.notify_all()
             while present is not None and present.running is not None:

@@ -69,10 +69,11 @@ class Admission:
         buckets.bytes = min(_REPLY_BURST, buckets.bytes + gone_s * _REPLY_BYTES_PER_S)
         buckets.seconds = min(_BURST_S, buckets.seconds + self._repaid_s(gone_s))
         if buckets.messages < 1.0 + (_RESERVED_SHARE * most if optional else 0.0):
-            raise RateLimitedError("Too many messages in this second; slow down.")
+            raise RateLimitedError("This client sends too many messages per second; slow down.")
         if buckets.seconds < 0.0 and others:
             raise RateLimitedError(
-                "These messages cost more time than one key may take while others wait; slow down."
+                "This key's messages take more time than its share while other clients wait; slow "
+                "down."
             )
         buckets.messages -= 1.0
 
@@ -92,7 +93,7 @@ class Admission:
             buckets.seconds = left_s
 
     def over_budget(self, owner: bytes, now_s: float) -> bool:
-        """Return whether a client owes time while others are present: then its jobs wait."""
+        """Return whether a client owes time while others are present; its jobs then wait."""
         buckets = self._buckets.get(owner)
         if buckets is None or buckets.seconds >= 0.0:
             return False

@@ -18,4 +18,4 @@ def to_client_error(error: Exception, what: str) -> PilotfishError:
     if isinstance(error, PilotfishError) and is_client_error(error):
         return error
     _log.error(what, exc_info=error)
-    return InternalError("The edge failed at this; see its log.")
+    return InternalError("The edge failed at this request; see the edge's log.")

@@ -4,21 +4,21 @@ In:  each pass: positions, seconds, committed tokens. Out: the cost of a draft; 
      drafts that a pass takes from each session.
 
 A pass over S positions takes a + b·S seconds. A draft adds one position, so it delays every session
-of the pass by b seconds. At X tokens/s the edge would produce b·X tokens in this time. A draft is
-taken if its acceptance is at least b·X. So a full edge takes no drafts, and protocol `ahead`
-becomes `stream` there; the draft of a lone session costs almost nothing.
+of the pass by b seconds. At X tokens/s the edge would produce b·X tokens in this time. A pass takes
+a draft if the draft's acceptance is at least b·X. So a full edge takes no drafts, and protocol
+`ahead` becomes `stream` there; the draft of a lone session costs almost nothing.
 
 This rule maximises the sum of all sessions' tokens, but could slow one session. So in a shared pass
 drafts may add time only up to a limit: the recent gain of the session that gains least, plus 1.5 %.
-A session without drafts should keep 97 % of its speed; it loses up to 1.5 % to others' drafts and
-about as much because the edge receives others' hints.
+A session without drafts should keep 97 % of its speed; it loses up to 1.5 % to the drafts of other
+sessions, and about as much to the receipt of their hints.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-_FADE = 0.98  # factor of older passes' weight, per pass
+_FADE = 0.98  # factor by which the weight of older passes shrinks at each pass
 # Weight of the slope measured at the start, in squared positions: it is needed because passes of
 # equal size contain no information about the slope.
 _TRUST = 40.0
@@ -45,7 +45,8 @@ class DraftCost:
         self._slope_s = _slope(self._widths, self._seconds)
         self._weight = self._positions = self._spent_s = 0.0
         self._squares = self._products = 0.0  # Σ positions², Σ positions·seconds
-        self._expected_s = 0.0  # Σ seconds of the same passes by the measurement at the start
+        # Σ seconds of the same passes, as predicted by the measurement at the start
+        self._expected_s = 0.0
         self._tokens = 0.0
         self._saved = 0.0  # number of drafts that shared passes were allowed but did not use
         self._recorded = True  # whether the last pass was recorded

@@ -21,15 +21,15 @@ _Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _Listen: TypeAlias = Annotated[
     str,
     setting(
-        "tcp://HOST:PORT, unless systemd passes a socket; HOST *: all IPv4 addresses, [::]: all of "
-        "both families",
+        "address to listen on, tcp://HOST:PORT, unless systemd passes a socket; HOST *: all IPv4 "
+        "addresses, [::]: all IPv4 and IPv6 addresses",
         metavar="ADDRESS",
     ),
 ]
 _Keys: TypeAlias = Annotated[
     Path,
     setting(
-        "the folder with edge.key and allowed/; needed beyond loopback",
+        "folder with edge.key and allowed/; required unless the edge listens on loopback",
         form="keys",
         metavar="DIR",
         live=True,
@@ -40,19 +40,34 @@ _Keys: TypeAlias = Annotated[
 class EdgeLimits(Struct, frozen=True, kw_only=True):
     """Limits of the edge; a request beyond a limit gets a typed error.
 
-    The model also limits the context. The message rate is that of one client in the long run; a
-    burst may have the messages of one second. A device has one connection for each lane.
+    The model also limits the context. The message rate limits one client in the long run; a burst
+    may have as many messages as the rate allows in one second. A device has one connection for each
+    lane.
     """
 
-    sessions: Annotated[int, setting("sessions at once", ge=1)] = 16
-    sessions_per_client: Annotated[int, setting("sessions of one key", ge=1, live=True)] = 8
-    context: Annotated[int, setting("tokens of one session", ge=2)] = 2048
+    sessions: Annotated[int, setting("maximum number of open sessions", ge=1)] = 16
+    sessions_per_client: Annotated[
+        int, setting("maximum number of open sessions per key", ge=1, live=True)
+    ] = 8
+    context: Annotated[int, setting("maximum number of tokens in a session", ge=2)] = 2048
     window: Annotated[
-        int, setting("draft tokens of one round", ge=0, le=MAX_WINDOW, flag="max_window")
+        int,
+        setting(
+            "maximum number of draft tokens in a round", ge=0, le=MAX_WINDOW, flag="max_window"
+        ),
     ] = 64
-    message_mib: Annotated[int, setting("MiB of one message", ge=1, le=2047, metavar="MIB")] = 64
+    message_mib: Annotated[
+        int, setting("maximum size of a message, in MiB", ge=1, le=2047, metavar="MIB")
+    ] = 64
     messages_per_s: Annotated[
-        float, setting("messages a second of one key", gt=0, flag="rate", metavar="N", live=True)
+        float,
+        setting(
+            "maximum number of messages per second and key",
+            gt=0,
+            flag="rate",
+            metavar="N",
+            live=True,
+        ),
     ] = 2000.0
     idle_s: Annotated[
         float, setting("seconds after which an idle session yields to a new one", gt=0, live=True)
@@ -60,8 +75,12 @@ class EdgeLimits(Struct, frozen=True, kw_only=True):
     expire_s: Annotated[
         float, setting("seconds after which an idle session ends in any case", gt=0, live=True)
     ] = 900.0
-    connections: Annotated[int, setting("connections at once", ge=2, live=True)] = 256
-    connections_per_client: Annotated[int, setting("connections of one key", ge=1, live=True)] = 32
+    connections: Annotated[int, setting("maximum number of open connections", ge=2, live=True)] = (
+        256
+    )
+    connections_per_client: Annotated[
+        int, setting("maximum number of open connections per key", ge=1, live=True)
+    ] = 32
 
 
 class ClusterPlan(Struct, frozen=True, kw_only=True):
@@ -74,18 +93,23 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
             flag="cluster",
         ),
     ] = None
-    replicas: Annotated[int, setting("replicas of the target", ge=1, le=1024, metavar="M")] = 1
+    replicas: Annotated[
+        int, setting("number of replicas of the target", ge=1, le=1024, metavar="M")
+    ] = 1
     stages: Annotated[
         int,
         setting(
-            "stages of each replica; a whole --target is first cut, into the cache", ge=1, le=256
+            "number of stages in each replica; a whole --target is first cut into stages, in the "
+            "cache",
+            ge=1,
+            le=256,
         ),
     ] = 1
     address: Annotated[
         str,
         setting(
-            'HOST:PORT of a Ray cluster to join; "auto": that of this machine (default: start a '
-            "private one on this machine)",
+            'HOST:PORT of a Ray cluster to join; "auto": the cluster of this machine (default: '
+            "start a private cluster on this machine)",
             flag="cluster_address",
             metavar="ADDRESS",
         ),
@@ -114,7 +138,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         Path | None,
         setting(
             "use a target in stages (pilotfish export split): --target is the folder of stage 1, "
-            "this TOML file lists the nodes of the others (docs/scale.md)",
+            "and this TOML file lists the nodes of the other stages (docs/scale.md)",
             metavar="FILE",
         ),
     ] = None
@@ -122,21 +146,26 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     draft: Annotated[
         Path | None,
         setting(
-            "run this drafter beside the target, for devices that ask for protocol ahead "
-            "(docs/operations.md); it has the target's vocabulary (default: none)",
+            "run this drafter beside the target, for devices that use protocol ahead "
+            "(docs/operations.md); it must have the target's vocabulary (default: no drafter)",
             metavar="DIR",
         ),
     ] = None
     draft_threads: Annotated[
         int,
-        setting("CPU threads of --draft; the target leaves these cores to it", ge=1, metavar="N"),
+        setting(
+            "CPU threads of the drafter (--draft); the target does not use these cores",
+            ge=1,
+            metavar="N",
+        ),
     ] = 1
     listen: _Listen = "tcp://127.0.0.1:7077"
     keys: _Keys | None = None
     metrics: Annotated[
         tuple[str, int] | None,
         setting(
-            "serve metrics for Prometheus here; without HOST: on loopback (default: nowhere)",
+            "serve metrics for Prometheus at this address; without HOST: on loopback (default: no "
+            "metrics)",
             form="host:port",
             metavar="HOST:PORT",
         ),
@@ -144,24 +173,29 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     metrics_hosts: Annotated[
         tuple[str, ...],
         setting(
-            "answer requests for metrics that name this host, besides those by an address or for "
-            "localhost; may be repeated",
+            "answer requests for metrics that name this host, in addition to requests by IP "
+            "address or for localhost; may be repeated",
             flag="metrics_host",
             metavar="NAME",
             repeat=True,
         ),
     ] = ()
     metrics_devices: Annotated[
-        bool, setting("name devices in the metrics, by their files on the allow-list")
+        bool, setting("label metrics with device names, taken from the files of the allow-list")
     ] = False
     drain_s: Annotated[
         float,
-        setting("seconds to answer the windows under way after SIGTERM", ge=0, live=True),
+        setting(
+            "seconds after SIGTERM in which the edge still answers the windows that it has "
+            "received",
+            ge=0,
+            live=True,
+        ),
     ] = 5.0
     heads: Annotated[
         tuple[str, ...] | None,
         setting(
-            "the path of a decision head for wisv-full and wisv-selective; may be repeated; "
+            "path of a decision head for wisv-full and wisv-selective; may be repeated; "
             '"none": no head (default: none)',
             flag="head",
             metavar="NAME",
@@ -171,16 +205,16 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     threshold: Annotated[
         _Share | None,
         setting(
-            "reject mismatches that the head finds harmful with more than this probability, unless "
-            "a request says otherwise (default: as each head recommends)",
+            "reject a mismatch if the decision head gives it more than this probability of harm, "
+            "unless the request has its own value (default: the value in each head's file)",
             metavar="ρ",
         ),
     ] = None
     relaxation: Annotated[
         Path | None,
         setting(
-            "the relaxation of protocol adaptive, from judge calibrate, unless a request says "
-            "otherwise (default: built in)",
+            "file of judge calibrate with the relaxation for protocol adaptive, unless the "
+            "request has its own values (default: a built-in relaxation)",
             metavar="FILE",
         ),
     ] = None
@@ -191,18 +225,21 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self._kinds) > 1:
             raise ConfigError(
-                "An edge has one kind of target: one of --federate, --pipeline and --cluster."
+                "An edge has one kind of target: give only one of --federate, --pipeline and "
+                "--cluster."
             )
         if self.metrics is None and (self.metrics_hosts or self.metrics_devices):
-            raise ConfigError("--metrics-host and --metrics-devices go with --metrics.")
+            raise ConfigError(
+                "--metrics-host and --metrics-devices can only be used together with --metrics."
+            )
         if self.draft is None and self.draft_threads != 1:
-            raise ConfigError("--draft-threads goes with --draft.")
+            raise ConfigError("--draft-threads can only be used together with --draft.")
         plan = self.cluster
         if plan.runner is None and plan != ClusterPlan():
             raise ConfigError(
-                "--replicas, --stages, --cluster-address, --late and --give-up go with --cluster "
-                "ray; the lists of --federate and --pipeline have late_s and give_up_s of their "
-                "own."
+                "--replicas, --stages, --cluster-address, --late and --give-up can only be used "
+                "together with --cluster ray; the files of --federate and --pipeline set late_s "
+                "and give_up_s themselves."
             )
         if plan.late_s > plan.give_up_s:
             raise ConfigError(
@@ -242,14 +279,16 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 class NodeConfig(EngineSettings, frozen=True, kw_only=True):
-    """Settings of a node; its sessions and context must be at least those of its edge."""
+    """Settings of a node; its sessions and context must be at least as large as its edge's."""
 
     target: Annotated[
         Path,
-        setting("an artifact, or a stage of one (pilotfish export split)", metavar="DIR"),
+        setting("an artifact, or a stage of an artifact (pilotfish export split)", metavar="DIR"),
     ]
     listen: _Listen = "tcp://127.0.0.1:7078"
     keys: _Keys | None = None
-    sessions: Annotated[int, setting("slots; at least the edge's --sessions", ge=1)] = 16
-    context: Annotated[int, setting("tokens of a slot", ge=2)] = 2048
-    message_mib: Annotated[int, setting("MiB of one step", ge=1, le=2047, metavar="MIB")] = 256
+    sessions: Annotated[int, setting("number of slots; at least the edge's --sessions", ge=1)] = 16
+    context: Annotated[int, setting("maximum number of tokens in a slot", ge=2)] = 2048
+    message_mib: Annotated[
+        int, setting("maximum size of a step, in MiB", ge=1, le=2047, metavar="MIB")
+    ] = 256

@@ -40,7 +40,8 @@ from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4, 8, 16, 32)  # sizes (tokens) of the passes timed at the start, for devices
+# sizes (tokens) of the passes that are timed at the start; devices use the times
+_WIDTHS = (1, 2, 4, 8, 16, 32)
 _PATIENCE = 5.0  # lower limit of the watchdog's interval, in times of the longest pass
 _SWITCH_S = 5e-4  # interpreter's switch interval (s) with an edge drafter
 _LOADING_S = 600.0  # start-up time (s) that the daemon requests from its supervisor
@@ -118,7 +119,7 @@ def serve(
         )
         scheduler.over_budget = handler.over_budget
         gc.collect()
-        gc.freeze()  # exempt the loaded objects from later collections, since they stay
+        gc.freeze()  # exempt the loaded objects from garbage collection, since they stay
         signals.take_over()
         loop = EdgeLoop(
             listener=listener,
@@ -244,7 +245,7 @@ def _sender(listener: Listener, metrics: EdgeMetrics) -> Send:
             metrics.bytes_out += listener.send(client, message, frames)
         except zmq.ZMQError as error:  # the device does not read or is gone; it may retry later
             metrics.dropped_replies += 1
-            _log.debug("a reply was not taken: %s", error)
+            _log.debug("a device did not receive a reply: %s", error)
             return False
         return True
 

@@ -152,8 +152,9 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
     manifest = artifact.manifest
     if manifest.tokenizer_fingerprint != target.tokenizer_fingerprint:
         raise PairMismatchError(
-            f"The drafter {manifest.model} ({manifest.vocab_size} tokens) has not the vocabulary "
-            f"of the target {target.model} ({target.vocab_size} tokens): --draft needs a model of "
+            f"The drafter {manifest.model} ({manifest.vocab_size} tokens) does not have the "
+            f"vocabulary of the target {target.model} ({target.vocab_size} tokens): --draft needs "
+            "a model of "
             "the same family."
         )
     return open_model(
@@ -233,14 +234,14 @@ class Beside(threading.Thread):
                 tasks = self._wait_for_tasks()
             except Exception:
                 _log.exception(
-                    "the edge drafter failed to choose a pass; sessions go on without it"
+                    "the edge drafter failed to choose a pass; sessions continue without it"
                 )
                 with self.changed:
                     self._trails.clear()
                 continue
             if tasks:
                 self._run_pass(tasks)
-            del tasks  # so that no reference keeps an ended trail
+            del tasks  # so that no reference keeps an ended trail alive
 
     def _run_pass(self, tasks: Sequence[_Task]) -> None:
         """Run a pass; if the pass fails, drafting ends for its sessions."""
@@ -248,7 +249,7 @@ class Beside(threading.Thread):
         try:
             self._forward(tasks)
         except Exception:
-            _log.exception("a pass of the edge drafter failed; its sessions go on without it")
+            _log.exception("a pass of the edge drafter failed; its sessions continue without it")
             with self.changed:
                 for task in tasks:
                     if self._trails.get(task.trail.slot) is task.trail:
@@ -276,7 +277,7 @@ class Beside(threading.Thread):
                     self._estimators[greedy].update(margin, at < comparison.agreed)
 
     def _next_tasks(self) -> list[_Task]:
-        """Choose the next pass's tasks: that of the trail that waited longest, and others that fit.
+        """Choose the next pass's tasks: the longest waiting trail's task, and others that fit.
 
         The caller has the lock, for which the serving thread may wait. So each text is compared
         with its slot's cached text only once.
@@ -362,7 +363,7 @@ class Beside(threading.Thread):
         try:
             trail.logits_processor.process(logits, text, [()])
         except GrammarError as error:  # the request's grammar failed: no more drafts for this trail
-            _log.debug("a trail ends: %s", error)
+            _log.debug("the edge drafter stops drafting for a session: %s", error)
             with self.changed:
                 if self._trails.get(trail.slot) is trail:
                     del self._trails[trail.slot]

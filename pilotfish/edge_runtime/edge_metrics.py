@@ -1,7 +1,7 @@
 """Counters, gauges and histograms of the edge.
 
-The serving thread (or the receiver thread, during a pass) writes the figures. The metrics server
-reads them in another thread, so two figures of one answer may be a round apart.
+The serving thread (or the receiver thread, during a pass) writes the values. The metrics server
+reads them in another thread, so two values of one response may be a round apart.
 """
 
 import time
@@ -27,54 +27,71 @@ class EdgeMetrics:
     """All metrics since the start of the edge (declarations: `base.metrics`)."""
 
     batch_sessions: Histogram = histogram(
-        "batch_sessions", "Sessions that share a target pass.", _WIDTHS
+        "batch_sessions", "Number of sessions that share a target pass.", _WIDTHS
     )
-    pass_tokens: Histogram = histogram("pass_tokens", "Tokens of a target pass.", _TOKENS)
+    pass_tokens: Histogram = histogram("pass_tokens", "Number of tokens in a target pass.", _TOKENS)
     queue_s: Histogram = histogram(
-        "queue_seconds", "Time that a window, or a stream's token, waits for its pass.", _SECONDS
+        "queue_seconds",
+        "Time that a window, or a streamed token, waits for its target pass.",
+        _SECONDS,
     )
     verify_s: Histogram = histogram(
-        "verify_seconds", "Time of such a pass and its verification.", _SECONDS
+        "verify_seconds",
+        "Time of a window's or streamed token's target pass and verification.",
+        _SECONDS,
     )
     failed_passes: int = counter("failed_passes", "Target passes that ended in an error.")
     bytes_in: int = counter("received_bytes", "Bytes of messages from devices.")
     bytes_out: int = counter("sent_bytes", "Bytes of messages to devices.")
     pings: int = counter("pings", "Pings answered.")
-    windows: Counter[str] = counter("windows", "Windows decided on.", "protocol")
-    drafted: Counter[str] = counter("drafted_tokens", "Tokens of these windows.", "protocol")
-    accepted: Counter[str] = counter("accepted_tokens", "Of these, accepted.", "protocol")
+    windows: Counter[str] = counter("windows", "Verified windows.", "protocol")
+    drafted: Counter[str] = counter(
+        "drafted_tokens", "Draft tokens in verified windows.", "protocol"
+    )
+    accepted: Counter[str] = counter(
+        "accepted_tokens", "Accepted draft tokens in verified windows.", "protocol"
+    )
     notes: dict[tuple[str, str], float] = notes(counters, lambda each: each.metric)
-    streamed: int = counter("streamed_tokens", "Tokens of protocol stream.")
+    streamed: int = counter("streamed_tokens", "Tokens sent under protocols stream and ahead.")
     # outcomes: "kept"; "stale" (the hint follows other tokens than the edge's); "unknown" (its
     # generation does not run); "malformed"; "refused" (rate exceeded, or key not allowed)
-    hints: Counter[str] = counter("hints", "Hints received, by outcome.", "outcome")
+    hints: Counter[str] = counter("hints", "Received hints, by outcome.", "outcome")
     hint_drafts: Counter[str] = counter(
-        "hint_drafted_tokens", "Drafts that hints brought to a pass.", "source"
+        "hint_drafted_tokens", "Draft tokens from hints that target passes checked.", "source"
     )
-    hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
+    hint_accepted: Counter[str] = counter(
+        "hint_accepted_tokens", "Accepted draft tokens from hints.", "source"
+    )
     drafter_passes: int = counter("drafter_passes", "Passes of the edge's drafter.")
-    drafter_tokens: int = counter("drafter_tokens", "Tokens that it drafted.")
-    drafter_s: float = counter("drafter_seconds", "Time that it computed.")
-    refusals: Counter[str] = counter("refusals", "Requests refused.", "code")
+    drafter_tokens: int = counter("drafter_tokens", "Tokens drafted by the edge's drafter.")
+    drafter_s: float = counter("drafter_seconds", "Computing time of the edge's drafter.")
+    refusals: Counter[str] = counter("refusals", "Refused requests.", "code")
     sessions_ended: Counter[str] = counter(
-        "sessions_ended", "Sessions that the edge ended by itself.", "reason", known=_ENDINGS
+        "sessions_ended",
+        "Sessions that the edge ended without a request.",
+        "reason",
+        known=_ENDINGS,
     )
-    dropped_replies: int = counter("dropped_replies", "Replies that their device did not take.")
+    dropped_replies: int = counter(
+        "dropped_replies", "Replies that could not be delivered to the device."
+    )
     # results: "done"; "refused" (a part of the configuration or keys could not be applied)
-    reloads: Counter[str] = counter("reloads", "Configuration and keys read again.", "result")
+    reloads: Counter[str] = counter("reloads", "Reloads of configuration and keys.", "result")
     config_valid: bool = gauge(
         "config_last_reload_successful",
-        "Whether the last read of configuration and keys was fully applied.",
+        "Whether the last reload of configuration and keys was fully applied.",
         first=lambda: True,
     )
     config_valid_s: float = gauge(
         "config_last_reload_success_timestamp_seconds",
-        "When they were last fully applied, in seconds since 1970.",
+        "Time at which configuration and keys were last fully applied, in seconds since 1970.",
         first=time.time,
     )
-    broken_keys: int = gauge("broken_key_files", "Files on the allow-list without a key.")
+    broken_keys: int = gauge("broken_key_files", "Files on the allow-list that hold no valid key.")
     device_jobs: Counter[str] = counter(
-        "device_jobs", "Windows, prompts and streamed tokens done for each device.", "device"
+        "device_jobs",
+        "Jobs completed for each device: windows, prompts and streamed tokens.",
+        "device",
     )
     node_events: Counter[tuple[str, str]] = counter(
         "node_events", "Events of the target's nodes, such as losses.", "node", "event"

@@ -96,7 +96,7 @@ class _Server(ThreadingTCPServer):
         except OSError as error:
             if error.errno in EXHAUSTED and not isinstance(error, BlockingIOError):
                 if not self._short:  # log once, until a connection is accepted again
-                    _log.error("figures cannot be asked for: %s", error)
+                    _log.error("metrics cannot be requested: %s", error)
                 self._short = True
                 with self._changed:
                     if self._clients:
@@ -104,7 +104,7 @@ class _Server(ThreadingTCPServer):
                     self._changed.wait(_TICK_S)  # the new connection stays in the backlog
             raise  # the server will try to accept again
         if self._short:
-            _log.warning("figures can be asked for again")
+            _log.warning("metrics can be requested again")
         self._short = False
         return accepted
 
@@ -136,7 +136,7 @@ class _Server(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log the error that ended a connection, at level DEBUG: clients may just disconnect."""
-        _log.debug("a connection for figures ended", exc_info=True)
+        _log.debug("a connection for metrics ended", exc_info=True)
 
     def answer(self, connection: Any, environment: dict[str, Any], start: Any) -> bytes:
         """Return the body of the application's answer."""
@@ -149,7 +149,7 @@ class _Server(ThreadingTCPServer):
         clients = self._clients
         silent = [each for each in clients if not clients[each].complete] or clients
         crowd = Counter(clients[each].address for each in silent)
-        return max(silent, key=lambda each: crowd[clients[each].address])  # the oldest of equals
+        return max(silent, key=lambda each: crowd[clients[each].address])  # among equals the oldest
 
     def _has_room(self) -> bool:
         return len(self._clients) < _CONNECTIONS
@@ -160,7 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     protocol_version = "HTTP/1.1"
-    default_request_version = "HTTP/1.0"  # version if a request has none; 1.0 has a status line
+    # version of a request that names none; responses of 1.0 have a status line
+    default_request_version = "HTTP/1.0"
 
     def setup(self) -> None:
         """Limit the bytes of a request that are read."""
@@ -183,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             status, headers = head[-1]
         except Exception:
-            _log.exception("the figures cannot be told")
+            _log.exception("the metrics could not be generated")
             self.send_error(500)
             return
         self._send(int(status[:3]), status[4:], headers, body)
@@ -210,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Head(io.BufferedReader):
-    """Reader of a request's lines, up to `_REQUEST_BYTES` in all."""
+    """Reader of a request's lines, up to `_REQUEST_BYTES` in total."""
 
     left = _REQUEST_BYTES + 1
 

@@ -90,7 +90,7 @@ class GenerationStarter:
         length = begin.keep + count_ids(frame, self._vocab)
         if length >= self._limits.context:  # check before the ids are decoded, which costs more
             raise PromptTooLongError(
-                f"The prompt has {length} tokens; this edge takes at most "
+                f"The prompt has {length} tokens; this edge accepts at most "
                 f"{self._limits.context - 1}."
             )
         new = decode_ids(frame, self._vocab)
@@ -150,7 +150,7 @@ class GenerationStarter:
         size = sum(each.size for each in others if each is not None and each is not queued)
         if size + envelope.size > self._limits.message_bytes:
             raise RateLimitedError(
-                "Too many bytes of this key wait for grammars already; slow down."
+                "Too many bytes of this key's requests already wait for grammars; slow down."
             )
         queued.request = received
         return True
@@ -272,7 +272,7 @@ class GenerationStarter:
         constraint: GrammarConstraint | None,
     ) -> Callable[[], Trail]:
         assert self._edge_drafter is not None
-        # a second processor, since the drafter's thread uses this one
+        # the drafter's thread uses this processor, so the target needs its own
         logits_processor = self._logits_processors.create(begin, sampling_params, constraint)
         ids = session.committed.ids
         return partial(
@@ -297,8 +297,8 @@ class GenerationStarter:
             latest = max(latest, session.queued.begin.generation)
         if begin.generation <= latest:
             raise DivergedError(
-                f"The edge is at generation {latest} of this session already, and "
-                f"generation {begin.generation} does not come after it."
+                f"The edge is already at generation {latest} of this session, and generation "
+                f"{begin.generation} does not come after it."
             )
         self._expect_prefix(begin, session.committed)
         return session
@@ -308,5 +308,5 @@ class GenerationStarter:
         if begin.keep > len(committed) or committed.hash_at(begin.keep) != begin.hash:
             raise DivergedError(
                 f"The edge holds {len(committed)} tokens of this session, and the first "
-                f"{begin.keep} are not those of the device: begin again with all tokens."
+                f"{begin.keep} differ from the device's: begin again with all tokens."
             )

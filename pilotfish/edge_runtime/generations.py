@@ -338,10 +338,11 @@ class Generations:
     def _fail(self, session: SessionState, error: Exception) -> None:
         """Cancel the session's jobs and send the error of a failed pass; the device may retry."""
         if not (isinstance(error, PilotfishError) and is_client_error(error)):
-            error = InternalError("The target failed at this round; see the edge's log.")
+            error = InternalError("The target failed in this round; see the edge's log.")
         waiting = session.window_state or session.stream
         start = len(session.committed)
-        self.stop(session)  # cancels the other jobs, too, since the device repeats the round
+        # also cancels the session's other jobs, since the device repeats the round
+        self.stop(session)
         if waiting is not None:
             failure = m.Failure(
                 code=error.code,

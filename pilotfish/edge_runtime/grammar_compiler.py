@@ -4,9 +4,9 @@ In:  compilations, one per generation. Out: the same compilations, each with con
      error that refuses the generation. A descriptor becomes readable after a compilation.
 
 In the serving thread a costly grammar would stall all devices; in this thread it delays only other
-grammars. Of the keys with waiting grammars, the key that has used least processor time goes first.
-The thread has a lower priority than the serving thread. (The parser is native code and releases the
-interpreter lock.)
+grammars. Of the keys with waiting grammars, the key that has used the least processor time goes
+first. The thread has a lower priority than the serving thread. (The parser is native code and
+releases the interpreter lock.)
 """
 
 import logging
@@ -80,8 +80,8 @@ class GrammarCompiler(threading.Thread):
                     self.start()
                 except RuntimeError as error:
                     raise BusyError(
-                        "This edge has no memory or no threads left to compile a grammar: try "
-                        "again later."
+                        "This edge has no memory or threads left to compile a grammar: try again "
+                        "later."
                     ) from error
             owner = compilation.owner
             if owner not in self._waiting:
@@ -170,7 +170,9 @@ class GrammarCompiler(threading.Thread):
             compilation.error = BadGrammarError(str(error))
         except BaseException:  # a panic of the parser is not an `Exception`
             _log.exception("a grammar could not be compiled")
-            compilation.error = InternalError("The edge failed at this grammar; see its log.")
+            compilation.error = InternalError(
+                "The edge failed to compile this grammar; see the edge's log."
+            )
         return spent_s
 
     def _charge(self, owner: bytes, spent_s: float) -> None:

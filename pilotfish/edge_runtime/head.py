@@ -104,7 +104,7 @@ class DecisionHead:
         """
         path = Path(name if name.endswith(".json") else f"{name}.json")
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
-            raise HeadError(f"There is no head {name}: give the path of its .json file.")
+            raise HeadError(f"There is no decision head {name}: give the path of its .json file.")
         return cls(*read_head(path))
 
     def save(self, folder: str | Path) -> Path:
@@ -128,12 +128,12 @@ class DecisionHead:
                 f"(weights {expected.origin}, hidden states of {expected.hidden}), not for "
                 f"{target.model} (weights {target.origin}, hidden states of "
                 f"{target.dimensions.hidden}): give the edge a head that was trained for its "
-                "target, or none."
+                "target, or no head."
             )
         if expected.precision != target.precision and not self._warned:
             self._warned = True
             _log.warning(
-                "the decision head %s was trained on %s states of %s and judges %s ones",
+                "the decision head %s was trained on %s states of %s, but it will judge %s states",
                 self.card.name, expected.precision, expected.model, target.precision,
             )  # fmt: skip
 
@@ -153,7 +153,8 @@ class DecisionHead:
 
         drafter: hidden states [m, d_D]. target: hidden states [m, d_T]. tokens: ids of the draft
         token and of the target's token, [m, 2]. A head reads either the states or the ids, and
-        ignores the other argument. Raises ValueError for another shape of what it reads.
+        ignores the other argument. Raises ValueError if the argument that it reads has another
+        shape.
         """
         return self._score(drafter, target, tokens, offset=self._offset(channel))
 
@@ -190,7 +191,7 @@ class DecisionHead:
         if not finite:
             raise HeadError(
                 f"The weights of the head {self.card.name} are not valid: they overflow when its "
-                "states are standardised; a deviation is too small."
+                "input states are standardised, because a standard deviation is too small."
             )
 
     def _offset(self, channel: Channel) -> NDArray[np.float32]:
@@ -230,14 +231,16 @@ class DecisionHead:
         shapes = ((count, at), (count, self.card.target.hidden))
         if (drafter.shape, target.shape) != shapes:
             raise ValueError(
-                f"The head reads states of shapes {shapes[0]} and {shapes[1]}, not of "
+                f"The head reads states of shapes {shapes[0]} and {shapes[1]}, not "
                 f"{drafter.shape} and {target.shape}."
             )
         return _product(drafter, self._inputs[:at]) + _product(target, self._inputs[at:])
 
     def _project_tokens(self, tokens: NDArray[np.integer]) -> NDArray[np.float32]:
         if tokens.shape != (len(tokens), 2):
-            raise ValueError(f"The head reads two token ids a mismatch, not {tokens.shape}.")
+            raise ValueError(
+                f"The head reads two token ids per mismatch, not an array of shape {tokens.shape}."
+            )
         buckets = len(self._inputs) // 2
         # [m, 2]
         columns = token_buckets(tokens, buckets)
@@ -268,7 +271,7 @@ def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDAr
 def _logit(threshold: float) -> float:
     """Compute log(threshold / (1 − threshold)), the bound of z in (27); −∞ at 0 and ∞ at 1."""
     if not 0.0 <= threshold <= 1.0:  # also true for NaN
-        raise ValueError(f"A threshold must be within 0 and 1, not {threshold}.")
+        raise ValueError(f"A threshold must be between 0 and 1, not {threshold}.")
     if threshold in (0.0, 1.0):
         return math.copysign(math.inf, threshold - 0.5)
     return math.log(threshold) - math.log1p(-threshold)

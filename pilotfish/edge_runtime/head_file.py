@@ -138,8 +138,8 @@ def read_head(path: Path) -> tuple[HeadCard, Tensors]:
     data = read_bounded(weights, WEIGHTS_BYTES)
     if hashlib.sha256(data).hexdigest() != card.sha256:
         raise HeadError(
-            f"{weights} is not the file that {path.name} was written with (its SHA-256 differs): "
-            "copy or train the head again."
+            f"{weights} does not belong to {path.name} (its SHA-256 differs): copy both files "
+            "again, or train the head again."
         )
     tensors = _load_tensors(data, weights)
     check_tensors(card, tensors)
@@ -163,8 +163,8 @@ def write_head(folder: Path, card: HeadCard, tensors: Tensors) -> tuple[Path, He
     for size, most in ((len(data), WEIGHTS_BYTES), (len(text), CARD_BYTES)):
         if size > most:
             raise HeadError(
-                f"The head {card.name} would take a file of {size} bytes, and {most} is the most: "
-                "make it smaller."
+                f"The head {card.name} would need a file of {size} bytes, but at most {most} are "
+                "allowed: make the head smaller."
             )
     path = folder / f"{card.name}.json"
     try:
@@ -185,7 +185,7 @@ def check_tensors(card: HeadCard, tensors: Tensors) -> None:
     expected = {"w1", "b1", "w2", "b2"} | ({"mean", "std"} if card.features == "states" else set())
     if tensors.keys() != expected:
         raise _weights_error(
-            card, f"it has {_join_names(tensors)}, and needs {_join_names(expected)}"
+            card, f"it has {_join_names(tensors)} instead of the tensors {_join_names(expected)}"
         )
     h, inputs = tensors["w1"].shape if tensors["w1"].ndim == 2 else (0, 0)
     if not 1 <= h <= HIDDEN_WIDTH:
@@ -197,39 +197,44 @@ def check_tensors(card: HeadCard, tensors: Tensors) -> None:
         buckets, odd = divmod(inputs - card.link_width, 2)
         if odd or not 1 <= buckets <= BUCKETS:
             raise _weights_error(
-                card, f"w1 has {inputs} columns, not two for each of 1 to {BUCKETS}"
+                card,
+                f"w1 has {inputs} columns; it must have two for each of 1 to {BUCKETS} buckets",
             )
         shapes = {"w1": (h, inputs)}
     for name, shape in {**shapes, "b1": (h,), "w2": (h,), "b2": (1,)}.items():
         tensor = tensors[name]
         if tensor.dtype not in (np.float32, np.float16):
-            raise _weights_error(card, f"{name} is {tensor.dtype}, not float32 or float16")
+            raise _weights_error(
+                card, f"{name} has the type {tensor.dtype}, not float32 or float16"
+            )
         if tensor.shape != shape:
-            raise _weights_error(card, f"{name} is {list(tensor.shape)}, not {list(shape)}")
+            raise _weights_error(
+                card, f"{name} has the shape {list(tensor.shape)}, not {list(shape)}"
+            )
         if not np.isfinite(tensor).all():
-            raise _weights_error(card, f"{name} is not finite everywhere")
+            raise _weights_error(card, f"{name} has a value that is not finite")
     if "std" in tensors and not (tensors["std"] > 0).all():
-        raise _weights_error(card, "std is not positive everywhere")
+        raise _weights_error(card, "std has a value that is not positive")
 
 
 def _decode_card(data: bytes, subject: str) -> HeadCard:
-    advice = "copy or train the head again"
+    advice = "copy the head again, or train it again"
     with reading_file(lambda problem: HeadError(f"{subject} is not valid ({problem}): {advice}.")):
         file_format = msgspec.json.decode(data, type=FormatNumber).format
         if file_format != FORMAT:
             raise HeadError(
-                f"{subject} has format {file_format}, and this version reads {FORMAT}: train the "
-                "head again, or install the version that made it."
+                f"{subject} has format {file_format}, but this version reads format {FORMAT}: "
+                "train the head again, or install the version that made it."
             )
         card = msgspec.json.decode(data, type=HeadCard)
     link = card.link
     if link is not None and link.names != FEATURES:
         raise HeadError(
-            f"{subject} is for other features of the link than {', '.join(FEATURES)}: "
-            "train it again."
+            f"{subject} was trained for other link features than {', '.join(FEATURES)}: train the "
+            "head again."
         )
     if link is not None and min(link.std) <= 0:
-        raise HeadError(f"{subject} is not valid: a deviation in link.std is not positive.")
+        raise HeadError(f"{subject} is not valid: link.std has a value that is not positive.")
     return card
 
 

@@ -2,10 +2,10 @@
 
 In:  the hints of each source. Out: when a pass starts, its drafts; when it ends, their outcome.
 
-A pass takes the drafts of one source: that with the highest expected gain, the sum of its path
-acceptances times its reliability in this session, minus the drafts' cost. Repeats in the text are
-compared with the committed tokens even if no pass took them, so they are used only in texts in
-which they have proved right.
+A pass takes the drafts of one source, the source with the highest expected gain. The gain is the
+sum of the source's path acceptances times its reliability in this session, minus the drafts' cost.
+Repeats in the text are compared with the committed tokens even if no pass took them, so they are
+used only in texts in which earlier repeats were right.
 
 Law: a source never costs the edge more than its budget, even if it claims false acceptances. The
 budget is in tokens. Each draft is charged its cost (`edge_runtime.draft_cost`), and each accepted
@@ -26,7 +26,7 @@ from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahea
 
 _FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # initial and highest balance of a budget (tokens)
 _ALLOWANCE = 0.01  # tokens that a budget earns with each committed token
-_FADE = 0.95  # factor of older passes' weight, per pass
+_FADE = 0.95  # factor by which the weight of older passes shrinks at each pass
 _PRIOR_TOKENS = 3.0  # initial value of the promised and of the accepted tokens
 _MOST_RELIABILITY = 1.5  # upper limit of reliability
 _FORGET = 0.01  # share by which both values return to their initial value, per committed token

@@ -25,7 +25,7 @@ class KeyRotation:
         self._fault = keys.fault
 
     def __str__(self) -> str:
-        also = " (and the former one)" if self.former is not None else ""
+        also = " (and the former key is accepted)" if self.former is not None else ""
         return f"edge.pub is {zmq.curve_public(self.secret).decode()}{also}"
 
     def start(self, listener: Listener) -> list[str]:
@@ -60,13 +60,13 @@ class KeyRotation:
             return [_one_key_message(error)]
         if secret is None and is_rotating(folder) and self.former is None:
             return [
-                f"This service may not read {folder}/{EDGE}.key, so it knows nothing of the "
-                "rotation: that needs a restart."
+                f"This service may not read {folder}/{EDGE}.key, so it cannot follow the "
+                "rotation: restart it."
             ]
         if secret not in (None, self.secret):
             return [
-                f"{folder}/{EDGE}.key has changed without a rotation, or by more than one: that "
-                "needs a restart."
+                f"{folder}/{EDGE}.key has changed without a rotation, or by more than one "
+                "rotation: restart this edge."
             ]
         return []
 

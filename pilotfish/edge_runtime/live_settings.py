@@ -33,7 +33,11 @@ def bounds_of(config: EdgeConfig) -> Bounds:
     connections = connection_room(limits.connections, _OWN_DESCRIPTORS)
     if connections < limits.connections:
         wanted = limits.connections + _OWN_DESCRIPTORS
-        _log.warning("room for %d connections only: raise LimitNOFILE to %d", connections, wanted)
+        _log.warning(
+            "the limit of open files leaves room for only %d connections: raise LimitNOFILE to %d",
+            connections,
+            wanted,
+        )
     return Bounds(connections, limits.connections_per_client, limits.message_mib * MEBIBYTE)
 
 
@@ -80,7 +84,7 @@ class LiveSettings:
     def keys_in_use(self) -> str:
         """Keys in force, in one line for the log."""
         if self.allowed is None or self._rotation is None:
-            return "no keys: everyone who reaches this address may connect"
+            return "there are no keys: everyone who can reach this address may connect"
         return f"{self._rotation}; {len(self.allowed)} keys are allowed"
 
     def reload(self, listener: Listener, handler: MessageHandler) -> None:
@@ -107,7 +111,7 @@ class LiveSettings:
         if (self._initial.keys is None) != (config.keys is None):
             fixed.append("keys")
         for name in fixed:
-            _log.warning("%s has changed; that needs a restart", name)
+            _log.warning("%s has changed; restart the edge to apply the change", name)
         self.config = config
         held = listener.connections.bounds
         listener.connections.bounds = bounds_of(config)._replace(message_bytes=held.message_bytes)
@@ -127,6 +131,6 @@ class LiveSettings:
         if not self.problems:
             self._metrics.config_valid_s = time.time()
         for problem in self.problems:
-            _log.error("%s except for this: %s", what, problem)
+            _log.error("%s, except for this problem: %s", what, problem)
         if what == "reloaded":
             _log.info("reloaded; %s", self.keys_in_use)

@@ -19,7 +19,7 @@ from pilotfish.wire.protocols import SamplingParams
 class LogitsProcessors:
     """Creates logits processors.
 
-    model_logits: whether the target's logits are those of one model (not of an ensemble).
+    model_logits: whether the target's logits come from one model (not from an ensemble).
     """
 
     def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
@@ -31,8 +31,8 @@ class LogitsProcessors:
         """Raise `UnsupportedError` if the target's logits are an ensemble's average."""
         if not self._model_logits:
             raise UnsupportedError(
-                "This edge averages its workers' likeliest tokens; it does not know the "
-                "log-probabilities of a prompt."
+                "This edge's target averages only the likeliest tokens of its workers, so it "
+                "cannot compute the log-probabilities of a prompt."
             )
 
     def check(self, begin: m.Begin, sampling_params: SamplingParams, length: int) -> None:
@@ -44,16 +44,16 @@ class LogitsProcessors:
             return
         if not self._model_logits:
             raise UnsupportedError(
-                "This edge averages its workers' likeliest tokens; it takes no penalties, no "
-                "logit_bias and no grammar."
+                "This edge's target averages only the likeliest tokens of its workers, so it "
+                "accepts no penalties, no logit_bias and no grammar."
             )
         if shape.since > length:
             raise MalformedError(
-                f"A prompt of {shape.since} tokens is longer than the text of {length}."
+                f"The prompt has {shape.since} tokens, but the whole text only {length}."
             )
         if (token := max(sampling_params.logits_options.logit_bias, default=0)) >= self._vocab:
             raise TokenOutOfRangeError(
-                f"logit_bias names token {token}; the target has {self._vocab}."
+                f"logit_bias names token {token}, but the target has {self._vocab} tokens."
             )
         grammar = sampling_params.logits_options.grammar
         if grammar is not None and (wrong := self._grammars.refusal(grammar)):

@@ -106,7 +106,7 @@ class EdgeLoop(ServingLoop):
         if listener.gate is None or listener.rollover is None or not listener.rollover.overlaps:
             return ""
         devices = _count(len(listener.gate.clients_of_former_key), "device")
-        return f"; two keys are accepted, {devices} came with the former one"
+        return f"; two keys are accepted, {devices} last connected with the former key"
 
     @property
     def linger_s(self) -> float:
@@ -126,7 +126,7 @@ class EdgeLoop(ServingLoop):
         owners = self._listener.connections.owners()
         self._device_log.log_changes(owners, self._settings.allowed or {})
         if self._target.fatal_error:
-            _log.error("the target is lost for good: %s", self._target.fatal_error)
+            _log.error("the target is lost and cannot be restored: %s", self._target.fatal_error)
             return TargetLostError.exit_code
         return None
 

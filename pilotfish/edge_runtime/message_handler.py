@@ -162,7 +162,7 @@ class MessageHandler:
         return not any(session.jobs or session.undecided for session in self.sessions)
 
     def over_budget(self, owner: bytes) -> bool:
-        """Return whether a client owes time of this thread: then its jobs wait."""
+        """Return whether a client owes time of this thread; its jobs then wait."""
         return self._admission.over_budget(owner, time.monotonic())
 
     def sessions_by_device(self) -> dict[str, int]:
@@ -179,7 +179,7 @@ class MessageHandler:
         admitted = False
         try:
             if self._allowed is not None and envelope.owner not in self._allowed:
-                raise AccessDeniedError("This key has been taken off the edge's allow-list.")
+                raise AccessDeniedError("This key was removed from the edge's allow-list.")
             optional = m.is_hint(envelope.header)
             self._admission.admit(envelope.owner, now_ns * 1e-9, optional=optional)
             admitted = True
@@ -268,12 +268,13 @@ class MessageHandler:
     def _hello(self, hello: m.Hello, envelope: Envelope, received_ns: int) -> None:
         if hello.version != m.VERSION:
             raise VersionMismatchError(
-                f"The device speaks version {hello.version} of the wire, this edge version "
-                f"{m.VERSION}: install the same Pilotfish release on both."
+                f"The device uses version {hello.version} of the wire protocol, but this edge "
+                f"uses version {m.VERSION}: install the same Pilotfish release on both."
             )
         if hello.tokenizer != self._manifest.tokenizer_fingerprint and not hello.bridges:
             raise PairMismatchError(
-                f"The drafter's vocabulary ({hello.vocab_size} tokens) is not that of the target "
+                f"The drafter's vocabulary ({hello.vocab_size} tokens) differs from the "
+                "vocabulary of the target "
                 f"{self._manifest.model} ({self._vocab} tokens): use a drafter of the same family, "
                 "or install a newer Pilotfish on the device, which can bridge vocabularies."
             )
@@ -323,7 +324,7 @@ class MessageHandler:
         check_size(whole, self._message_bytes)
         request = m.decode_request(header)
         if isinstance(request, m.Chunk):
-            raise MalformedError("A message in chunks cannot be a chunk itself.")
+            raise MalformedError("A message that was sent in chunks cannot itself be a chunk.")
         # a `Begin` must not be served twice, and has no reply that could be lost
         keep = not isinstance(request, m.Begin)
         self._uploads.mark_served(envelope.owner, chunk.transfer, keep=keep)
@@ -338,7 +339,7 @@ class MessageHandler:
 
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
-            raise MalformedError(f"A ping has at most one frame, and {m.MAX_PROBE} bytes.")
+            raise MalformedError(f"A ping may have at most one frame and {m.MAX_PROBE} bytes.")
         self._metrics.pings += 1
         pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
         self._reply(envelope, pong, envelope.frames)
@@ -347,19 +348,19 @@ class MessageHandler:
         session = self._generation(window, envelope.owner)
         protocol, sampling_params = session.protocol, session.sampling_params
         if protocol is None or protocol.streams or sampling_params is None:
-            raise MalformedError("This generation streams; it takes no windows.")
+            raise MalformedError("This generation streams tokens, so it accepts no windows.")
         last = session.window_state
         if last is not None and last.start == window.start:
             self._retry(session, last, window, envelope)
             return
         if last is not None and last.verdict is None:
-            raise ConflictError(f"The window at {last.start} is still being verified.")
+            raise ConflictError(f"The window at position {last.start} is still being verified.")
         # check before the distributions are decoded, which costs more
         pending, drafted = protocol.count_tokens(envelope.frames, self._vocab)
         if pending != session.awaits_pending:
             raise DivergedError(
-                "A token that the device samples comes with the next window, and with no other: "
-                "begin again."
+                "The device must send a token that it sampled itself with the next window, and "
+                "only with that window: begin again."
             )
         self._expect_position(session, window.start - pending, window.hash)
         self._expect_room(session, pending, drafted)
@@ -376,10 +377,10 @@ class MessageHandler:
         """Answer a repeated window: send its reply again, or nothing while it is being verified."""
         if window.hash != session.committed.hash_at(last.committed_before):
             raise DivergedError(
-                f"The edge holds other tokens before {last.committed_before}: begin again."
+                f"The edge holds other tokens before position {last.committed_before}: begin again."
             )
         if not last.matches(envelope.frames):
-            raise ConflictError(f"Another window at start {last.start} is already decided.")
+            raise ConflictError(f"Another window at position {last.start} was already verified.")
         last.client = envelope.client
         self._repeat(session, last, envelope)
 
@@ -401,9 +402,11 @@ class MessageHandler:
         session = self._generation(states, envelope.owner)
         last = session.window_state
         if last is None or last.start != states.start:
-            raise DivergedError(f"The edge holds no window at {states.start}: begin again.")
+            raise DivergedError(
+                f"The edge holds no window at position {states.start}: begin again."
+            )
         if last.states_request is None:
-            raise MalformedError("No hidden states of this window were asked for.")
+            raise MalformedError("The edge did not request hidden states of this window.")
         last.client = envelope.client
         if last.verdict is not None:
             self._repeat(session, last, envelope)
@@ -414,7 +417,7 @@ class MessageHandler:
         check_frame_count(envelope.frames, 0)
         session = self._generation(pull, envelope.owner)
         if session.protocol is not None and not session.protocol.streams:
-            raise MalformedError("This generation speculates; it does not stream.")
+            raise MalformedError("This generation verifies windows; it does not stream tokens.")
         length = len(session.committed)
         if pull.start > length or session.committed.hash_at(pull.start) != pull.hash:
             raise DivergedError(f"The edge holds {length} other tokens of this session.")
@@ -474,12 +477,13 @@ class MessageHandler:
     def _expect_room(self, session: SessionState, pending: int, drafted: int) -> None:
         if drafted > self._limits.window:
             raise TooLargeError(
-                f"The window has {drafted} tokens; this edge takes {self._limits.window}."
+                f"The window has {drafted} tokens; this edge accepts at most {self._limits.window}."
             )
         if len(session.committed) + pending + drafted + 1 > self._limits.context:
             raise TooLargeError(
-                f"The session has {len(session.committed)} tokens and the edge's context "
-                f"{self._limits.context}: there is no room for a window of {pending + drafted}."
+                f"The session has {len(session.committed)} tokens, and the edge's context is "
+                f"{self._limits.context} tokens: there is no room for a window of "
+                f"{pending + drafted}."
             )
 
     # Finished jobs
@@ -522,4 +526,6 @@ class MessageHandler:
 
 
 def _draining_error() -> DrainingError:
-    return DrainingError("This edge is about to stop; go on at another, or when it is back.")
+    return DrainingError(
+        "This edge is about to stop; continue at another edge, or when this edge is back."
+    )

@@ -2,7 +2,7 @@
 
 In:  the serving loop's metrics, connections and gate. Out: the metrics in Prometheus's text format,
      generated for each request in a thread of the HTTP server. No metric contains a key. Devices
-     have names (those of their files on the allow-list) only if the operator configures so. The
+     are named (by their files on the allow-list) only if the operator has configured it. The
      ``Host`` of a request must be this machine (`is_own_host`), so that a foreign page in a browser
      cannot read the metrics.
 """
@@ -99,7 +99,8 @@ def _for_own_hosts(answered: Application, hosts: Sequence[str]) -> Application:
             return answered(environment, start)
         start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
         message = (
-            f"{host[:100]!r} is not known here: ask by an address, or name it by --metrics-host"
+            f"{host[:100]!r} is not a known name of this machine: use its IP address, or allow "
+            "the name by --metrics-host"
         )
         return [f"{message}.\n".encode()]
 
@@ -112,28 +113,38 @@ def _families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric"]:
     sessions = handler.sessions_by_device()
     yield from metric_families(metrics, PREFIX, without="" if devices else "device")
     yield _build(manifest, target)
-    verified = "1 once the model's files were verified against the export's digests."
+    verified = "1 after the model's files were verified against the export's digests."
     yield _gauge("weights_verified", verified, inspection.passed)
-    yield _gauge("weights_damaged", "1 once a file's digest differed.", bool(inspection.damage))
+    yield _gauge(
+        "weights_damaged",
+        "1 after a file of the model was found damaged (its digest differs).",
+        bool(inspection.damage),
+    )
     yield _gauge("sessions", "Open sessions.", sum(sessions.values()))
     if gate is not None and devices:
         yield _gauge("device_sessions", "Open sessions of each device.", sessions, "device")
-        shut_out = "Handshakes refused to a device that was removed from the allow-list."
+        shut_out = "Refused handshakes of devices that were removed from the allow-list."
         yield _counter("device_handshakes_refused", shut_out, gate.refused.by_name, "device")
     if gate is not None:
-        former = "Devices that last connected with the edge's former key."
+        former = "Number of devices that last connected with the edge's former key."
         yield _gauge("former_key_devices", former, len(gate.clients_of_former_key))
-    yield _gauge("devices", "Devices (keys) that are connected.", connections.devices)
-    yield _gauge("connections", "Connections, strangers' included.", len(connections))
+    yield _gauge("devices", "Number of connected devices (keys).", connections.devices)
+    yield _gauge(
+        "connections",
+        "Number of connections, including those that have sent no message yet.",
+        len(connections),
+    )
     crowded = "1 while connections are refused because there are too many."
     yield _gauge("connections_crowded", crowded, connections.crowded)
-    yield _gauge("node_up", "Whether a node of the target takes part.", target.nodes, "node")
+    yield _gauge(
+        "node_up", "Whether a node of the target takes part in passes.", target.nodes, "node"
+    )
     refused = {
         "broken": connections.broken,
         "key": gate.refused.total if gate else 0,
         "edge-key": connections.undecipherable,
     }
-    yield _counter("handshakes_refused", "Handshakes refused to strangers.", refused, "reason")
+    yield _counter("handshakes_refused", "Failed or refused handshakes.", refused, "reason")
     yield _counter("connections_cut", "Connections ended by the edge.", connections.cuts, "reason")
 
 
@@ -143,7 +154,10 @@ def _build(manifest: Manifest, target: Target) -> "Metric":
     build = {(SOFTWARE, manifest.model, target.digest, *how): 1}
     labels = ("software", "model", "digest", "provider", "precision", "threads")
     return _gauge(
-        "build_info", "Always 1; software, model and execution as labels.", build, *labels
+        "build_info",
+        "Always 1; the labels name the software, the model and how it is executed.",
+        build,
+        *labels,
     )
 
 

@@ -57,15 +57,16 @@ class EdgeServer:
     def start(self) -> "EdgeServer":
         """Start the daemon and wait until it serves; raise `EdgeLostError` if it does not."""
         self._child = child = ChildProcess([*self._command, "--parent-fd"], START_S)
-        if self._cores is not None:  # set the cores before it starts threads, which inherit them
+        # set the cores before the process starts threads, which inherit them
+        if self._cores is not None:
             os.sched_setaffinity(child.process.pid, self._cores)
         try:
             report = child.receive()
         except TimeoutError as error:
             self.stop()
             raise EdgeLostError(
-                f"The edge did not serve within {START_S:g} s: see its log. An edge whose target "
-                "has nodes waits for them."
+                f"The edge was not ready within {START_S:g} s: see its log. An edge whose target "
+                "runs on nodes waits for the nodes."
             ) from error
         except BaseException:
             self.stop()

@@ -84,7 +84,7 @@ class RelaxationCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise PairMismatchError(
                 f"{path} was calibrated for the target {self.target.model} (weights "
                 f"{self.target.origin}), not for {target.model} (weights {target.origin}): "
-                "calibrate it with this target, or give the edge none."
+                "calibrate with this target, or give the edge no such file."
             )
 
 
@@ -99,16 +99,16 @@ def read_relaxation(path: Path) -> RelaxationCard:
         file_format = msgspec.json.decode(data, type=FormatNumber).format
         if file_format != FORMAT:
             raise RelaxationError(
-                f"{path} has format {file_format}, and this version reads {FORMAT}: calibrate "
-                "again, or install the version that made it."
+                f"{path} has format {file_format}, but this version reads format {FORMAT}: "
+                "calibrate again, or install the version that made it."
             )
         return msgspec.json.decode(data, type=RelaxationCard)
 
 
 def _invalid(path: Path, problem: str) -> RelaxationError:
     return RelaxationError(
-        f"{path} is not what `pilotfish judge calibrate` writes ({problem}): calibrate again, or "
-        "restore a copy of it."
+        f"{path} is not a valid file of `pilotfish judge calibrate` ({problem}): calibrate again, "
+        "or restore a copy of the file."
     )
 
 
@@ -116,7 +116,9 @@ def expect_writable(path: Path) -> None:
     """Raise `RelaxationError` if a card cannot be written at ``path``; call it before long work."""
     folder = next(each for each in path.absolute().parents if each.exists())
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise RelaxationError(f"{path} cannot be written: name a file in a folder that is yours.")
+        raise RelaxationError(
+            f"{path} cannot be written: name a file in a folder in which you may write."
+        )
 
 
 def write_relaxation(path: Path, card: RelaxationCard) -> None:

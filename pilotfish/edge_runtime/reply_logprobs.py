@@ -1,10 +1,10 @@
 """Log-probabilities of a generation's tokens and of its prompt, for devices that request them.
 
 In:  each pass's logits (in an answer, after the logits options) and decision.
-Out: frames of entries (one entry per token: its log-probability, and the likeliest tokens with
-     theirs), which are sent with the tokens. If the device samples a token itself (protocol
-     `dssd`), its entry is sent with the next verdict. The prompt's entries are sent with the first
-     tokens.
+Out: frames of entries, which are sent with the tokens. An entry has a token's log-probability, and
+     the likeliest tokens with their log-probabilities. If the device samples a token itself
+     (protocol `dssd`), its entry is sent with the next verdict. The prompt's entries are sent with
+     the first tokens.
 """
 
 from collections.abc import Sequence
@@ -84,8 +84,8 @@ def expect_sendable(length: int, most: int, most_bytes: int) -> None:
     size = (length - 1) * entry_type(most).itemsize
     if size > most_bytes:
         raise UnsupportedError(
-            f"The log-probabilities of {length} tokens take {size:,} bytes; {most_bytes:,} is the "
-            "most: ask for fewer of the likeliest tokens."
+            f"The log-probabilities of {length} tokens take {size:,} bytes, but at most "
+            f"{most_bytes:,} are allowed: ask for fewer of the likeliest tokens."
         )
 
 

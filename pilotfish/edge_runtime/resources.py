@@ -115,8 +115,8 @@ class EdgeResources:
         """
         if self._heads.heads:
             raise UnsupportedError(
-                "This kind of target has no hidden states, so no decision head can judge by them: "
-                "leave --head away."
+                "This kind of target gives no hidden states, which a decision head needs: remove "
+                "--head."
             )
         return self
 
@@ -144,8 +144,8 @@ class EdgeResources:
         """
         if protocol.allows_trees and self._chained:
             raise UnsupportedError(
-                f"This edge's target {self._chained}, so protocol {protocol.name} does not go with "
-                "it: use greedy or tslt."
+                f"This edge's target {self._chained}, so it cannot serve protocol "
+                f"{protocol.name}: use greedy or tslt."
             )
         options = protocol.read_options(begin.options).with_defaults(
             self._options.get(protocol.Options)
@@ -154,7 +154,9 @@ class EdgeResources:
         if not protocol.requires:
             return protocol
         if begin.conditions is None:
-            raise MalformedError(f"Protocol {protocol.name} needs to know drafter and link.")
+            raise MalformedError(
+                f"A request for protocol {protocol.name} must describe the drafter and the link."
+            )
         if protocol.requires not in self._providers:
             raise UnsupportedError(f"This edge has no {protocol.requires}.")
         return protocol.with_resource(

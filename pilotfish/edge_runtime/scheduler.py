@@ -3,13 +3,14 @@
 In:  jobs: "bring the target's slot to this sequence, compute its last rows, and verify them".
 Out: the finished jobs, in the order in which their passes finish.
 
-Windows of several devices share a pass. A long prompt is read in chunks, in passes between those of
-the windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
+Windows of several devices share a pass. A long prompt is read in chunks, between the passes of the
+windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
 
-Owners share the target's time fairly. The next pass serves the owner that has used least time; of
-equal owners, the owner that was served longest ago. An owner without jobs does not save up time. A
-pass's time, with its verification, is charged to its jobs in proportion to their positions. If
-windows of several owners wait, a pass takes at most `CHUNK` positions from each owner.
+Owners share the target's time fairly. The next pass serves the owner that has used the least time;
+among owners with equal times, it serves the owner that was served longest ago. An owner without
+jobs does not save up time. A pass's time, with its verification, is charged to its jobs in
+proportion to their positions. If windows of several owners wait, a pass takes at most `CHUNK`
+positions from each owner.
 
 A local target computes one pass at a time. Other targets have several lanes, and stages that work
 on different passes at the same time. Their passes start as soon as a lane has room, and waiting
@@ -17,8 +18,9 @@ jobs are spread over several passes.
 
 A window that arrives just after the start of a pass waits for the whole pass. So the scheduler
 records how soon each device sends its next window after a verdict, and delays a pass for devices
-that are due, by at most a share of the pass's duration. It does not wait for a device that is due
-later, for a device that is alone, or if the next pass can start before this one ends.
+whose next window is expected soon, by at most a share of the pass's duration. It does not wait for
+a device whose window is expected later, for a device that is alone, or if the next pass can start
+before this one ends.
 """
 
 import logging
@@ -52,7 +54,7 @@ NARROW = 32  # upper limit of a session's tokens in a pass over windows; more co
 _PATIENCE = 0.125  # longest wait for devices that are due, as a share of a pass's duration
 _OWNERS = 1024  # upper limit of owners with recorded times
 _EQUAL_SHARE = 0.25  # share of the longest recent pass within which owners' used times are equal
-_FADE = 0.99  # factor of the longest recent pass's duration, per pass
+_FADE = 0.99  # factor by which the longest recent pass's duration shrinks at each pass
 _LATE = 1.25  # time until a device counts as overdue, as a multiple of its last turnaround
 
 
@@ -362,7 +364,7 @@ class Scheduler:
         self._metrics.pass_tokens.add(tokens)
 
     def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
-        """Charge each owner its share of the time of a pass over ``tokens`` tokens in all."""
+        """Charge each owner its share of the time of a pass over ``tokens`` tokens in total."""
         took_ns = now_ns - batch.started_ns
         self._longest_ns = max(_FADE * self._longest_ns, took_ns)
         for job, span in batch.members:
@@ -406,8 +408,10 @@ def _log_failure(error: Exception, what: str) -> Exception:
     if (short := shortage(error)) is None:
         _log.error(what, exc_info=error)
         return error
-    _log.error("%s for want of %s: %s", what, short, error)
-    return BusyError(f"The edge's machine has no {short} left for it now: try again later.")
+    _log.error("%s because the machine lacks %s: %s", what, short, error)
+    return BusyError(
+        f"The edge's machine has no {short} left for this request now: try again later."
+    )
 
 
 def _limit_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:

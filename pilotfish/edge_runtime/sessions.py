@@ -157,7 +157,7 @@ class SessionState:
 
 
 class Sessions:
-    """Open sessions, limited in all and per owner (the law: see the module).
+    """Open sessions, limited in total and per owner (by the law in the module's docstring).
 
     per_owner: upper limit of an owner's sessions. idle_s: seconds without use after which a session
     is idle. Both may be changed at any time. on_end: function that is called with each session that
@@ -202,7 +202,8 @@ class Sessions:
         session = self._by_id.get(session_id)
         if session is None or session.owner != owner:
             raise UnknownSessionError(
-                "The edge does not know this session: it restarted, or dropped the session as idle."
+                "The edge does not know this session: the edge restarted, or dropped the session "
+                "as idle."
             )
         return session
 
@@ -219,7 +220,7 @@ class Sessions:
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False
         if len(mine) >= self.per_owner:
-            reason = f"This client has {len(mine)} open sessions, its limit"
+            reason = f"This client has {len(mine)} open sessions, the limit per client"
             self._displace(self._idle(mine), reason)
         elif not self._free:
             reason = f"All {len(self)} sessions of this edge are in use"
@@ -281,7 +282,7 @@ class Sessions:
         """End the candidate that was unused longest, preferably one without work under way."""
         if not candidates:
             raise TooManySessionsError(
-                f"{reason}, and none has been idle for {self.idle_s:g} s; try again later."
+                f"{reason}, and no session has been idle for {self.idle_s:g} s; try again later."
             )
         self._free_slot(min(candidates, key=lambda each: (each.busy, each.touched_s)))
         self._metrics.sessions_ended["displaced"] += 1

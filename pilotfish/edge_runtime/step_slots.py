@@ -177,7 +177,9 @@ class StageSlots:
 def read_numbers(frame: Buffer, dtype: str) -> NDArray[np.int64]:
     """Read a frame of numbers of type ``dtype``; return them as i64 [n]."""
     if len(frame) % np.dtype(dtype).itemsize:
-        raise MalformedError(f"A frame of {len(frame)} bytes does not hold numbers of {dtype}.")
+        raise MalformedError(
+            f"A frame of {len(frame)} bytes does not hold whole numbers of type {dtype}."
+        )
     return np.frombuffer(frame, dtype).astype(np.int64)
 
 
@@ -189,19 +191,25 @@ def check_items(
     total: number of tokens that came with the step. trees: parents of all trees.
     """
     if sum(item.size for item in items) != total:
-        raise MalformedError(f"The items of a step do not have the {total} tokens that came.")
+        raise MalformedError(
+            f"The items of a step do not add up to the {total} tokens that were sent."
+        )
     if sum(item.nodes for item in items) != len(trees) or (trees < -1).any():
-        raise MalformedError("A step's parents do not belong to its trees.")
+        raise MalformedError("The parents in a step do not belong to its trees.")
     if len({item.slot for item in items}) < len(items):
         raise MalformedError("A step has two items for one slot.")
     for item in items:
         if item.slot >= slots:
             raise MalformedError(f"There is no slot {item.slot}: this node has {slots}.")
         if item.rows > item.size or item.nodes > item.size:
-            raise MalformedError("An item of a step has more rows or nodes than tokens.")
+            raise MalformedError(
+                "An item of a step has more output rows or tree nodes than tokens."
+            )
         if (end := item.start + item.size) > context:
-            raise TooLargeError(f"{end} tokens do not fit into the {context} of this node's slots.")
+            raise TooLargeError(
+                f"{end} tokens do not fit into this node's slots, which have {context} positions."
+            )
         try:
             Sampling(temperature=item.temperature)
         except ValueError as error:
-            raise MalformedError(f"A step makes no sense: {error}.") from error
+            raise MalformedError(f"A step is not valid: {error}.") from error

@@ -50,7 +50,7 @@ _Key = tuple[bytes, bytes]  # owner, id of the transfer
 
 
 class _Store(Generic[K]):
-    """Store of transfers with limits per owner and in all.
+    """Store of transfers with limits per owner and in total.
 
     each_bytes: upper limit of one owner's bytes.
     """
@@ -234,7 +234,7 @@ class Uploads:
             upload = _Upload(chunk.total, self._store.clock())
             self._store.add(key, upload)
         if upload.total != chunk.total:
-            raise MalformedError("Two chunks of a message disagree about its length.")
+            raise MalformedError("Two chunks of a message state different lengths of the message.")
         if upload.finished:
             return self._answer_again(key, upload, query=not data)
         return self._append(key, upload, chunk.offset, data)
@@ -269,17 +269,19 @@ class Uploads:
     def _expect_valid(self, chunk: m.Chunk, size: int) -> None:
         if chunk.total > self._most:
             raise TooLargeError(
-                f"The message has {chunk.total} bytes; this edge takes {self._most}. "
+                f"The message has {chunk.total} bytes; this edge accepts at most {self._most}. "
                 "Use a smaller window, or a protocol that sends less."
             )
         if size > m.MAX_CHUNK or chunk.offset + size > chunk.total or not chunk.total:
             raise MalformedError(
-                f"A chunk has at most {m.MAX_CHUNK} bytes and lies within its message."
+                f"A chunk must have at most {m.MAX_CHUNK} bytes and lie within its message."
             )
 
     def _expect_room(self, key: _Key, size: int, *, new: bool) -> None:
         if not self._store.has_room(key, size, new=new, insist=True):
-            raise BusyError("Too many large messages are on their way to this edge; wait a little.")
+            raise BusyError(
+                "Too many large messages are being sent to this edge; try again a little later."
+            )
 
 
 class _Peer(NamedTuple):

@@ -26,8 +26,8 @@ class VocabularyServer:
         blob = vocabulary.encode()
         if len(blob) > m.MAX_VOCABULARY:
             _log.warning(
-                "the vocabulary has %d bytes, more than the wire takes: only drafters of the same "
-                "vocabulary can be served", len(blob),
+                "the vocabulary has %d bytes, more than the wire protocol allows: only drafters "
+                "with the same vocabulary can be served", len(blob),
             )  # fmt: skip
             blob = b""
         self.digest = hashlib.sha256(blob).hexdigest() if blob else ""
@@ -42,12 +42,12 @@ class VocabularyServer:
         """
         if not self.digest or fetch.vocabulary != self.digest:
             raise PairMismatchError(
-                "This edge does not offer that vocabulary; maybe it serves another model now: "
-                "connect again."
+                "This edge does not offer the requested vocabulary; it may serve another model "
+                "now: connect again."
             )
         if fetch.part >= len(self._plain):
             raise MalformedError(
-                f"The vocabulary has {len(self._plain)} parts, and no part {fetch.part}."
+                f"The vocabulary has {len(self._plain)} parts; there is no part {fetch.part}."
             )
         packed = self._packed.get(fetch.part)
         if packed is None:  # compress the part once, in a few milliseconds

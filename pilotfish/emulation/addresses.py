@@ -24,7 +24,7 @@ def address_of(endpoint: str) -> Address:
     require_address(endpoint)
     parsed = _parse(endpoint)
     if parsed is None or parsed[1] == 0:
-        raise UnsupportedError(f"{endpoint!r} is no address of an edge: write tcp://HOST:PORT.")
+        raise UnsupportedError(f"{endpoint!r} is not an edge's address: write tcp://HOST:PORT.")
     try:
         return _resolve(*parsed)
     except OSError as error:
@@ -36,7 +36,7 @@ def listen_on(endpoint: str) -> socket.socket:
     require_listenable(endpoint)
     parsed = _parse(endpoint)
     if parsed is None:
-        raise ListenError(f"{endpoint!r} is no address to listen on: write tcp://HOST:PORT.")
+        raise ListenError(f"{endpoint!r} is not an address to listen on: write tcp://HOST:PORT.")
     host, port = parsed
     try:
         family, address = _resolve("0.0.0.0" if host == "*" else host, port)

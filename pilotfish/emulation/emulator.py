@@ -28,13 +28,18 @@ MAX_BUFFER_BYTES = 16 * 1024 * 1024
 
 _UP, _DOWN = (
     setting(
-        f"payload {way} per second, as 20mbit", form="rate", flag=way, metavar="RATE", exclusive=way
+        f"payload rate {way} per second, such as 20mbit",
+        form="rate",
+        flag=way,
+        metavar="RATE",
+        exclusive=way,
     )
     for way in ("up", "down")
 )
 _TRACE_UP, _TRACE_DOWN = (
     setting(
-        "or a Mahimahi trace: a line is the millisecond at which 1500 bytes can go",
+        "Mahimahi trace instead of a rate: each line is a millisecond at which 1500 bytes can "
+        "leave",
         form=str,
         metavar="FILE",
         exclusive=way,
@@ -58,11 +63,13 @@ class Conditions(Struct, frozen=True, kw_only=True):
     s, at least 3,000 and at most 512 KiB.
     """
 
-    rtt_s: Annotated[float, setting("round trip, as 50ms", form="duration", metavar="TIME")] = 0.0
+    rtt_s: Annotated[
+        float, setting("round-trip time, such as 50ms", form="duration", metavar="TIME")
+    ] = 0.0
     jitter_s: Annotated[
         float,
         setting(
-            "a round trip takes up to so much more, half of it each way",
+            "maximum random extra time of a round trip, half of it each way",
             form="duration",
             metavar="TIME",
         ),
@@ -74,18 +81,19 @@ class Conditions(Struct, frozen=True, kw_only=True):
     loss: Annotated[
         float,
         setting(
-            "of the segments each way, as 1% or 0.01; shows as stalls",
+            "share of segments lost each way, such as 1% or 0.01; TCP sends them again, so losses "
+            "show as stalls",
             form="share",
             metavar="SHARE",
         ),
     ] = 0.0
-    seed: Annotated[int, setting("of jitter and loss")] = 0
+    seed: Annotated[int, setting("seed of the random jitter and loss")] = 0
     buffer_bytes: (
         Annotated[
             int,
             setting(
-                "what may wait for the link each way before the sender must (default: a quarter of "
-                "a second's worth, and never more than 512 KiB)",
+                "bytes that may queue for the link each way before the sender must wait (default: "
+                "what the link carries in 0.25 s, at most 512 KiB)",
                 metavar="BYTES",
             ),
         ]

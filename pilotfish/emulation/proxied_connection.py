@@ -12,7 +12,7 @@ from pilotfish.emulation.shaper import FIN, RESET, SEGMENT_BYTES, Flow, LinkShap
 _LEAST_RECEIVED, _MOST_RECEIVED = 2304, 256 * 1024
 _READ_BYTES = 43 * SEGMENT_BYTES
 _SEND_BYTES = 256 * 1024
-_SEND_PARTS = 1024  # most buffers of one `sendmsg` (IOV_MAX)
+_SEND_PARTS = 1024  # maximum number of buffers in one `sendmsg` (IOV_MAX)
 _LINGER_0 = struct.pack("ii", 1, 0)  # SO_LINGER with 0 s: `close` sends a reset
 
 

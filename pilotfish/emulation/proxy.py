@@ -178,7 +178,9 @@ class Proxy:
                 self._open(near)
         self._set_accepting(False)  # until `_forget` closes a connection
         if not self._full_logged:
-            _log.warning("%d connections are as many as there can be", len(self._ends) // 2)
+            _log.warning(
+                "%d connections are open, the maximum; new ones wait", len(self._ends) // 2
+            )
         self._full_logged = True
 
     def _open(self, near: socket.socket) -> None:
@@ -186,7 +188,7 @@ class Proxy:
         try:
             far = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
-            _log.warning("no connection to %s: %s", self._connect, error)
+            _log.warning("cannot connect to %s: %s", self._connect, error)
             near.close()
             return
         ends = join_sockets(near, far, self._up, self._down)

@@ -11,8 +11,8 @@ the time of a call of `advance`, so that the delays of late calls do not add up.
 
 Loss shows as TCP's retransmissions. A lost segment arrives one RTT after the third segment that
 follows it on its flow (three duplicate acknowledgements, RFC 5681 §3.2), or after a time-out of RTT
-+ 200 ms (RFC 6298 with Linux's least variance) if fewer segments follow before then. Later segments
-of its flow wait for it. A retransmission is never lost.
++ 200 ms (RFC 6298; Linux adds at least 200 ms to the RTT) if fewer segments follow before then.
+Later segments of its flow wait for it. A retransmission is never lost.
 """
 
 import math
@@ -29,8 +29,10 @@ RETRANSMISSION_VARIANCE_S = 0.2
 
 MAX_WAITING_BYTES = 512 * 1024  # largest queue of a direction without `Conditions.buffer_bytes`
 BUFFER_S = 0.25  # default queue: the bytes of this time (s), as in a modem of moderate size
-_LEAST_BUFFER = 2 * SEGMENT_BYTES  # bytes; with fewer the link would idle between two segments
-MAX_HELD_BYTES = 32 * 1024 * 1024  # most memory of a flow: that in transit at 1 Gbit/s and 250 ms
+# bytes; with a smaller queue the link would idle between two segments
+_LEAST_BUFFER = 2 * SEGMENT_BYTES
+# maximum memory of a flow: the bytes in transit at 1 Gbit/s and 250 ms
+MAX_HELD_BYTES = 32 * 1024 * 1024
 _OBJECT_BYTES = 256  # memory of a segment without its data (bytes)
 
 # Data of two special segments: the sender has finished (FIN), the connection is broken (RST).

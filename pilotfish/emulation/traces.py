@@ -41,8 +41,8 @@ class Trace:
             if not (line.isdigit() and len(line) <= 15):
                 excerpt = line[:40].decode(errors="replace")
                 raise TraceError(
-                    f"{path}, line {number}: {excerpt!r} is no time in whole milliseconds; "
-                    "a trace has one on each line and nothing else."
+                    f"{path}, line {number}: {excerpt!r} is not a time in whole milliseconds; "
+                    "each line of a trace must be one such time."
                 )
             time_ms = int(line)
             if time_ms < last:

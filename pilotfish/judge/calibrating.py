@@ -4,7 +4,7 @@ A relaxation has a strength τ and the thresholds λ₁, λ₂, λ₃, which dec
 which the strict acceptance rule applies.
 
 In:  prompts, τ, and a budget: the allowed mean deviation (total variation) of a position. Out: the
-     figures of each position of sampled answers, and the relaxation chosen from them.
+values of each position of sampled answers, and the relaxation chosen by them.
 
 Method:
 - The answers are sampled from the target alone, because relaxed answers deviate little from them.
@@ -55,16 +55,18 @@ class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
     prompts: Annotated[
         Path,
         setting(
-            "a prompt a line, or JSON lines with 'prompt' or 'question'; two at least",
+            "prompts, one per line, or JSON lines with 'prompt' or 'question'; at least two",
             metavar="FILE",
         ),
     ]
-    out: Annotated[Path, setting("the file for edge serve --relaxation", metavar="NAME.json")]
+    out: Annotated[
+        Path, setting("output: the file for edge serve --relaxation", metavar="NAME.json")
+    ]
     task: (
         Annotated[
             str,
             setting(
-                "word the prompts as this task of judge mine does; FILE has its questions",
+                "make the prompts as this task of judge mine does; FILE holds the task's questions",
                 choices=tuple(name for name, task in TASKS.items() if task.instruction),
             ),
         ]
@@ -73,25 +75,34 @@ class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
     tau: Annotated[float, setting("strength of the relaxation", ge=0, le=1, metavar="τ")] = 0.2
     deviation: Annotated[
         float,
-        setting("the budget: mean total variation a position", ge=0, le=1, metavar="D"),
+        setting("budget: maximum mean total variation per position", ge=0, le=1, metavar="D"),
     ] = 0.02
     temperature: Annotated[float, setting("temperature of both models", gt=0, metavar="T")] = 1.0
     draft_top_k: Annotated[
-        int, setting("top K of the drafter's truncation; 0: none", ge=0, metavar="K")
+        int,
+        setting(
+            "number K of likeliest tokens to which the drafter's distribution is "
+            "truncated; 0: no truncation",
+            ge=0,
+            metavar="K",
+        ),
     ] = Adaptive.default_top_k
     window: Annotated[
-        int, setting("draft tokens a round, for the expected tokens", ge=1, le=MAX_WINDOW)
+        int,
+        setting("draft tokens per round, for computing the expected tokens", ge=1, le=MAX_WINDOW),
     ] = 4
-    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 64
+    max_tokens: Annotated[int, setting("maximum number of tokens in an answer", ge=1)] = 64
     seed: Annotated[int, setting("seed of all draws", ge=0)] = 0
-    count: Annotated[int, setting("the first N prompts (default: all)", ge=2)] | None = None
+    count: Annotated[int, setting("use only the first N prompts (default: all)", ge=2)] | None = (
+        None
+    )
 
 
 class Position(NamedTuple):
     """One position's inputs of the relaxation rule; K is the number of tokens in q̂.
 
     strict: the position's acceptance without relaxation. drawn: q̂, f64 [K]. gap: |p − q̂|, f64 [K].
-    gain: by how much τ raises each token's acceptance if it is not a key token, f64 [K].
+    gain: increase of each token's acceptance by τ if the token is not a key token, f64 [K].
     """
 
     entropy_ratio: float
@@ -257,7 +268,7 @@ def observe(
     except ValueError as error:
         raise UnsupportedError(f"{error}.") from error
     if target.greedy:
-        raise UnsupportedError("Nothing can be relaxed at temperature 0: calibrate above it.")
+        raise UnsupportedError("Nothing can be relaxed at temperature 0: use a higher temperature.")
 
     def begin(number: int, question: Question) -> Procedure[list[Position]]:
         """Sample the target's answer; compare both models' distributions before each token."""

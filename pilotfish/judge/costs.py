@@ -3,11 +3,11 @@
 In:  counts of real rounds, pass times of drafter and target, a link. Out: modelled bytes and
      seconds, by `speculation.latency`.
 
-A round of γ drafts takes γ·T_draft + T_verify(γ + 1) + T_comm. T_comm counts the bytes of headers
-and frames that are handed to ZeroMQ. `wisv-full` also needs the drafter's state at the last draft,
-which costs one more drafter's pass. `wisv-selective` makes this pass while the edge verifies, so
-it costs no time. The model omits the prompt's passes and the head; the head costs about a hundredth
-of a pass.
+A round of γ drafts takes γ·T_draft + T_verify(γ + 1) + T_comm. T_comm includes the transfer of all
+headers and frames that are handed to ZeroMQ. `wisv-full` also needs the drafter's state at the last
+draft, which costs one more drafter's pass. `wisv-selective` makes this pass while the edge
+verifies, so it costs no time. The model omits the prompt's passes and the head; the head costs
+about a hundredth of a pass.
 """
 
 from __future__ import annotations

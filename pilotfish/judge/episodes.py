@@ -105,7 +105,9 @@ class Episode:
         from safetensors import SafetensorError, safe_open
 
         def unreadable(problem: object) -> UnsupportedError:
-            return UnsupportedError(f"{path} is no episode: {problem}. Remove it.")
+            return UnsupportedError(
+                f"{path} does not hold an episode: {problem}. Remove this file."
+            )
 
         with reading_file(unreadable):
             try:
@@ -121,7 +123,7 @@ class Episode:
 class MiningRecord:
     """The settings with which all episodes of a folder were mined.
 
-    most: largest number of tokens in an answer. slack, right_only: see `judge.mining.episode`.
+    most: maximum number of tokens in an answer. slack, right_only: see `judge.mining.episode`.
     drafter, target: each model's name, origin (`Manifest.origin`), precision and state width.
     """
 
@@ -139,8 +141,8 @@ class MiningRecord:
         if path.exists():
             if MiningRecord.read(folder) != self:
                 raise UnsupportedError(
-                    f"{folder} was mined otherwise ({path}): choose another --out, or give the "
-                    "same pair, task, --max-tokens, --slack and --right-only."
+                    f"{folder} was mined with other settings ({path}): choose another --out, or "
+                    f"give the same pair, task, --max-tokens, --slack and --right-only."
                 )
             return
         private_folder(folder)

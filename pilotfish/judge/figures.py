@@ -1,7 +1,7 @@
-"""Compute a sweep's figures: accuracy and rounds of each setting, compared with `greedy`.
+"""Compute a sweep's results: accuracy and rounds of each setting, compared with `greedy`.
 
-In:  the counts of n questions. Out: figures. Each difference from `greedy` on the same questions
-     has a confidence interval, from a seeded bootstrap over questions.
+In:  the counts of n questions. Out: a `Figure` per setting. Each difference from `greedy` on the
+     same questions has a confidence interval, from a seeded bootstrap over questions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The figures of one setting over n questions; `greedy` has the same window.
+    """The results of one setting over n questions. `greedy`: the same window without a head.
 
     right: number of correct answers. gained: accuracy minus the accuracy of `greedy`. aal:
     committed tokens per round, the correction included (AAL in the WISV paper). aal_gained: AAL
@@ -58,7 +58,7 @@ class Figure:
 
 
 def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]]) -> list[Figure]:
-    """Compute the figures of all settings, in the plan's order.
+    """Compute the results of all settings, in the plan's order.
 
     question_counts: [questions][settings].
     """
@@ -143,9 +143,9 @@ def costs(
 def curve(
     plan: SweepHeader, figures: Sequence[Figure], head: str, window: int
 ) -> Mapping[float, Figure]:
-    """Select a head's figures at this window over the worst link; return them by threshold.
+    """Select a head's results at this window over the worst link; return them by threshold.
 
-    The worst link has the least quality. Heads forgive the most mismatches there.
+    The worst link has the lowest quality. Heads forgive the most mismatches over this link.
     """
     poorest = min(plan.profiles, key=lambda figure: figure.channel.quality())
     return {

@@ -69,7 +69,7 @@ class Relabelling(Struct, frozen=True, array_like=True):
     temperature: Annotated[
         float,
         setting(
-            "low: relax the least important labels; high: relax at random",
+            "low: change only the least important labels; high: change labels at random",
             gt=0,
             flag="relax-temperature",
             metavar="T",
@@ -84,7 +84,7 @@ class InstanceOptions(Struct, frozen=True):
     """
 
     channels: Annotated[
-        int, setting("channels sampled for each question", ge=1, le=1000, metavar="K")
+        int, setting("number of channels sampled for each question", ge=1, le=1000, metavar="K")
     ] = 8
     seed: Annotated[int, setting("seed of all draws", ge=0)] = 0
     form: Annotated[
@@ -96,9 +96,13 @@ class InstanceOptions(Struct, frozen=True):
 class MinedSettings(Struct, frozen=True, kw_only=True):
     """Options that ``pilotfish judge relabel`` and ``train`` share."""
 
-    mined: Annotated[Path, setting("folder of judge mine", metavar="MINED", positional=True)]
+    mined: Annotated[
+        Path, setting("folder that judge mine has written", metavar="MINED", positional=True)
+    ]
     options: InstanceOptions = InstanceOptions()
-    no_relabel: Annotated[bool, setting("ablation: labels as mined under any channel")] = False
+    no_relabel: Annotated[bool, setting("ablation: keep the mined labels under every channel")] = (
+        False
+    )
 
     def read(self) -> tuple[MiningRecord, InstanceOptions, Instances]:
         """Read the mined episodes and make instances; raise the same errors as `instances`."""
@@ -187,8 +191,8 @@ def instances(
         if (episode.drafter.shape[1], episode.target.shape[1]) != widths:
             raise UnsupportedError(
                 f"The states of {episode.key} have widths {episode.drafter.shape[1]} and "
-                f"{episode.target.shape[1]}, not {widths[0]} and {widths[1]}: they are of another "
-                "pair. Remove it."
+                f"{episode.target.shape[1]}, not {widths[0]} and {widths[1]}: the episode belongs "
+                f"to another pair. Remove its file."
             )
     channels = [
         sample_channels(sampling.channels, sampling.seed, episode.key) for episode in usable
@@ -242,7 +246,8 @@ def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[str], list
     """
     if len(keys) < 2:
         raise UnsupportedError(
-            "Training needs at least two questions with mismatches: one is kept for validation."
+            "Training needs at least two questions with mismatches: one question is held out for "
+            "validation."
         )
     order = sorted(keys, key=lambda key: float(_uniforms(1, seed, "split", key)[0]))
     count = min(max(round(share * len(order)), 1), len(order) - 1)
@@ -320,7 +325,7 @@ def _relabel(
 def _uniforms(count: int, seed: int, purpose: str, key: str) -> NDArray[np.float64]:
     """Draw ``count`` numbers from [0, 1), f64; seed, purpose and key determine them."""
     if not 0 <= seed <= _MOST_SEED:
-        raise UnsupportedError(f"A seed is a number from 0 to {_MOST_SEED}, not {seed}.")
+        raise UnsupportedError(f"A seed must be between 0 and {_MOST_SEED}, not {seed}.")
     digest = sha256(f"{seed} {purpose} {key}".encode()).digest()
     words = np.random.Philox(key=np.frombuffer(digest, "<u8", 2)).random_raw(count)
     drawn: NDArray[np.float64] = (words >> np.uint64(11)) * 2.0**-53

@@ -38,8 +38,8 @@ class _Candidate(NamedTuple):
     """A mismatch to be labelled.
 
     prefix: the answer up to the mismatch, then the drafter's token. evidently_stalls: whether the
-    mismatch stalls, as far as the prefix alone shows: the target wanted an end token, or it wants
-    the same token again right after the drafter's, where the drafter again differs.
+    mismatch stalls, as far as the prefix alone shows: the target chose an end token, or the target
+    chooses the same token again right after the drafter's token, and the drafter differs again.
     """
 
     mismatch: Mismatch
@@ -52,29 +52,32 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
 
     questions: Annotated[Path, setting('JSON lines with "question" and "answer"', metavar="FILE")]
     out: Annotated[
-        Path, setting("folder for the episodes, a file for each question", metavar="DIR")
+        Path, setting("output folder for the episodes, one file per question", metavar="DIR")
     ]
     task: Annotated[
         str,
         setting(
-            "outcome of an answer: its last number, its words, or what --checker prints",
+            "how the outcome of an answer is found: its last number, its words, or the output of "
+            "--checker",
             choices=tuple(TASKS),
         ),
     ] = "gsm8k"
     checker: Annotated[
         tuple[str, ...],
         setting(
-            "program of task command: reads a line of JSON with question, answer and text; prints "
-            "the text's outcome; exits with 0 if that is right, with 1 if not",
+            "program for task command: reads a line of JSON with question, answer and text; "
+            "prints the text's outcome; exits with 0 if the outcome is right, with 1 if it is "
+            "wrong",
             form="command",
             metavar="COMMAND",
         ),
     ] = ()
-    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 160
+    max_tokens: Annotated[int, setting("maximum number of tokens in an answer", ge=1)] = 160
     slack: Annotated[
         int,
         setting(
-            "tokens by which a mismatch may lengthen the answer before it stalls",
+            "number of tokens by which a forgiven mismatch may lengthen the answer; a mismatch "
+            "that lengthens it more stalls",
             ge=0,
             exclusive="slack",
         ),
@@ -86,7 +89,8 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
     right_only: Annotated[
         bool,
         setting(
-            "take mismatches only from answers that are right and end: others cannot become worse"
+            "take mismatches only from answers that are right and complete, since other answers "
+            "cannot become worse"
         ),
     ] = False
 

@@ -27,7 +27,7 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 DRAFTER, TARGET = "drafter", "target"
-CHUNK = 64  # largest number of one text's tokens in one pass, unless more rows are requested
+CHUNK = 64  # maximum number of one text's tokens in one pass, unless more rows are requested
 
 R = TypeVar("R")
 
@@ -107,7 +107,7 @@ class Readers:
         self, drafter: Path, target: Path, *, slots: int, context: int, engine: EngineSettings
     ) -> None:
         if slots < 1:
-            raise UnsupportedError(f"There is at least one question at a time, not {slots}.")
+            raise UnsupportedError(f"At least one question must run at a time, not {slots}.")
         self.slots = slots
         self.drafter = Reader(drafter, slots, context, engine, drafts=True)
         self.target = Reader(target, slots, context, engine, drafts=False)

@@ -41,10 +41,16 @@ class PairSettings(EngineSettings, frozen=True, kw_only=True):
 
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
     target: Annotated[Path, setting("target's artifact", metavar="DIR")]
-    count: Annotated[int, setting("the first N questions (default: all)", ge=1)] | None = None
-    slots: Annotated[int, setting("questions at a time", ge=1, le=256)] = 8
+    count: Annotated[int, setting("use only the first N questions (default: all)", ge=1)] | None = (
+        None
+    )
+    slots: Annotated[int, setting("number of questions that run at a time", ge=1, le=256)] = 8
     context: Annotated[
-        int, setting("tokens of a question and its answer; longer ones are left out", ge=2)
+        int,
+        setting(
+            "maximum tokens of a question and its answer together; longer questions are left out",
+            ge=2,
+        ),
     ] = 640
 
 
@@ -67,8 +73,9 @@ class OpenPair:
         for manifest in (self.drafter, self.target):
             if not manifest.hidden_states:
                 raise UnsupportedError(
-                    f"The graph of {manifest.model} has no hidden states, which decision heads "
-                    "read: build it with them, or export the checkpoint itself."
+                    f"The graph of {manifest.model} outputs no hidden states, which decision "
+                    f"heads need: build the graph with hidden states, or export the checkpoint "
+                    f"itself."
                 )
 
     def select_fitting(
@@ -107,7 +114,7 @@ def count_tokens(question: Question, pair: Pair, most: int) -> int:
 
 
 class QuestionReader:
-    """One question's prompt in both vocabularies. most: largest number of tokens in an answer.
+    """One question's prompt in both vocabularies. most: maximum number of tokens in an answer.
 
     An answer is a list of the target's token ids after the prompt. If it has ended, its last id is
     an end token.

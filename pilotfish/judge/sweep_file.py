@@ -102,7 +102,7 @@ class QuestionCounts(NamedTuple):
 class SweepHeader:
     """The header of a sweep's file: the options that all its lines share.
 
-    most: largest number of tokens in an answer. whole: number of questions with windows that are
+    most: maximum number of tokens in an answer. whole: number of questions with windows that are
     read to their ends. drafter, target: each model's name, origin, precision, hidden width and
     vocabulary size. heads: each head's digest and format of states, by name.
     """
@@ -139,7 +139,7 @@ class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 class SweepFile:
     """A sweep's file: a header line, then lines with questions or with the models' pass times.
 
-    Raises `UnsupportedError` if the file is no sweep. Ignores an incomplete last line.
+    Raises `UnsupportedError` if the file does not hold a sweep. Ignores an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -169,8 +169,8 @@ class SweepFile:
             existing = vars(self.plan)
             names = [name for name, value in vars(plan).items() if value != existing[name]]
             raise UnsupportedError(
-                f"{self.path} was made otherwise ({', '.join(names)}): choose another --out, or "
-                "give the same options."
+                f"{self.path} was made with other options ({', '.join(names)}): choose another "
+                f"--out, or give the same options."
             )
 
     def add(self, question: str, tallies: Sequence[QuestionCounts]) -> None:
@@ -188,7 +188,9 @@ class SweepFile:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def _read(self) -> None:
-        with reading_file(lambda problem: UnsupportedError(f"{self.path} is no sweep: {problem}.")):
+        with reading_file(
+            lambda problem: UnsupportedError(f"{self.path} does not hold a sweep: {problem}.")
+        ):
             data = read_content(self.path)
             complete = data.rfind(b"\n") + 1
             for line in msgspec.json.Decoder(_Line).decode_lines(data[:complete]):
@@ -197,5 +199,7 @@ class SweepFile:
                 if line.question:
                     self.tallies[line.question] = line.tallies
         if complete and self.plan is None:
-            raise UnsupportedError(f"{self.path} is no sweep: it does not begin with a plan.")
+            raise UnsupportedError(
+                f"{self.path} does not hold a sweep: it does not begin with a header."
+            )
         self._whole, self._torn = complete, complete < len(data)

@@ -49,7 +49,7 @@ def passes(text: str) -> dict[int, float]:
     """Parse pass times as in ``1:80,11:95``: numbers of tokens, milliseconds."""
     pass_ms = dict(_pairs(text, "passes", "1:80,11:95"))
     if not all(width.is_integer() for width in pass_ms):
-        raise ValueError(f"{text!r} is no list of passes; write 1:80,11:95")
+        raise ValueError(f"{text!r} is not a list of passes; write for example 1:80,11:95")
     return {int(width): ms for width, ms in pass_ms.items()}
 
 
@@ -62,7 +62,7 @@ def _pairs(text: str, what: str, example: str) -> list[tuple[float, float]]:
     except ValueError:
         pairs = []
     if not pairs or not all(0 < number < math.inf for pair in pairs for number in pair):
-        raise ValueError(f"{text!r} is no list of {what}; write {example}")
+        raise ValueError(f"{text!r} is not a list of {what}; write for example {example}")
     return pairs
 
 
@@ -74,7 +74,7 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     heads: Annotated[
         tuple[str, ...],
         setting(
-            "a head: its name, or the path of its files; may be repeated",
+            "a decision head: its name, or the path of its files; may be repeated",
             flag="head",
             metavar="NAME",
             repeat=True,
@@ -83,45 +83,55 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     questions: (
         Annotated[Path, setting('JSON lines with "question" and "answer"', metavar="FILE")] | None
     ) = None
-    count: Annotated[int, setting("the first N questions (default: all)", ge=1)] | None = None
-    task: Annotated[str, setting("see judge mine", choices=tuple(TASKS))] = "gsm8k"
+    count: Annotated[int, setting("use only the first N questions (default: all)", ge=1)] | None = (
+        None
+    )
+    task: Annotated[
+        str, setting("task of the questions, as for judge mine", choices=tuple(TASKS))
+    ] = "gsm8k"
     checker: Annotated[
-        tuple[str, ...], setting("program of task command", form="command", metavar="COMMAND")
+        tuple[str, ...],
+        setting("program for task command, as for judge mine", form="command", metavar="COMMAND"),
     ] = ()
     thresholds: Annotated[
         tuple[Annotated[float, Meta(ge=0, le=1)], ...],
         setting(
-            "from 0, reject every mismatch, to 1, reject none; quantiles: the thresholds of each "
-            "head's curve (default)",
+            "thresholds from 0 (reject every mismatch) to 1 (reject none); quantiles: the "
+            "thresholds of each head's curve (default)",
             form=thresholds,
             metavar="ρ,ρ,…",
         ),
     ] = ()
     windows: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=MAX_WINDOW)], ...],
-        setting("draft tokens a round", metavar="γ,γ,…"),
+        setting("numbers of draft tokens per round", metavar="γ,γ,…"),
     ] = (10,)
     links: Annotated[
         tuple[LinkProfile, ...],
         setting(
-            "rates in Mbit/s and RTTs in ms (default: 500:5,500:50,20:5,20:50)",
+            "links as RATE:RTT, in Mbit/s and ms (default: 500:5,500:50,20:5,20:50)",
             form=links,
             metavar="R:T,…",
         ),
     ] = tuple(LinkProfile(mbps, rtt_ms) for mbps in (500.0, 20.0) for rtt_ms in (5.0, 50.0))
-    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 160
-    slots: Annotated[int, setting("questions at a time", ge=1, le=256)] = 8
+    max_tokens: Annotated[int, setting("maximum number of tokens in an answer", ge=1)] = 160
+    slots: Annotated[int, setting("number of questions that run at a time", ge=1, le=256)] = 8
     whole: Annotated[
         int,
         setting(
-            "questions with windows read beyond rejections too, to count the states that "
-            "wisv-selective requests",
+            "number of questions whose windows are read beyond rejections, too, to count the "
+            "states that wisv-selective requests",
             ge=0,
         ),
     ] = 2
     draft_ms: (
         Annotated[
-            float, setting("ms of a drafter's pass (default: measured here)", gt=0, metavar="X")
+            float,
+            setting(
+                "duration of a drafter's pass, in ms (default: measured on this machine)",
+                gt=0,
+                metavar="X",
+            ),
         ]
         | None
     ) = None
@@ -129,7 +139,8 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             dict[int, float],
             setting(
-                "ms of a target's pass over WIDTH tokens (default: measured here)",
+                "duration of a target's pass over WIDTH tokens, in ms (default: measured on this "
+                "machine)",
                 form=passes,
                 metavar="WIDTH:X,…",
             ),
@@ -137,18 +148,26 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
         | None
     ) = None
     out: (
-        Annotated[Path, setting("the sweep's file, a line of JSON a question", metavar="FILE")]
+        Annotated[
+            Path, setting("output: the sweep's file, one line of JSON per question", metavar="FILE")
+        ]
         | None
     ) = None
     report: (
-        Annotated[Path, setting("only show the figures of such a file", metavar="FILE")] | None
+        Annotated[
+            Path, setting("only show the results of a file that --out has written", metavar="FILE")
+        ]
+        | None
     ) = None
     plot: (
-        Annotated[Path, setting("plot of accuracy against threshold, PNG", metavar="FILE")] | None
+        Annotated[Path, setting("write a plot of accuracy against threshold (PNG)", metavar="FILE")]
+        | None
     ) = None
     update_head: Annotated[
         bool,
-        setting("write the first window's figures over the poorest link into each head's curve"),
+        setting(
+            "write the results of the first window over the poorest link into each head's curve"
+        ),
     ] = False
 
 

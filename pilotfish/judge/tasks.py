@@ -107,7 +107,7 @@ class Command(Task):
             raise UnsupportedError(f"The checker {self._command[0]} failed: {error}.") from error
         if process.returncode not in (0, 1):
             raise UnsupportedError(
-                f"The checker {self._command[0]} exited with {process.returncode}, and only 0 "
+                f"The checker {self._command[0]} exited with {process.returncode}, but only 0 "
                 f"(right) and 1 (wrong) are allowed: {process.stderr.strip()[:200]}"
             )
         outcome = process.stdout.strip()
@@ -125,7 +125,7 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Comma
 def make_task(name: str, checker: Sequence[str] = ()) -> Task:
     """Make the task of this name. checker: program and arguments, for `Command`."""
     if name not in TASKS:
-        raise UnsupportedError(f"There is no task {name!r}: {', '.join(TASKS)}.")
+        raise UnsupportedError(f"There is no task {name!r}; the tasks are {', '.join(TASKS)}.")
     return Command(checker) if name == Command.name else TASKS[name]()
 
 
@@ -142,7 +142,7 @@ def read_task_questions(path: Path, task: Task) -> list[Question]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        fault = f'{path}, line {number} is no JSON object with "question" and "answer"'
+        fault = f'{path}, line {number} is not a JSON object with "question" and "answer"'
         with reading_file(partial(_line_error, fault)):
             entry = json.loads(line)
             if not isinstance(entry, dict) or not entry.keys() >= {"question", "answer"}:

@@ -16,7 +16,7 @@ def auc(scores: NDArray[np.floating], labels: NDArray[np.bool_]) -> float | None
     """Compute the area under the ROC curve; None if all labels are equal.
 
     The area is the probability that a label of 1 has a higher score than a label of 0; a tie counts
-    half. scores: [n]. labels: [n].
+    as one half. scores: [n]. labels: [n].
     """
     ones = int(labels.sum())
     zeros = len(labels) - ones

@@ -6,7 +6,7 @@ In:  the instances of `judge.instances`. Out: a `DecisionHead`, with a curve of 
      quantiles of its probabilities, as in AutoJudge) and one recommended threshold.
 
 A share of the questions is for validation only. Their loss decides when training stops, and the
-figures of the head's card are measured on them. In this package only this module needs torch.
+values in the head's card are measured on them. In this package only this module needs torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     import torch
 
 CLIP = 3.0  # bound (standard deviations) at which a head clips a link feature
-_TOKENS_PACE = 10.0  # factor of the learning rate with token ids: each id is rare in the data
+# factor by which the learning rate is multiplied with token ids: each id is rare in the data
+_TOKENS_PACE = 10.0
 _THREADS = 1  # torch threads: a step is small, and more threads change the order of sums
 _LEAST_SPREAD = 0.01  # lower bound of a state's deviation, as a share of the mean deviation
 
@@ -57,22 +58,31 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     width: Annotated[int, setting("width h of the hidden layer", ge=1, le=1024, metavar="H")] = 32
     dropout: Annotated[
-        float, setting("dropout after the hidden layer", ge=0, le=1, metavar="P")
+        float,
+        setting(
+            "share of the hidden layer's outputs that dropout sets to 0", ge=0, le=1, metavar="P"
+        ),
     ] = 0.1
     weight_decay: Annotated[float, setting("AdamW's weight decay", gt=0, metavar="W")] = 30.0
     learning_rate: Annotated[float, setting("AdamW's learning rate", gt=0, metavar="R")] = 1e-4
-    batch: Annotated[int, setting("mismatches a step, each under its K channels", ge=1)] = 64
-    epochs: Annotated[int, setting("epochs, at most", ge=1)] = 200
+    batch: Annotated[
+        int, setting("mismatches per training step, each under its K channels", ge=1)
+    ] = 64
+    epochs: Annotated[int, setting("maximum number of epochs", ge=1)] = 200
     patience: Annotated[
         int, setting("stop after this many epochs without a better validation loss", ge=1)
     ] = 12
     validation: Annotated[
-        float, setting("share of questions for validation", ge=0, le=1, metavar="SHARE")
+        float,
+        setting(
+            "share of the questions that is held out for validation", ge=0, le=1, metavar="SHARE"
+        ),
     ] = 0.2
     risk: Annotated[
         float,
         setting(
-            "share of harmful mismatches that may be forgiven, see below",
+            "maximum share of harmful mismatches that the recommended threshold may forgive; see "
+            "below",
             ge=0,
             le=1,
             metavar="SHARE",
@@ -80,18 +90,23 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.05
     seed: int = 0
     link: Annotated[
-        bool, setting("ablation: a head that does not read the channel", flag="no-link")
+        bool, setting("ablation: train a head that does not read the channel", flag="no-link")
     ] = True
-    tokens: Annotated[bool, setting("ablation: reads token ids instead of states")] = False
-    buckets: Annotated[int, setting("buckets of a token's hash, with --tokens", ge=1, le=65536)] = (
-        512
-    )
+    tokens: Annotated[
+        bool, setting("ablation: train a head that reads token ids instead of states")
+    ] = False
+    buckets: Annotated[
+        int,
+        setting("with --tokens: number of buckets to which token ids are hashed", ge=1, le=65536),
+    ] = 512
 
 
 class TrainSettings(MinedSettings, frozen=True, kw_only=True):
     """Options of ``pilotfish judge train``."""
 
-    out: Annotated[Path, setting("path of the head's files, without a suffix", metavar="NAME")]
+    out: Annotated[
+        Path, setting("output: path of the head's files, without a suffix", metavar="NAME")
+    ]
     training: TrainingOptions = TrainingOptions()
 
 
@@ -106,7 +121,7 @@ def train(
     """Train a head called ``name``.
 
     sampling: options of the instances, stored in the head's card. progress: callback after each
-    epoch; arguments: number of finished epochs, largest number of epochs. Raises `UnsupportedError`
+    epoch; arguments: number of finished epochs, maximum number of epochs. Raises `UnsupportedError`
     if there is too little data, and `EngineError` if torch is not installed.
     """
     training_keys, validation_keys = split(instances.keys, options.validation, options.seed)
@@ -382,7 +397,7 @@ def _state_scale(training_set: Instances) -> tuple[Floats, Floats]:
     pair = (training_set.drafter, training_set.target)
     mean = np.concatenate([states.mean(0, dtype=np.float64) for states in pair])
     std = np.concatenate([states.std(0, dtype=np.float64) for states in pair])
-    # lower bound: a state that hardly varies in training must not dominate where it does vary
+    # The lower bound keeps a state that hardly varies in training from dominating elsewhere.
     least = max(_LEAST_SPREAD * float(std.mean()), 1e-6)
     return mean.astype(np.float32), np.maximum(std, least).astype(np.float32)
 

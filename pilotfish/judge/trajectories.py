@@ -1,7 +1,7 @@
 """Compute the tokens that an edge with a head commits, for many settings at once (WISV §III, §VI).
 
 In:  a question and its courses; a course is a window γ and a judge. Out: each course's tokens and
-     rounds, the same that a device and an edge with these models would commit at temperature 0.
+rounds, exactly as a device and an edge with these models would commit them at temperature 0.
 
 A round is walked token by token. After a text the drafter chooses token d, the target token t. If
 d = t, d is accepted. Otherwise the judge reads both models' states at d. It either accepts d (the
@@ -275,7 +275,7 @@ class _Tree:
     ) -> Procedure[list[bool]]:
         """Compute whether each draft of a whole window is a mismatch, given the drafts before it.
 
-        room: largest number of drafts.
+        room: maximum number of drafts.
         """
         drafted: list[int] = []
         while len(drafted) < room and not self._reader.has_ended(drafted):

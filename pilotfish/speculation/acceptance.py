@@ -9,13 +9,14 @@ The drafter's own probability is a bad estimate. The default pair is one model i
 agrees in 98 of 100 places; in most of these the drafter gives its choice a probability far below
 0.98. The margin has to be compared with the distance between the two models' logits. This distance
 differs from pair to pair: about 0.1 logits in the default pair, 1 if the drafter was quantised
-twice, 4 if it lacks some layers or was trained separately. Hence a family of curves
+twice, 4 if it lacks some layers or was trained separately. Hence the estimator has a family of
+curves:
 
     acceptance(margin) = ceiling · (1 − (1 − floor) · exp(−margin / scale))
 
 The estimate is the mean of the curves, each weighted by its prior and its likelihood on the
 compared tokens (Bayes' rule). Old comparisons fade, so the estimate follows a text that changes.
-It starts optimistic, since a draft too many costs little and a draft too few costs a target pass.
+It starts optimistic, since a needless draft costs little and a missing draft costs a target pass.
 
 Repeated drafts follow the same curves. Their scale is a few tokens, and more of them are wrong.
 """

@@ -63,7 +63,7 @@ class Relaxation:
         for name, most in limits.items():
             value = getattr(self, name)
             if not 0.0 <= value <= most:  # false for NaN
-                raise ValueError(f"{name} must be within 0 and {most:g}, not {value}")
+                raise ValueError(f"{name} must be between 0 and {most:g}, not {value}")
 
 
 @dataclass(frozen=True, eq=False)

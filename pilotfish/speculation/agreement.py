@@ -6,8 +6,8 @@ output is the target's own sequence for any draft (protocols `greedy`, `coupled`
 
 A *mismatch* is a draft token that is not the target's argmax after the draft tokens before it. One
 target pass finds all mismatches, and forgiving one of them does not change the later ones. A
-decision head may *forgive* mismatches (wisv §III-A, §V). If it forgives none, the rule is that of
-`greedy`; if it forgives all, the whole window is accepted.
+decision head may *forgive* mismatches (wisv §III-A, §V). If it forgives none, the result is the
+same as under `greedy`; if it forgives all, the whole window is accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,10 @@ def mismatches(
     # i64 [γ]
     ids = np.asarray(window, dtype=np.int64)
     if choices.shape != (len(ids) + 1,):
-        raise ValueError(f"A window of {len(ids)} needs one choice more, not {choices.shape}.")
+        raise ValueError(
+            f"A window of {len(ids)} tokens needs {len(ids) + 1} choices, not an array of shape "
+            f"{choices.shape}."
+        )
     return np.flatnonzero(ids != choices[:-1]).astype(np.int64, copy=False)
 
 
@@ -62,7 +65,8 @@ def accept_forgiven(
     verdicts = np.asarray(rejected, dtype=np.bool_)
     if verdicts.shape != positions.shape:
         raise ValueError(
-            f"{len(positions)} mismatches need as many verdicts, not {verdicts.shape}."
+            f"{len(positions)} mismatches need one verdict each, not an array of shape "
+            f"{verdicts.shape}."
         )
     ending = np.flatnonzero(verdicts)
     forgiven = int(ending[0]) if len(ending) else len(positions)

@@ -12,9 +12,9 @@ The first draft arrives one RTT and one drafter pass after the correction, and e
 one drafter pass later.
 
 Only the RTT of the link matters, since a draft's arrival depends on the sum of both directions. The
-model was compared with an event simulation in 432 cases. Its error in seconds is 0.2 % in the
-median, 1.5 % at the 95th percentile and 3.1 % at worst; its error in drafts is 0.5 %, 3.4 % and
-6.3 %.
+model was compared with an event simulation at 432 combinations of the parameters. The error of its
+seconds is 0.2 % in the median, 1.5 % at the 95th percentile and 3.1 % at worst. The error of its
+number of drafts is 0.5 %, 3.4 % and 6.3 %.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ MOST_AHEAD = 64  # upper limit of drafts (tokens) beyond the committed tokens th
 FLOOR = 0.03  # lower limit of the last draft's joint acceptance; a drafter stops below it
 # unfinished share of the drafter's pass at the moment of a correction; results are averaged
 _PHASES = (0.1, 0.3, 0.5, 0.7, 0.9)
-_LEAST = 2e-5  # lower limit of survival down to which a run is simulated
+_LEAST = 2e-5  # a run is simulated until its survival falls below this value
 _DEPTHS = 96  # tokens simulated after a correction; later tokens cost as much as the last third
 
 
@@ -47,7 +47,7 @@ def survival(acceptance_by_depth: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def draft_length(survival: NDArray[np.float64]) -> int:
-    """Compute the number of tokens that a device drafts ahead, from the survival f64 [n + 1].
+    """Compute the number of tokens that a device drafts ahead, from S(0) … S(n), f64 [n + 1].
 
     The device stops after the first draft with a joint acceptance below `FLOOR`.
     """
@@ -76,12 +76,13 @@ def token_costs(
     """Compute the costs of a token.
 
     survival: S(0), S(1), …, f64 [n]; S(0) = 1, never rising. draft_s: seconds of a drafter pass
-    while the target runs. pass_s: seconds of a target pass with 0, 1, … drafts, up to the most
-    drafts of a pass. most_ahead: upper limit of drafts beyond the committed tokens that the device
-    knows. draft_cost: lower limit of a draft's joint acceptance; the edge leaves out drafts below.
+    while the target runs. pass_s: seconds of a target pass with 0, 1, … drafts, up to the maximum
+    number of drafts in a pass. most_ahead: upper limit of drafts beyond the committed tokens that
+    the device knows. draft_cost: lower limit of a draft's joint acceptance; the edge leaves out a
+    draft with a lower one.
     """
     run = survival[survival > _LEAST][:_DEPTHS]
-    # by committed tokens: the number of drafts that are worth their cost; len(pass_s): all are
+    # by number of committed tokens: how many drafts are worth their cost; len(pass_s) if all are
     padded = np.append(survival, 0.0)[: len(run) + 1]
     last = np.searchsorted(-padded, -draft_cost * run, side="right") - 1
     worth = np.where(last < len(run), last - np.arange(len(run)), len(pass_s)).tolist()
@@ -110,8 +111,8 @@ def _schedule(
     """List the passes of a run that is never corrected, f64 [passes, 5].
 
     Columns: tokens committed before the pass; seconds of the pass; 1 (the pass); positions of the
-    pass; tokens drafted since the pass before. worth: upper limit of a pass's drafts, by the number
-    of committed tokens. phase: unfinished share of the drafter's pass at the correction.
+    pass; tokens drafted since the previous pass. worth: upper limit of a pass's drafts, by the
+    number of committed tokens. phase: unfinished share of the drafter's pass at the correction.
     """
     width, depths = len(pass_s) - 1, len(worth)
     rows = []

@@ -39,7 +39,7 @@ class Channel:
             if value is not None and not 0.0 < value < math.inf:
                 raise ValueError(f"A channel's {name} must be positive and finite, not {value}.")
         if self.loss is not None and not 0.0 <= self.loss <= 1.0:
-            raise ValueError(f"A channel's loss must be within 0 and 1, not {self.loss}.")
+            raise ValueError(f"A channel's loss must be between 0 and 1, not {self.loss}.")
 
     def features(self) -> NDArray[np.float64]:
         """Return the values of `FEATURES`, f64 [4], NaN where unknown.

@@ -41,7 +41,7 @@ class CorpusSnapshot:
     def find_places(self, text: Ids, most: int) -> NDArray[np.int64]:
         """Return the places that follow the last two tokens of a text u32 [m]; i64 [k], ascending.
 
-        If there are more than ``most`` places, only the last ones.
+        If there are more than ``most`` places, return only the last ones.
         """
         if len(text) < _PAIR:
             return np.empty(0, np.int64)
@@ -59,7 +59,7 @@ EMPTY_SNAPSHOT = CorpusSnapshot(
 
 
 class Corpus:
-    """Earlier texts, up to ``most`` tokens in all. Thread-safe.
+    """Earlier texts, together at most ``most`` tokens. Thread-safe.
 
     begin: initial texts, each followed by `BREAK`, u32 [n].
     """
@@ -76,7 +76,7 @@ class Corpus:
         return self._snapshot
 
     def add(self, text: Ids) -> None:
-        """Add a text u32 [m]; of a text longer than ``most`` / 2, only its end."""
+        """Add a text u32 [m]; add only the end of a text that is longer than ``most`` / 2."""
         with self._lock:
             text = text[-(self._most // 2) :]
             end = self._reserve(len(text) + 1)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
-_COLDEST = 1e-6  # lowest temperature above 0; lower ones only add 0/0 in float32
+_COLDEST = 1e-6  # lowest temperature above 0; a lower one would lead to 0/0 in float32
 
 # Number of most probable tokens that `nucleus` sorts first; it sorts all if these are too few.
 _NUCLEUS_GUESS = 1024
@@ -95,8 +95,8 @@ def _log_probabilities(logits: Floats) -> Floats:
 
 def _kth_largest(weights: Floats, k: int) -> float:
     """Return the k-th largest of ``weights`` [V] ≥ 0; 0 if fewer than k are above 0."""
-    # without the zeros: np.partition takes milliseconds if many values are equal, for example when
-    # the drafter's vocabulary lacks many of the target's tokens
+    # Zeros are left out, since np.partition takes milliseconds if many values are equal, for
+    # example when the drafter's vocabulary lacks many of the target's tokens
     values = weights[weights > 0.0]
     if k > len(values):
         return 0.0

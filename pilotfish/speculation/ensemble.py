@@ -106,7 +106,8 @@ def aggregate(
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
     dtype = np.result_type(*(rows.values for rows in answers))
     count = len(answers[0])
-    # for each worker, f64 [n]: the factor of its K values; p̃ of each token outside its top K
+    # for each worker, f64 [n]: the factor by which its K values are multiplied, and p̃ of each
+    # token outside its top K
     scales, fills = zip(*(_rebuild_factors(rows, vocab, scheme) for rows in answers), strict=True)
     total = np.empty((count, vocab), dtype)
     total[:] = (shares @ np.stack(fills))[:, None]
@@ -127,7 +128,7 @@ def aggregate(
 
 
 def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
-    """Return the factor of the K values, and p̃ of each other token; both f64 [n]."""
+    """Return the factor by which K values are multiplied, and p̃ of other tokens; f64 [n] each."""
     retained, others = rows.retained_mass, vocab - rows.k
     if not others:
         return np.ones(len(rows)), np.zeros(len(rows))
@@ -137,7 +138,7 @@ def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values,
 
 
 def as_logits(aggregated: Floats, temperature: float) -> NDArray[np.float32]:
-    """Compute T·log p_agg, f32 [n, V]; −∞ where p_agg is 0. ``temperature`` is that of `top_rows`.
+    """Compute T·log p_agg, f32 [n, V]; −∞ where p_agg is 0. temperature: as in `top_rows`.
 
     A target with these logits has the distribution p_agg at this temperature: `probabilities`
     returns each p within a relative error of 2·10⁻⁵ (float32 rounding of log p and its multiples).
@@ -173,8 +174,8 @@ def renormalised_error(retained: Values) -> Values:
 def spread_error_bound(retained: Values, others: int) -> Values:
     """Compute Lemma 1's bound for ``spread``, ‖p̃ − p‖₁ ≤ 2(1 − ρ)(1 − 1/``others``) (12).
 
-    others: V − K. The paper's bound is 2(1 − ρ). The error reaches this lower bound if one token
-    has all the mass outside the top K.
+    others: V − K. The paper's bound is 2(1 − ρ). The error reaches the bound returned here if one
+    token has all the mass outside the top K.
     """
     return renormalised_error(retained) * (1.0 - 1.0 / others if others else 0.0)
 

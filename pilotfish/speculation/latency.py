@@ -4,7 +4,7 @@ In:  seconds of computing, bytes that cross the link, and the link's RTT and rat
 
 A round takes T = γ·T_draft + T_comm + T_verify (tslt (5), dssd (6)). T_comm is one RTT for each
 exchange plus the transfer times of both directions (dssd (3), wisv (6), (10)). A round yields N
-tokens (tslt (8)); T/N is the figure by which protocols and windows are compared. Under `stream`
+tokens (tslt (8)); T/N is the value by which protocols and windows are compared. Under `stream`
 tokens need no requests: each token costs the longer of its pass and its transfer, and a whole
 answer costs one RTT.
 """

@@ -71,8 +71,8 @@ class LogitsOptions:
     logit_bias: token → number to add to its logit, −100 to 100; at most `MOST_BIASED` tokens.
     repetition_penalty: factor for the tokens of prompt and answer, 10⁻³ to 10³; a logit above 0 is
     divided by it, any other multiplied. frequency_penalty, presence_penalty: numbers to subtract
-    from the logits of the answer's tokens, −2 to 2; the frequency penalty once for each occurrence.
-    grammar: the grammar that the answer must match.
+    from the logits of the answer's tokens, −2 to 2; the frequency penalty is subtracted once for
+    each occurrence. grammar: the grammar that the answer must match.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -84,11 +84,11 @@ class LogitsOptions:
     def __post_init__(self) -> None:
         if len(self.logit_bias) > MOST_BIASED:
             raise ValueError(
-                f"logit_bias has {len(self.logit_bias)} tokens; {MOST_BIASED} is the most"
+                f"logit_bias has {len(self.logit_bias)} tokens; at most {MOST_BIASED} are allowed"
             )
         for token, bias in self.logit_bias.items():
             if token < 0:
-                raise ValueError(f"logit_bias names token {token}; ids begin at 0")
+                raise ValueError(f"logit_bias names token {token}, but token ids begin at 0")
             _expect(f"logit_bias of token {token}", bias, -MOST_BIAS, MOST_BIAS)
         _expect("repetition_penalty", self.repetition_penalty, LEAST_FACTOR, MOST_FACTOR)
         for name in ("frequency_penalty", "presence_penalty"):

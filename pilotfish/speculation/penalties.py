@@ -85,8 +85,8 @@ class Penalties:
         if effect.factor is not None:
             np.divide(values, effect.factor, out=scratch)
             np.multiply(values, effect.factor, out=values)
-            # choose the quotient for logits above 0, else the product: if the factor is at least 1,
-            # that is the lesser of both
+            # A logit above 0 becomes the quotient, any other the product. With a factor of at least
+            # 1, this is the smaller of the two.
             chosen = np.minimum if self._repetition >= 1.0 else np.maximum
             chosen(values, scratch, out=values)
         for each in effect.subtracted:
@@ -122,7 +122,7 @@ class Penalties:
     # Counting
 
     def _update(self, text: Ids, vocab: int) -> None:
-        """Make the counts those of this text."""
+        """Update the counts to this text."""
         held = self._room[: self._length]
         if len(self._counts) != vocab:
             self._forget(vocab)

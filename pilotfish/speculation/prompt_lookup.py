@@ -55,8 +55,8 @@ class LookupMatch:
 def find_match(ids: Ids, least: int = 1) -> LookupMatch | None:
     """Find the longest match for the end of the text u32 [n]; None if there is none.
 
-    ids: C-contiguous. least: shortest match, at least 1 token. Of all matches only the latest 32
-    are compared, each up to 16 tokens; of equally long matches the latest is returned.
+    ids: C-contiguous. least: minimum length of a match, 1 token or more. Of all matches only the
+    latest 32 are compared, each up to 16 tokens; of equally long matches the latest is returned.
     """
     starts = find_places(ids, ids, least, _PLACES)
     if not len(starts):

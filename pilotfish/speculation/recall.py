@@ -27,9 +27,11 @@ from pilotfish.speculation.corpus import BREAK, EMPTY_SNAPSHOT, CorpusSnapshot
 from pilotfish.speculation.prompt_lookup import Ids, find_places, match_lengths
 
 _MANY = 64  # number of latest places that are compared
-_SCANNED = 4096  # number of latest places after the last token that are checked for the last two
+# number of latest places after the last token that are checked for the last two tokens
+_SCANNED = 4096
 _ALONE = 8  # number of latest places that are used if only the last token matches
-_LEARNT = 65  # upper limit of new tokens to learn from: a window and one more; more are a prompt
+# maximum number of new tokens to learn from: a window and one token; more are a prompt
+_LEARNT = 65
 _LENGTHS = 64  # upper limit of match length (tokens) for the acceptance estimate
 _NOWHERE = np.empty(0, np.int64)
 

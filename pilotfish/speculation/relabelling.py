@@ -50,7 +50,7 @@ def budget(labels: NDArray[np.bool_], quality: float, floor: float = FLOOR) -> f
     """
     for name, value in (("quality", quality), ("floor", floor)):
         if not 0.0 <= value <= 1.0:
-            raise ValueError(f"The {name} must be within 0 and 1, not {value}.")
+            raise ValueError(f"The {name} must be between 0 and 1, not {value}.")
     return (floor + (1.0 - floor) * quality) * int(np.count_nonzero(labels))
 
 
@@ -97,7 +97,9 @@ def relabel(
     worse one keeps. For the other arguments, and errors, see `repair_probabilities`.
     """
     if uniforms.shape != labels.shape:
-        raise ValueError(f"{labels.shape} labels need as many uniforms, not {uniforms.shape}.")
+        raise ValueError(
+            f"Labels of shape {labels.shape} need uniforms of this shape, not {uniforms.shape}."
+        )
     repaired: NDArray[np.bool_] = uniforms < repair_probabilities(
         labels, positions, quality, kappa=kappa, floor=floor, temperature=temperature
     )
@@ -113,7 +115,8 @@ def _share(scores: NDArray[np.float64], allowed: float) -> NDArray[np.float64]:
     if allowed <= 0.0:
         return np.zeros(len(scores))
     below = scores - scores.max()
-    # bounds: the offset if all scores equalled the greatest, and if all equalled the least
+    # bounds of the offset: its value if all scores equalled the greatest, and if all equalled the
+    # least
     log_odds = math.log(allowed) - math.log(len(scores) - allowed)
     low, high = log_odds, log_odds - float(below.min())
     while low < (middle := (low + high) / 2.0) < high:

@@ -1,8 +1,8 @@
 """Predictions of the papers: acceptance, and tokens of a round.
 
 In:  the target's distribution p and the drafter's q, normalised, f64 [V] ([..., V] where noted).
-Out: figures to compare measurements with. Symbols and equation numbers are those of the paper
-     `tslt`; docs/papers.md corrects its misprints.
+Out: predicted values to compare with measurements. Symbols and equation numbers follow the paper
+`tslt`; docs/papers.md corrects its misprints.
 
 One candidate is accepted with probability β = 1 − TV(p, q). If q is truncated to q̂, β changes by at
 most σ, the mass that truncation removes. Of k candidates, the j-th is verified against p⁽ʲ⁾, the

@@ -38,7 +38,7 @@ _PARTS, _MOST_BY_PARTS = 4096, 1024
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Concatenated rows: n distributions over few tokens each, N tokens in all.
+    """Concatenated rows: n distributions over few tokens each, N tokens in total.
 
     ids: tokens, strictly ascending within a row, u32 [N]. levels: half octaves below the row's
     heaviest token, u8 [N]; each row has a token of level 0. ends: end index of each row, i64 [n].
@@ -83,7 +83,7 @@ class SparseRows:
 def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> SparseRows:
     """Compute q̂ of one row of ``logits`` [V]: truncated like `probabilities`, then quantised.
 
-    most: upper limit of its tokens; the likeliest tokens are kept, and lower ids win ties.
+    most: maximum number of tokens; the likeliest tokens are kept, and lower ids win ties.
     """
     ids = _truncated_ids(logits, sampling)
     if most is not None and len(ids) > most:

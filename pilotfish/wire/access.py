@@ -64,7 +64,7 @@ class Gate:
     def ban(self, key: bytes) -> None:
         """Refuse a key for `BAN_S` seconds."""
         self._bans[key] = time.monotonic() + BAN_S
-        _log.warning("key %s is shut out for %g s", key.decode(), BAN_S)
+        _log.warning("all connections of key %s are refused for %g s", key.decode(), BAN_S)
 
     def _admits(self, key: bytes) -> bool:
         return key in self.allowed and self._bans.get(key, 0.0) <= time.monotonic()

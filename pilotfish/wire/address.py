@@ -13,17 +13,17 @@ _FORBIDDEN = re.compile(r"[\s@/?#]")  # characters that no host name has
 def require_address(endpoint: str, party: str = "an edge") -> None:
     """Raise `UnsupportedError` with advice, unless ``endpoint`` is ``tcp://HOST:PORT`` or local."""
     if advice := _advice(endpoint, listens=False):
-        raise UnsupportedError(f"{endpoint!r} is no address of {party}{advice}")
+        raise UnsupportedError(f"{endpoint!r} is not an address of {party}{advice}")
 
 
 def require_listenable(endpoint: str) -> None:
     """Raise `ListenError`, with advice, unless an edge can listen there; port 0: a free port."""
     if advice := _advice(endpoint, listens=True):
-        raise ListenError(f"{endpoint!r} is no address to listen on{advice}")
+        raise ListenError(f"{endpoint!r} is not an address to listen on{advice}")
 
 
 def _advice(endpoint: str, *, listens: bool) -> str:
-    """Return the end of a sentence that begins "… is no address"; "" for an address."""
+    """Return the end of a sentence that begins "… is not an address"; "" for a valid address."""
     if endpoint.startswith(_LOCAL):
         return ""
     if endpoint.isdecimal():

@@ -1,4 +1,4 @@
-"""Count the messages that ended connections left in ZeroMQ's queue.
+"""Count the messages that stay in ZeroMQ's queue after their connections have ended.
 
 ZeroMQ keeps the queued messages of a connection that is cut. If they did not count, a client that
 reconnects at once could queue as much again each time. Their bytes count for the client's key;
@@ -7,8 +7,8 @@ key. They stop counting when ZeroMQ delivers them, or when its queue was empty. 
 a number of messages of other connections: ZeroMQ serves all connections in turn, so it would have
 delivered all messages of the ended connection by then.
 
-The number of bytes that arrive between the last check of a connection and its end is unknown; the
-growth of the process in that time is the estimate.
+The number of bytes that arrive between the last check of a connection and its end is unknown. It is
+estimated by the growth of the process in that time.
 """
 
 from collections import Counter
@@ -35,8 +35,8 @@ class _EndedConnection:
     key: bytes
     counter: ReceiveCounter
     drop_messages: bool  # its remaining messages are dropped
-    total_at_last: int  # messages delivered from all peers up to its last delivered one
-    own_messages: int  # messages delivered from it
+    total_at_last: int  # number of messages from all peers when its last message was delivered
+    own_messages: int  # number of messages delivered from it
     estimated_bytes: int = 0  # bytes that arrived after the last check
     checked: bool = False  # the connection had ended before the last check
 
@@ -48,7 +48,7 @@ class _EndedConnection:
 class Backlog:
     """The queued messages of ended connections; a caller that changes them must hold a lock.
 
-    message_bytes: the most bytes of one message. keyed: clients have keys.
+    message_bytes: maximum size of one message. keyed: clients have keys.
     """
 
     def __init__(self, message_bytes: int, *, keyed: bool) -> None:
@@ -142,8 +142,8 @@ class Backlog:
 
         def order(connection: PeerConnection) -> tuple[bool, int, int]:
             known, key = bool(connection.client), held_by[connection.owner]
-            # of a key, the connection with most held bytes is cut last: it is nearest to the end of
-            # its message
+            # A key's connection with the most held bytes is cut last, since it is nearest to the
+            # end of its message.
             held = connection.counter.held_bytes
             return (known, -key, held) if known else (known, 0, -held)
 

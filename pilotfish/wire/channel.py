@@ -56,7 +56,7 @@ _PAUSE_S = (1.0, 30.0)  # pause (s) after an endless message: first, largest; it
 _OWNER_IDLE_S = 1.0  # an owner that has not polled for this time (s) may be asleep
 _CLOSE_S = 0.5  # longest wait (s) for a closing context; it then ends in the background
 _CONNECTION_NUMBERS = count(1)  # numbers that are unique in this process
-_NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds a message
+_NOBLOCK = int(zmq.NOBLOCK)  # arithmetic on pyzmq's enums costs microseconds per message
 
 
 class EdgeChannel:
@@ -123,7 +123,7 @@ class EdgeChannel:
         except zmq.ZMQError as error:
             self.close()
             raise UnsupportedError(
-                f"{endpoint!r} is no address of an edge ({error}); write tcp://HOST:PORT."
+                f"{endpoint!r} is not an address of an edge ({error}); write tcp://HOST:PORT."
             ) from error
         self.read_events()  # ZeroMQ's descriptor signals events only after this call
         MEMORY_WATCH.add(self)
@@ -182,7 +182,7 @@ class EdgeChannel:
                 parts = receive_parts(self._socket)
                 buffers: list[Buffer] = [part.buffer for part in parts]
                 more = parts[-1].more
-                while more:  # drop the excess parts: no valid message has as many
+                while more:  # drop the excess parts: a valid message has fewer
                     more = self._socket.recv(_NOBLOCK, copy=False).more
                 size = sum(map(len, buffers))
                 self._counter.add(size, len(parts))
@@ -255,7 +255,8 @@ class EdgeChannel:
     def _pause(self, now_s: float) -> None:
         if self._pause_s == _PAUSE_S[0]:
             _log.warning(
-                "%s sends a message that does not end: hung up, and tried again later",
+                "%s sends a message that does not end: disconnected; the next attempt follows "
+                "later",
                 self.endpoint,
             )
         self._paused_until_s = now_s + self._pause_s
@@ -317,7 +318,7 @@ class EdgeChannel:
     def queued_s(self) -> float:
         """Return the seconds since the edge's last bytes arrived; 0: unknown.
 
-        A reply has waited on this machine for that time, which is no time on the link.
+        For this time a reply has waited on this machine; it does not count as time on the link.
         """
         return queued_s(self._descriptor)
 
@@ -374,7 +375,7 @@ def _close(
     socket.disable_monitor()
     monitor.close(0)
     socket.close(int(linger_s * 1000))
-    # ZeroMQ's thread may be resolving a name, which takes ten seconds and more without a DNS server
+    # ZeroMQ's thread may be resolving a name, which takes ten seconds or more without a DNS server
     term = threading.Thread(target=context.term, name="close", daemon=True)
     term.start()
     term.join(linger_s + _CLOSE_S)

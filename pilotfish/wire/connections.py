@@ -36,11 +36,11 @@ from pilotfish.wire.socket_events import next_event
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
 _UNDECIPHERED: Final = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
-_EVENTS_PER_CALL = 256  # most events read in one call
+_EVENTS_PER_CALL = 256  # maximum number of events read in one call
 _MAX_TOTAL_OVERHEAD_BYTES = 2 * MAX_OVERHEAD_BYTES
-# Most unread bytes of replies: for one connection, and for all connections of a key together.
+# Maximum unread bytes of replies: for one connection, and for all connections of a key together.
 _MAX_UNREAD, _MAX_UNREAD_PER_KEY = 1 << 17, 8 << 20
-_LEAST_FRAME_BYTES = {False: 2, True: 35}  # least overhead of a frame (bytes); True: encrypted
+_LEAST_FRAME_BYTES = {False: 2, True: 35}  # minimum overhead of a frame (bytes); True: encrypted
 _HANDSHAKE_S = 3.0  # enough time (s) for a handshake and a first message: four round trips
 # A connection without a sign of life for this time (s) is ended. Cellular paths may be silent for
 # seconds and come back. Devices, which wait for replies, give up sooner.
@@ -78,7 +78,7 @@ class Connections:
         self.bounds = bounds
         self.closing = False  # new connections are cut
         self.cuts: Counter[str] = Counter()
-        self.broken = 0  # connections that ended before a message, without refused keys
+        self.broken = 0  # connections that ended before a message, not counting refused keys
         # failed handshakes of clients that have another public key of the edge
         self.undecipherable = 0
         # called for each of these handshakes, with the client's address; "": unknown
@@ -335,7 +335,7 @@ class Connections:
             theirs = [s for s in self._strangers.values() if s.peer == busiest]
             # if the oldest were always cut, devices that connect together would never finish
             late = connection.accepted_s - theirs[0].accepted_s > _HANDSHAKE_S
-            # the newcomer stays: it may finish its handshake at once; the others have not
+            # The newcomer stays: it may finish its handshake at once, as the others did not.
             newest = -2 if theirs[-1] is connection and len(theirs) > 1 else -1
             self._cut(theirs[0 if late else newest], reasons.CROWD)
             self._crowded_s = time.monotonic()

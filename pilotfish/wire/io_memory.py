@@ -27,12 +27,12 @@ _MINFLT_FIELD = 7  # index of minflt among the fields after the name in a thread
 _CONTEXT_NUMBERS = count(1)  # numbers for the names of the contexts' threads
 _EXPLAINED_PER_BYTE = 4  # bytes of memory that one byte read explains
 _MAX_MEMORY_PER_BYTE = 32  # bytes of memory that one byte of tiny frames takes
-# Most memory (bytes) that is explained by bytes read, but that the thread touches only later.
+# Maximum memory (bytes) that is explained by bytes read, but that the thread touches only later.
 _MAX_CREDIT_BYTES = 8 << 20
 # If a connection ended, its last bytes are unknown, and it may have caused the touched memory. So
 # the open connections are charged only 1/8 of that memory.
 _ENDED_DIVISOR = 8
-MAX_OVERHEAD_BYTES: Final = 8 << 20  # most memory of one message; a connection with more is cut
+MAX_OVERHEAD_BYTES: Final = 8 << 20  # maximum memory of one message; a connection with more is cut
 
 
 class IoThread:

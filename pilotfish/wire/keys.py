@@ -38,7 +38,7 @@ DEVICE = "device"
 FORMER = f"{EDGE}.old"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
-_MAX_KEY_BYTES = 1024  # most bytes that are read of a key file
+_MAX_KEY_BYTES = 1024  # maximum number of bytes that are read of a key file
 
 
 def default_directory() -> Path:
@@ -57,7 +57,8 @@ def _require_home(directory: Path) -> None:
     """Raise `KeysError` for the default folder of a user without a home."""
     if directory.parts[:1] == ("~",):
         raise KeysError(
-            "This user has no home folder, so none for keys: name a folder with --keys or "
+            "This user has no home folder, so there is no default folder for keys: name a folder "
+            "with --keys or "
             "PILOTFISH_KEYS, or set HOME."
         )
 
@@ -103,7 +104,7 @@ class AllowList:
         """
         _require_home(directory)
         if not directory.is_dir():
-            raise KeysError(f"{directory} is no folder of keys.")
+            raise KeysError(f"{directory} is not a folder of keys.")
         names: dict[bytes, str] = {}
         broken = []
         for path in _list_allowed(directory):
@@ -114,9 +115,9 @@ class AllowList:
                 continue
             if key in names:
                 broken.append(
-                    f"{path} holds the key of {names[key]}.pub beside it: `pilotfish keys deny "
-                    f"{quote(names[key])}` takes off both, and `pilotfish keys allow` lists it "
-                    "once."
+                    f"{path} holds the same key as {names[key]}.pub in this folder: `pilotfish "
+                    f"keys deny {quote(names[key])}` removes both files, and `pilotfish keys "
+                    "allow` then adds the key once."
                 )
             else:
                 names[key] = one_line(path.stem)
@@ -127,8 +128,8 @@ class AllowList:
 class EdgeKeys:
     """The edge's secret key and the devices that it admits.
 
-    former: the former secret key, accepted during a rotation. fault: the reason why it cannot be
-    read.
+    former: the former secret key, accepted during a rotation. fault: the reason why the former key
+    cannot be read.
     """
 
     secret: bytes
@@ -225,7 +226,7 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
 def deny(directory: Path, name: str) -> list[Path]:
     """Remove a device from the allow-list; return the files that were removed.
 
-    These are the file of this name, and all others with the same key.
+    These files are the file of this name, and all others with the same key.
     """
     allowed = directory / "allowed"
     target = allowed / f"{name}.pub"
@@ -303,7 +304,7 @@ def locked_folder(path: Path, mode: int) -> Iterator[None]:
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
-            path.parent.chmod(mode)  # despite the umask: a service's user must read the folder
+            path.parent.chmod(mode)  # overrides the umask: a service's user must read the folder
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -369,4 +370,6 @@ def _require_key(key: bytes, path: Path) -> bytes:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise KeysError(f"{name!r} is no key name: use letters, digits, dots, dashes, underscores.")
+        raise KeysError(
+            f"{name!r} is not a valid key name: use letters, digits, dots, dashes, underscores."
+        )

@@ -1,6 +1,6 @@
 """Watch the memory that peers make this process hold, in one thread for all its sockets.
 
-ZeroMQ reads whatever a peer sends. It bounds the length of a frame, but neither the number of
+ZeroMQ reads whatever a peer sends. ZeroMQ bounds the length of a frame, but neither the number of
 frames of a message nor the number of queued messages (`wire.transport` says why). A thread that
 computes or sleeps cannot check these numbers. So a separate thread checks every `Receiver` four
 times a second, and within 20 ms while the process grows: it compares the bytes that the kernel
@@ -27,8 +27,9 @@ _log = logging.getLogger("pilotfish.wire")
 _POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
 _GROWTH_BYTES: Final = 4 << 20  # growth of the process after which peers are checked at once
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_MIN_TRIM_BYTES: Final = 16 << 20  # least growth of the process that is worth a trim
-_TRIM_S = (0.1, 60.0)  # pause (s) between trims: least, largest; it doubles while trims free little
+_MIN_TRIM_BYTES: Final = 16 << 20  # minimum growth of the process that is worth a trim
+# pause (s) between trims: minimum, maximum; it doubles while trims free little
+_TRIM_S = (0.1, 60.0)
 
 SLACK_BYTES: Final = 1 << 16  # overhead of a message: encryption, framing, the handshake
 _HEARTBEATS_BPS = {False: 80.0, True: 400.0}  # bytes a second from an idle peer; True: encrypted

@@ -30,17 +30,17 @@ from pilotfish.speculation.logits_options import (
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
-MAX_FRAMES: Final = 8  # most array frames of a message
+MAX_FRAMES: Final = 8  # maximum number of array frames in a message
 MAX_WINDOW: Final = 128
-MAX_OPTIONS: Final = 32  # most options of a protocol
-MAX_NOTES: Final = 16  # most notes of a round
-MAX_HIDDEN: Final = 65536  # largest width of a drafter's hidden states
-MAX_PROBE: Final = 256 * 1024  # most bytes of a ping
+MAX_OPTIONS: Final = 32  # maximum number of options of a protocol
+MAX_NOTES: Final = 16  # maximum number of notes of a round
+MAX_HIDDEN: Final = 65536  # maximum width of a drafter's hidden states
+MAX_PROBE: Final = 256 * 1024  # maximum bytes of a ping
 PART_BYTES: Final = 64 * 1024  # bytes of a vocabulary's part before compression
-MAX_LOGPROBS: Final = 20  # largest number of likeliest tokens with log-probabilities, per position
-MAX_GRAMMAR: Final = 64 * 1024  # most bytes of a grammar
-MAX_VOCABULARY: Final = 64 * 1024 * 1024  # most bytes of all parts of a vocabulary
-MAX_CHUNK: Final = 256 * 1024  # most bytes of a transfer's chunk
+MAX_LOGPROBS: Final = 20  # maximum number of likeliest tokens with log-probabilities, per position
+MAX_GRAMMAR: Final = 64 * 1024  # maximum bytes of a grammar
+MAX_VOCABULARY: Final = 64 * 1024 * 1024  # maximum bytes of all parts of a vocabulary together
+MAX_CHUNK: Final = 256 * 1024  # maximum bytes of a transfer's chunk
 
 U31 = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -68,10 +68,10 @@ class Header(
 class Limits(Header, frozen=True):
     """Limits for one client."""
 
-    context: U31  # most tokens of a session, prompt and answer together
-    window: U31  # most draft tokens of a round
-    message_bytes: U31  # most bytes of a message, header and frames together
-    sessions: U31  # most open sessions of one client
+    context: U31  # maximum tokens of a session, prompt and answer together
+    window: U31  # maximum draft tokens of a round
+    message_bytes: U31  # maximum bytes of a message, header and frames together
+    sessions: U31  # maximum open sessions of one client
 
 
 # Device to edge
@@ -184,7 +184,7 @@ class Begin(Header, tag="begin", frozen=True):
     shape: LogitsOptionsMsg | None = None
     # number of likeliest tokens to send with each token's log-probability; None: send none
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    # the same for the tokens before the answer; sent with the first reply
+    # like ``logprobs``, but for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
@@ -490,11 +490,13 @@ def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 def _decode_grammar(grammar: Buffer) -> str:
     if len(grammar) > MAX_GRAMMAR:
-        raise TooLargeError(f"The grammar has {len(grammar)} bytes; {MAX_GRAMMAR} is the most.")
+        raise TooLargeError(
+            f"The grammar has {len(grammar)} bytes; at most {MAX_GRAMMAR} are allowed."
+        )
     try:
         return bytes(grammar).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedError(f"The grammar is no UTF-8: {error}.") from error
+        raise MalformedError(f"The grammar is not UTF-8: {error}.") from error
 
 
 def as_frame(array: NDArray[Any]) -> memoryview:

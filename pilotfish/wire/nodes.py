@@ -18,7 +18,7 @@ from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, 
 
 VERSION: Final = 1
 MAX_ITEMS: Final = 1024
-HEADER_BYTES: Final = 256 * 1024  # largest header: a step may have an item for each slot
+HEADER_BYTES: Final = 256 * 1024  # maximum size of a header: a step may have an item for each slot
 Incarnation = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 

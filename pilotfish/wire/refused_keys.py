@@ -13,10 +13,11 @@ from shlex import quote
 
 _log = logging.getLogger("pilotfish.wire")
 
-_REPEAT_S = 600.0  # least time between two lines about one key
-_MIN_PAUSE_S = 1.0  # least time between any two lines
-_MAX_PAUSE_S = 60.0  # largest pause between strangers' lines, which doubles
-_MAX_STRANGERS = 1024  # most strangers' keys; beyond it, the key silent for longest is dropped
+_REPEAT_S = 600.0  # minimum time (s) between two lines about one key
+_MIN_PAUSE_S = 1.0  # minimum time (s) between any two lines
+_MAX_PAUSE_S = 60.0  # maximum pause (s) between strangers' lines; the pause doubles
+# maximum number of strangers' keys; beyond it, the key silent for longest is dropped
+_MAX_STRANGERS = 1024
 
 
 class _KeyLog:
@@ -88,7 +89,7 @@ def _sentence(key: bytes, name: str, peer: str, before: int) -> str:
     listed_as = f", which was {name!r} on the list," if name else ""
     times = f", and {before} times before," if before else ""
     return (
-        f"refused key {key.decode()}{listed_as} from {peer}{times}: to let it in, run `pilotfish "
+        f"refused key {key.decode()}{listed_as} from {peer}{times}: to admit it, run `pilotfish "
         f"keys allow device.pub --name {quote(name or 'NAME')}` with that device's device.pub and "
         "the edge's --keys, and reload the edge"
     )

@@ -17,7 +17,8 @@ from typing import Final
 from pilotfish.base.errors import ListenError
 
 _ATTACH: Final = 51  # SO_ATTACH_REUSEPORT_CBPF, which the socket module lacks
-MOST_ADDRESSES: Final = 200  # most addresses with a route: the program must fit in `optmem_max`
+# maximum number of addresses with a route: the program must fit in `optmem_max`
+MOST_ADDRESSES: Final = 200
 # Opcodes of linux/filter.h: load a word, load a byte, X = A, A ^= X, A >>= k; jumps, return.
 _LOAD, _LOAD_BYTE, _COPY, _XOR, _SHIFT = 0x20, 0x30, 0x07, 0xAC, 0x74
 _SKIP, _IF_EQUAL, _IF_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
@@ -58,7 +59,9 @@ class SharedPort:
                     sharing.listen(backlog)
                     return sharing.detach()
         except OSError as error:
-            raise ListenError(f"A second socket cannot listen there: {error.strerror}.") from error
+            raise ListenError(
+                f"A second socket cannot listen on this port: {error.strerror}."
+            ) from error
 
     def steer(self, default: Route, routes: Mapping[str, Route]) -> None:
         """Route connections by source address; addresses without a route go to ``default``.
@@ -74,7 +77,9 @@ class SharedPort:
             with _borrow_socket(self._first) as listening:
                 listening.setsockopt(socket.SOL_SOCKET, _ATTACH, sock_fprog)
         except OSError as error:
-            raise ListenError(f"The kernel does not share a port: {error.strerror}.") from error
+            raise ListenError(
+                f"The kernel cannot share a port between sockets: {error.strerror}."
+            ) from error
 
 
 def _load_source() -> Iterator[_Step]:

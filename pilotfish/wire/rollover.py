@@ -22,18 +22,19 @@ from pilotfish.wire.reuseport import MOST_ADDRESSES, Route, SharedPort
 
 _log = logging.getLogger("pilotfish.wire")
 
-_MOST_KEYS: Final = 8  # most keys of one process, over its life
+_MOST_KEYS: Final = 8  # maximum number of keys of one process, over its life
 # A handshake that fails from a routed address after this time (s) means that its client now has the
 # present key. An earlier failure means that clients of both keys share the address.
 _ROUTE_HOLD_S: Final = 10.0
-_LOG_S: Final = 10.0  # least pause (s) between two log entries
-_STEER_S: Final = 0.01  # least pause (s) between two programs for the kernel
+_LOG_S: Final = 10.0  # minimum pause (s) between two log entries
+_STEER_S: Final = 0.01  # minimum pause (s) between two programs for the kernel
 
 
 class KeyRollover:
     """The edge's present secret key and, during a rotation, its former key.
 
-    `note_undecipherable` is thread-safe. backlog: most connections that may wait to be accepted.
+    `note_undecipherable` is thread-safe. backlog: maximum number of connections that may wait to be
+    accepted.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class KeyRollover:
     def _bind(self, first_descriptor: int | None, secret: bytes) -> None:
         number = len(self._secrets)
         if first_descriptor is None or number == _MOST_KEYS:
-            raise ListenError("Another edge.key needs a restart of this edge.")
+            raise ListenError("To use another edge.key, this edge must be restarted.")
         self._port = self._port or SharedPort(first_descriptor)
         endpoint = self._listening.getsockopt_string(zmq.LAST_ENDPOINT)
         descriptor = self._port.open_socket(self._backlog)
@@ -85,7 +86,9 @@ class KeyRollover:
             self._listening.bind(endpoint)
         except zmq.ZMQError as error:
             os.close(descriptor)
-            raise ListenError(f"Another edge.key needs a restart of this edge: {error}.") from error
+            raise ListenError(
+                f"To use another edge.key, this edge must be restarted: {error}."
+            ) from error
         finally:
             self._listening.setsockopt(zmq.USE_FD, -1)
         self._secrets.append(secret)
@@ -94,7 +97,7 @@ class KeyRollover:
         """Note a failed handshake of a client with another key; address "": unknown."""
         with self._lock:
             now_s = monotonic()
-            # just after a new program the failure is ignored, since the client tries again
+            # Just after a new program was set, a failure is ignored, since the client tries again.
             if self.overlaps and now_s - self._steered_s >= _STEER_S:
                 if self._reroute(address, now_s):
                     self._steered_s = now_s
@@ -102,7 +105,7 @@ class KeyRollover:
             elif not self.overlaps and now_s - self._logged_s >= _LOG_S:
                 self._logged_s = now_s
                 _log.warning(
-                    "%s has another edge.pub than this edge's: give it the one from here",
+                    "%s has another edge.pub than this edge's: copy this edge's edge.pub to it",
                     f"a device at {address}" if address else "a device",
                 )
 

@@ -39,8 +39,8 @@ def begin(directory: Path) -> Path:
         if former is not None and former != secret:
             if holds_key(public, zmq.curve_public(secret)):
                 raise KeysError(
-                    f"{directory} is within a rotation already: `pilotfish keys rotate --finish` "
-                    "ends it, once every device has the new edge.pub."
+                    f"{directory} is in a key rotation already: run `pilotfish keys rotate "
+                    "--finish` once every device has the new edge.pub."
                 )
         else:
             write_whole(directory / f"{FORMER}.pub", zmq.curve_public(secret) + b"\n", PUBLIC_MODE)
@@ -56,7 +56,7 @@ def finish(directory: Path) -> list[Path]:
     files = [directory / f"{FORMER}.key", directory / f"{FORMER}.pub"]
     with locked_folder(files[0], 0o700):
         if not any(map(os.path.lexists, files)):
-            raise KeysError(f"{directory} is not within a rotation: there is no {FORMER}.key.")
+            raise KeysError(f"{directory} is not in a key rotation: there is no {FORMER}.key.")
         public = zmq.curve_public(edge_secret(directory))
         if not holds_key(directory / f"{EDGE}.pub", public) or holds_key(files[1], public):
             raise KeysError(

@@ -13,7 +13,7 @@ import msgspec
 from pilotfish.base.errors import MalformedError
 from pilotfish.wire.messages import MAX_FRAMES, Buffer
 
-PACKING_BYTES: Final = 1 + 5 * (1 + MAX_FRAMES)  # the most bytes that packing adds
+PACKING_BYTES: Final = 1 + 5 * (1 + MAX_FRAMES)  # the maximum number of bytes that packing adds
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(
@@ -31,5 +31,5 @@ def unpack(body: Buffer) -> tuple[Buffer, list[Buffer]]:
     try:
         header, *frames = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedError(f"The chunks do not make a message: {error}.") from error
+        raise MalformedError(f"The chunks do not form a message: {error}.") from error
     return header, list(frames)

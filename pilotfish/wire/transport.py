@@ -29,17 +29,18 @@ from pilotfish.wire.rollover import KeyRollover
 # Time-out of a handshake. It takes four round trips, each of which may take seconds over a
 # satellite or a slow path with full queues. `wire.connections` bounds the number of strangers.
 HANDSHAKE_MS = 30_000
-# Most queued replies per peer: a client that does not read loses only its own replies. ZeroMQ frees
-# the queue in batches of half its length, so only half of the queue is sure to be free.
+# Maximum number of queued replies per peer: a client that does not read loses only its own replies.
+# ZeroMQ frees the queue in batches of half its length, so only half of the queue is sure to be
+# free.
 _SEND_QUEUE = 128
 # No bound on received messages: with a bound, libzmq 4.3.5 can end the process. It stops reading
 # when a queue is full; if the peer then hangs up, the next heartbeat fails an assertion.
 # `wire.memory_watch` bounds the memory.
 _RECEIVE_QUEUE = 0
-_LOCAL_RECEIVE_QUEUE = 16  # most received messages; without heartbeats a bound is safe
-_BACKLOG = 256  # most connections that wait in the kernel to be accepted
+_LOCAL_RECEIVE_QUEUE = 16  # maximum number of received messages; without heartbeats a bound is safe
+_BACKLOG = 256  # maximum number of connections that wait in the kernel to be accepted
 _MOST_PARTS = MAX_FRAMES + 3  # parts read of a message: address, header, and one frame too many
-_PARTS_PER_TURN = 1000  # most excess parts dropped in one call
+_PARTS_PER_TURN = 1000  # maximum number of excess parts dropped in one call
 _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut, and its key banned
 
 _UNKNOWN_ADDRESS = (
@@ -49,8 +50,8 @@ _UNKNOWN_ADDRESS = (
 _BIND_ERRORS = {
     errno.ENODEV: _UNKNOWN_ADDRESS,
     errno.EADDRNOTAVAIL: _UNKNOWN_ADDRESS,
-    errno.EADDRINUSE: "another process listens there. Stop it, or take another port.",
-    errno.EACCES: "ports below 1024 are the system's. Take a higher one, or have systemd open it.",
+    errno.EADDRINUSE: "another process listens there. Stop it, or use another port.",
+    errno.EACCES: "ports below 1024 are reserved. Use a higher port, or let systemd open this one.",
 }
 
 # Plain integers, because arithmetic on pyzmq's enums costs microseconds a message.
@@ -115,7 +116,7 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
 
 
 class Listener:
-    """The edge's socket for many devices; each is known by its CURVE key.
+    """The edge's socket for many devices; a device is identified by its CURVE key.
 
     descriptor: an inherited listening socket, used in place of ``endpoint``. After this listener
     closes, connections still reach the process that opened that socket.
@@ -278,7 +279,9 @@ def _endpoint_of(descriptor: int) -> str:
     except OSError as error:
         raise ListenError(f"The inherited socket cannot be used: {error.strerror}.") from error
     if not listens:
-        raise ListenError("The inherited socket does not listen: use ListenStream= in its unit.")
+        raise ListenError(
+            "The inherited socket does not listen: use ListenStream= in its systemd unit."
+        )
     if not isinstance(name, tuple):
         return f"ipc://{name}"
     return f"tcp://[{name[0]}]:{name[1]}" if ":" in name[0] else f"tcp://{name[0]}:{name[1]}"
@@ -330,6 +333,6 @@ def check_size(envelope: Envelope, message_bytes: int) -> None:
         raise MalformedError(f"A message has at most {MAX_FRAMES} array frames.")
     if envelope.size > message_bytes:
         raise TooLargeError(
-            f"The message has {envelope.size} bytes; this edge takes {message_bytes}. "
+            f"The message has {envelope.size} bytes; this edge accepts {message_bytes}. "
             "Use a smaller window, or a protocol that sends less."
         )

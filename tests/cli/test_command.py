@@ -71,7 +71,7 @@ def test_options_of_drafting(
     [
         (("--protocol", "telepathy"), "coupled"),
         (("--protocol", "greedy", "--temperature", "1"), "use coupled"),
-        (("--protocol", "tslt", "--expansion", "2,2"), "goes with tree"),
+        (("--protocol", "tslt", "--expansion", "2,2"), "can only be used with tree"),
         (("--protocol", "tree", "--expansion", "2,x"), "2,x"),
         (("--protocol", "stream", "--draft-top-k", "3"), "nothing is drafted"),
         (("--window", "wide"), "wide"),

@@ -198,7 +198,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     for name in ("generation_config.json", "chat_template.jinja", "config.json"):
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
-        with pytest.raises(ExportError, match=f"{name} cannot be read: it is no file"):
+        with pytest.raises(ExportError, match=f"{name} cannot be read: it is not a regular file"):
             open_source(str(folder))
 
 
@@ -208,7 +208,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
         (PermissionError(13, "Permission denied"), "Permission denied"),
         (
             UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid"),
-            "not UTF-8 text, by its byte 1, 0xff",
+            "not UTF-8 text: its byte 1 is 0xff",
         ),
         (RecursionError(), "nested too deeply"),
         (MemoryError(), "too large for this machine"),

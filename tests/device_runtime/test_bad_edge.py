@@ -105,7 +105,7 @@ def test_the_text_drafts_for_no_edge_that_keeps_its_vocabulary(pair: Pair) -> No
     edge = LyingEdge(pair, lambda request: [])
     edge.start()
     try:
-        with pytest.raises(PairMismatchError, match="does not hand it out"):
+        with pytest.raises(PairMismatchError, match="does not offer this vocabulary"):
             Device("text", edge.endpoint)
     finally:
         edge.stop()

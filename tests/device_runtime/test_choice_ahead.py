@@ -339,7 +339,7 @@ def test_thrift_is_held_as_long_as_it_is_hardly_slower() -> None:
 
 
 def test_a_policy_that_does_not_predict_knows_no_thrift() -> None:
-    with pytest.raises(UnsupportedError, match="no thrift"):
+    with pytest.raises(UnsupportedError, match="not support thrift"):
         Auto(thrift=True, lossy=True, policy="threshold")
 
 

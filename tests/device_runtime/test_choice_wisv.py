@@ -117,7 +117,7 @@ def test_the_window_is_the_requests_or_the_one_that_the_cost_model_finds_cheapes
         (Auto(policy="threshold"), {}, OFFERED, "allow lossy protocols"),
         (Auto(policy="threshold", among=[FULL]), {}, OFFERED, "wisv-selective, .*name both"),
         (Auto(policy="threshold", among=["greedy"]), {}, OFFERED, "wisv-selective, .*name both"),
-        (LOSSY, {"temperature": 0.5}, OFFERED, "decode at temperature 0"),
+        (LOSSY, {"temperature": 0.5}, OFFERED, "work only at temperature 0"),
         (LOSSY, {}, HEADLESS, "decision head for this drafter"),
         (BOTH, {}, HEADLESS, "wisv-full and wisv-selective the edge needs a decision head"),
         (BOTH, {"temperature": 0.5}, OFFERED, "wisv-full decodes at temperature 0, not 0.5"),
@@ -137,7 +137,7 @@ def test_a_threshold_with_nothing_to_choose_from_says_what_to_do(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rtt_threshold_s": 0.02}, "policy threshold only"),
+        ({"rtt_threshold_s": 0.02}, "only be used with policy threshold"),
         ({"rtt_threshold_s": -0.02, "policy": "threshold"}, "0 or more"),
         ({"rtt_threshold_s": float("inf"), "policy": "threshold"}, "0 or more"),
         ({"rtt_threshold_s": float("nan"), "policy": "threshold"}, "0 or more"),

@@ -217,7 +217,7 @@ def test_lost_and_back_are_a_line_each_under_every_policy(
         relay.cut()
         eventually(lambda: len(lines(logging.WARNING)) >= 1)
         if policy != "local":
-            with pytest.raises(EdgeLostError, match="something answers that is no edge"):
+            with pytest.raises(EdgeLostError, match="is not an edge, or is a proxy"):
                 device.generate("abc", max_tokens=2)
         eventually(lambda: "no edge there" in lines(logging.WARNING)[-1])
         for _ in range(20):

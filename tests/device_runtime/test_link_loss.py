@@ -257,7 +257,7 @@ def test_an_edge_of_another_vocabulary_ends_the_answer_and_is_bridged_to_in_the_
                 next(pieces)
                 relay.turn_to(there.endpoint)
                 relay.cut()
-                with pytest.raises(PairMismatchError, match="ask again"):
+                with pytest.raises(PairMismatchError, match="repeat the request"):
                     list(pieces)
                 assert device.generate(PROMPT, protocol="greedy", max_tokens=10).tokens == text
         with opened(long_pair, relay.endpoint, "local") as device:

@@ -267,7 +267,7 @@ def test_windows_that_the_edge_would_not_read_are_not_sent(
         Device(folder, edge.endpoint, threads=1) as device,
     ):
         prompt = [1, 2, 3]
-        with pytest.raises(TooLargeError, match="use a smaller one"):
+        with pytest.raises(TooLargeError, match="use a smaller window"):
             device.generate(prompt, protocol="dsd", window=16, temperature=1.0, max_tokens=40)
         for _ in range(2):
             answer = device.generate(

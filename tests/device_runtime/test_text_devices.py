@@ -257,8 +257,10 @@ def test_what_does_not_fit_is_one_sentence(pair: Pair, edge: EdgeServer, tmp_pat
     alone = "only repeats earlier text"
     refused(alone, "text")
     refused(alone, "text", edge.endpoint, on_link_loss="local")
-    refused("Texts are kept for a drafter that uses them", pair.draft, edge.endpoint, texts="off")
-    refused("Texts are kept for", pair.draft, edge.endpoint, texts=tmp_path)
+    refused(
+        "Only a drafter that drafts from texts keeps texts", pair.draft, edge.endpoint, texts="off"
+    )
+    refused("Only a drafter that drafts from texts", pair.draft, edge.endpoint, texts=tmp_path)
     (tmp_path / "file").write_text("")
     refused("name another folder", "text", edge.endpoint, texts=tmp_path / "file")
 

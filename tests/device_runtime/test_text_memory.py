@@ -304,7 +304,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
     path = written(tmp_path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(UnsupportedError, match="it is no file"):
+    with pytest.raises(UnsupportedError, match="it is not a regular file"):
         reopened(tmp_path)
 
 

@@ -36,8 +36,8 @@ def test_the_kind_of_target_follows_from_what_is_given(
     ("options", "complaint"),
     [
         ({"federate": LISTED, "pipeline": LISTED}, "one kind of target"),
-        ({"cluster": ClusterPlan(stages=2)}, "go with --cluster ray"),
-        ({"draft_threads": 2}, "goes with --draft"),
+        ({"cluster": ClusterPlan(stages=2)}, "together with --cluster ray"),
+        ({"draft_threads": 2}, "together with --draft"),
         ({"cluster": ClusterPlan(runner="ray", late_s=9, give_up_s=8)}, "--late is 9 s, more than"),
     ],
 )

@@ -224,14 +224,14 @@ def test_settings_change_and_what_is_broken_changes_nothing(
         assert sessions() == 2
         config.write_text(settings + "sessions-per-client = 4\ncontext = 128\n")
         reload(daemon)
-        daemon.await_line("context has changed; that needs a restart")
+        daemon.await_line("context has changed; restart the edge")
         assert sessions() == 4
         for broken in ("sessions-per-client = 5\nsessions-per-cheese = 1", "sessions-per-client ="):
             config.write_text(settings + broken)
             reload(daemon)
             assert sessions() == 4
         for named in ("sessions.per.cheese", "is not valid TOML"):
-            daemon.await_line(f"reloaded except for this: .*{named}")
+            daemon.await_line(f"reloaded, except for this problem: .*{named}")
         config.write_text(settings + "sessions-per-client = 5\n")
         reload(daemon)
         assert sessions() == 5

@@ -28,7 +28,7 @@ def test_a_head_is_refused_for_a_target_without_hidden_states(tmp_path: Path) ->
         )
         path = str(made.save(tmp_path / manifest.origin))
         if manifest is blind:
-            with pytest.raises(UnsupportedError, match=r"no hidden states.*leave --head away"):
+            with pytest.raises(UnsupportedError, match=r"no hidden states.*remove --head"):
                 EdgeResources.load(manifest, [path], None)
         else:
             assert EdgeResources.load(manifest, [path], None).heads == ["tiny"]

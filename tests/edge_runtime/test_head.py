@@ -172,7 +172,7 @@ def test_equal_logits_are_not_rejected() -> None:
 
 @pytest.mark.parametrize("threshold", [-1e-9, 1.0000001, math.nan, math.inf, -math.inf])
 def test_threshold_outside_0_and_1_is_refused(threshold: float) -> None:
-    with pytest.raises(ValueError, match="within 0 and 1"):
+    with pytest.raises(ValueError, match="between 0 and 1"):
         head().judge(GOOD, threshold)
 
 
@@ -302,7 +302,7 @@ def test_another_precision_is_served_with_one_warning(caplog: pytest.LogCaptureF
         made.check_target(ours)
         made.check_target(ours)
     assert caplog.messages == [
-        "the decision head tiny was trained on int4 states of large and judges fp32 ones"
+        "the decision head tiny was trained on int4 states of large, but it will judge fp32 states"
     ]
 
 

@@ -82,7 +82,7 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         ("late_s = -1\n" + ONE, "`float` > 0.0"),
         ("late_s = nan\n" + ONE, "`float` > 0.0"),
         ("give_up_s = inf\n" + ONE, "`float` <= 1000000.0"),
-        ("late_s = 61\n" + ONE, "late_s is 61, more than give_up_s, 60"),
+        ("late_s = 61\n" + ONE, "late_s is 61, but must not exceed give_up_s, which is 60"),
         (ONE + "weight = 0", "`float` > 0.0"),
         (ONE + "weight = nan", "`float` > 0.0"),
         (ONE + 'weight = "much"', "Expected `float`"),
@@ -104,9 +104,9 @@ def test_what_a_list_may_not_say(tmp_path: Path, text: str | bytes, says: str) -
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (ONE + ONE, "names a node twice"),
-        (ONE + "name = 'x'\n" + TWO + "name = 'x'", "give each a name of its own"),
-        (ONE + "name = 'x'\n" + ONE + "name = 'y'", "names an address twice"),
+        (ONE + ONE, "uses the name of a node twice"),
+        (ONE + "name = 'x'\n" + TWO + "name = 'x'", "give each node its own name"),
+        (ONE + "name = 'x'\n" + ONE + "name = 'y'", "lists an address twice"),
     ],
 )
 def test_nodes_that_cannot_be_told_apart(tmp_path: Path, text: str, says: str) -> None:
@@ -155,5 +155,5 @@ def test_what_leaves_the_machine_goes_to_known_keys_only(tmp_path: Path) -> None
             locked(address, "", None)
     with pytest.raises(KeysError, match="names no key for"):
         locked("tcp://127.0.0.1:1", "", ours)
-    with pytest.raises(KeysError, match="this edge has none: --keys"):
+    with pytest.raises(KeysError, match="this edge has no keys: use --keys"):
         locked("tcp://10.0.0.1:1", known, None)

@@ -73,7 +73,7 @@ def test_two_hosts_are_no_request() -> None:
 @pytest.mark.parametrize("flag", [("--metrics-host", "a"), ("--metrics-devices",)])
 def test_what_goes_with_metrics(flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["edge", "serve", "--target", "nowhere", *flag]) == 78
-    assert "go with --metrics" in capsys.readouterr().err
+    assert "together with --metrics" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [False, True])

@@ -88,7 +88,7 @@ def test_a_key_taken_off_the_list_is_out_whatever_else_is_broken(
         assert len(done.stderr.splitlines()) == 1
         assert any(name in done.stderr for name in named)
         for name in named:
-            daemon.await_line(f"reloaded except for this: .*{name}")
+            daemon.await_line(f"reloaded, except for this problem: .*{name}")
         info = [info.get("STATUS", "") for _, info in systemd.received[before:] if "READY" in info]
         assert "; not in force: " in info[0]
         await_sample(port, 'connections_cut_total{reason="revoked-key"}', 1)
@@ -179,7 +179,7 @@ def test_an_edge_starts_beside_a_broken_key_file_and_says_so(
     ):
         client.say(PING)
         assert isinstance(client.receive(), m.Pong)
-        daemon.await_line("started except for this: .*carol.pub does not hold a key")
+        daemon.await_line("started, except for this problem: .*carol.pub does not hold a key")
         assert "carol.pub" in systemd.await_("STATUS", "serving")
         figures = scrape(port)
         assert figures["broken_key_files"] == 1
@@ -193,7 +193,7 @@ def test_an_unanswered_reload_fails(systemd: Systemd) -> None:
         command = [sys.executable, "-m", "pilotfish", "reload", str(deaf.pid), "--within", "0.3"]
         environment = os.environ | {"RUNTIME_DIRECTORY": str(systemd.folder)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, "has not said" in done.stderr) == (78, True)
+        assert (done.returncode, "did not report" in done.stderr) == (78, True)
         deaf.kill()
     done = reload_as_systemd(systemd, deaf.pid)
     assert (done.returncode, "No such process" in done.stderr) == (78, True)

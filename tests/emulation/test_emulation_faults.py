@@ -209,7 +209,7 @@ def test_more_connections_than_descriptors_wait_their_turn():
             assert received(client, 1) == bytes([number])
             client.close()
         _, reply = child.communicate("", timeout=20)
-    assert reply.splitlines() == ["8 connections are as many as there can be"]
+    assert reply.splitlines() == ["8 connections are open, the maximum; new ones wait"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -351,7 +351,7 @@ def test_the_command_says_what_passed(number, code, last):
         (["--up", "1mbit", "--trace-up", "x"], 2, "not allowed with"),
         (["--trace-down", "no/such/trace"], 65, "cannot be read: No such file"),
         (["--listen", "tcp://192.0.2.1:0"], 71, "Cannot listen on tcp://192.0.2.1:0"),
-        (["--connect", "nowhere"], 64, "'nowhere' is no address"),
+        (["--connect", "nowhere"], 64, "'nowhere' is not an address"),
     ],
 )
 def test_the_command_refuses_in_one_line(arguments, code, says):

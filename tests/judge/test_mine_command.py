@@ -83,7 +83,7 @@ def test_one_folder_is_mined_in_one_way(
     assert mined(pair, tmp_path, "--count", 1) == 0
     for other in (["--max-tokens", 7], ["--slack", 3], ["--outcome-only"], ["--right-only"]):
         assert mined(pair, tmp_path, *other) == UnsupportedError.exit_code
-        assert "mined otherwise" in capsys.readouterr().err
+        assert "mined with other settings" in capsys.readouterr().err
 
 
 def test_it_labels_as_it_is_told(pair: Pair, tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_a_model_without_hidden_states_is_refused(
 ) -> None:
     blind = genai_artifact(tmp_path / "blind").path
     assert mined(pair, tmp_path, "--target", blind) == UnsupportedError.exit_code
-    assert "blind-folder has no hidden states" in capsys.readouterr().err
+    assert "blind-folder outputs no hidden states" in capsys.readouterr().err
     assert not (tmp_path / "mined").exists()

@@ -277,9 +277,9 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     SweepFile(path).begin(plan())
-    with pytest.raises(UnsupportedError, match=r"otherwise \(most\)"):
+    with pytest.raises(UnsupportedError, match=r"other options \(most\)"):
         SweepFile(path).begin(plan(most=8))
-    with pytest.raises(UnsupportedError, match=r"otherwise \(settings\)"):
+    with pytest.raises(UnsupportedError, match=r"other options \(settings\)"):
         SweepFile(path).begin(plan(SweepSetting(4)))
 
 
@@ -298,7 +298,7 @@ def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_sweep_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.jsonl"
     path.write_text(text)
-    with pytest.raises(UnsupportedError, match="is no sweep"):
+    with pytest.raises(UnsupportedError, match="does not hold a sweep"):
         SweepFile(path)
 
 
@@ -367,7 +367,7 @@ def test_the_command_goes_on_and_shows_the_same(
     assert other == SweepFile(tmp_path / "s.jsonl").tallies
     capsys.readouterr()
     assert swept(thresholds="0,1") != 0
-    assert "made otherwise" in capsys.readouterr().err
+    assert "made with other options" in capsys.readouterr().err
 
 
 def test_the_commands_figures_hold_together(swept: Callable[..., int], tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ class Toy(Greedy):
     counters = (
         RoundCounter(name="odd", help="Accepted tokens with an odd id."),
         RoundCounter(
-            name="haste", help="Half of each position.", unit="verified", counts_tokens=False
+            name="haste",
+            help="Adds 0.5 for each verified position.",
+            unit="verified",
+            counts_tokens=False,
         ),
     )
 

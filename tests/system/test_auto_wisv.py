@@ -179,7 +179,11 @@ def test_the_command(pair: Pair, road: Emulator) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--protocol", "auto", "--rtt-threshold", "20"], 64, "goes with policy threshold only"),
+        (
+            ["--protocol", "auto", "--rtt-threshold", "20"],
+            64,
+            "can only be used with policy threshold",
+        ),
         (["--protocol", "greedy", "--rtt-threshold", "20"], 64, "go with --protocol auto"),
         (["--protocol", "auto", "--rtt-threshold", "-1"], 2, "is not above 0"),
     ],
@@ -227,9 +231,9 @@ def test_a_request_over_http_may_allow_it(service: Serving) -> None:
         ({"protocol": FULL, "threshold": -0.1}, "threshold"),
         ({"protocol": FULL, "threshold": "high"}, "threshold"),
         ({"policy": "threshold"}, "allow lossy"),
-        ({"lossy": True, "rtt_threshold_s": 0.02}, "policy threshold only"),
+        ({"lossy": True, "rtt_threshold_s": 0.02}, "only be used with policy threshold"),
         ({"lossy": True, "policy": "threshold", "rtt_threshold_s": -1}, "rtt_threshold_s"),
-        ({"protocol": "greedy", "rtt_threshold_s": 0.02}, "go with protocol auto"),
+        ({"protocol": "greedy", "rtt_threshold_s": 0.02}, "can only be used with protocol auto"),
     ],
 )
 def test_a_request_over_http_that_makes_no_sense(

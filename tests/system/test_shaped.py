@@ -200,7 +200,7 @@ def test_drafts_of_the_edge_come_true(pair: Pair) -> None:
 
 
 def test_a_token_that_the_target_lacks(device: Device) -> None:
-    with pytest.raises(TokenOutOfRangeError, match=f"token {VOCAB}; the target has {VOCAB}"):
+    with pytest.raises(TokenOutOfRangeError, match=f"token {VOCAB}, but the target has {VOCAB}"):
         device.generate(PROMPTS[0], protocol="greedy", logit_bias={VOCAB: 1.0}, max_tokens=2)
     assert device.generate(
         PROMPTS[0], protocol="greedy", logit_bias={VOCAB - 1: 1.0}, max_tokens=2
@@ -222,7 +222,7 @@ def test_a_federation_takes_none(tmp_path: Path) -> None:
         Device(cast.draft, serving.endpoint, threads=1) as device,
     ):
         with pytest.raises(
-            PilotfishError, match="takes no penalties, no logit_bias and no grammar"
+            PilotfishError, match="accepts no penalties, no logit_bias and no grammar"
         ):
             device.generate(PROMPTS[0], protocol="greedy", max_tokens=2, presence_penalty=1.0)
         assert device.generate(PROMPTS[0], max_tokens=2, protocol="stream", **SAMPLED).tokens

@@ -167,7 +167,7 @@ class Taken(ProtocolOptions, frozen=True):
         ({"name": "greedy"}, "protocol greedy"),
         ({"name": "stream"}, "protocol stream"),
         ({"Options": Clashing}, "option tau"),
-        ({"Options": Shared}, "request has an option window"),
+        ({"Options": Shared}, "request already has an option window"),
         ({"counters": (RoundCounter(name="forgiven", help="Of others."),)}, "counter forgiven"),
     ],
 )
@@ -198,12 +198,13 @@ def test_an_option_of_another_protocol_is_named_as_it_was_written(
     words = ["device", "run", "x", "--draft", str(pair.draft), "--edge", "tcp://127.0.0.1:1"]
     assert main([*words, "--protocol", "tslt", "--third-patience", "2"]) == 64
     err = capsys.readouterr().err
-    assert "--third-patience goes with --protocol third, or auto that may take it, not" in err
+    assert "--third-patience can only be used with --protocol third, or with auto if it may" in err
 
 
 def test_a_module_of_protocols_that_is_not_there_is_named() -> None:
     done = command("device", "run", "--help", PILOTFISH_PROTOCOLS="no_such_module")
     assert done.returncode == ConfigError.exit_code
     assert done.stderr == (
-        "pilotfish: PILOTFISH_PROTOCOLS names no_such_module: No module named 'no_such_module'\n"
+        "pilotfish: PILOTFISH_PROTOCOLS names the module no_such_module, which fails: "
+        "No module named 'no_such_module'\n"
     )

@@ -87,7 +87,7 @@ def test_what_to_listen_on_instead(endpoint: str, advice: str) -> None:
 @pytest.mark.parametrize(
     ("host", "advice"),
     [
-        ("127.0.0.1", r"another process listens there\. Stop it, or take another port\."),
+        ("127.0.0.1", r"another process listens there\. Stop it, or use another port\."),
         ("192.0.2.1", r"no interface .*tcp://\*:{port} .*tcp://\[::\]:{port} "),
     ],
 )

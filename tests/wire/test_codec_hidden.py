@@ -204,23 +204,23 @@ def test_any_other_length_is_refused(form: str) -> None:
     frame = GOOD[form]
     assert decode_hidden(frame, 2, WIDTH, form).shape == (2, WIDTH)
     for bad in [frame[:length] for length in range(len(frame))] + [frame + b"\0", frame * 2]:
-        with pytest.raises(MalformedError, match="are due"):
+        with pytest.raises(MalformedError, match="are expected"):
             decode_hidden(bad, 2, WIDTH, form)
-    with pytest.raises(MalformedError, match="are due"):
+    with pytest.raises(MalformedError, match="are expected"):
         decode_hidden(b"\0", 0, WIDTH, form)
 
 
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
 @pytest.mark.parametrize(("count", "width"), [(0, 37), (1, 37), (3, 37), (2, 36), (2, 39), (4, 18)])
 def test_another_number_of_states_or_width_is_refused(form: str, count: int, width: int) -> None:
-    with pytest.raises(MalformedError, match="are due"):
+    with pytest.raises(MalformedError, match="are expected"):
         decode_hidden(GOOD[form], count, width, form)
 
 
 def test_another_format_is_refused() -> None:
     for form in HIDDEN_FORMATS:
         for other in set(HIDDEN_FORMATS) - {form}:
-            with pytest.raises(MalformedError, match="are due"):
+            with pytest.raises(MalformedError, match="are expected"):
                 decode_hidden(GOOD[form], 2, WIDTH, other)
 
 
@@ -301,7 +301,7 @@ def test_random_bytes_are_refused_or_finite(
 def test_a_short_frame_takes_no_memory(form: str) -> None:
     tracemalloc.start()
     for count, width in ((2**20, 2**20), (2**62, 1), (1, 2**62)):
-        with pytest.raises(MalformedError, match="are due"):
+        with pytest.raises(MalformedError, match="are expected"):
             decode_hidden(bytes(2**10), count, width, form)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -138,7 +138,7 @@ def test_no_rows_are_an_empty_frame(form: str) -> None:
     empty = TopRows(np.empty((0, 4), np.uint32), np.empty((0, 4), np.float32))
     assert encode_topk(empty, 100, form) == b""
     check(decode_topk(b"", 0, 4, 100), 0, 4, 100)
-    with pytest.raises(MalformedError, match="none are due"):
+    with pytest.raises(MalformedError, match="none are expected"):
         decode_topk(b"\0", 0, 4, 100)
 
 
@@ -170,7 +170,7 @@ def test_a_truncated_frame_or_a_longer_one_is_refused(form: str) -> None:
             with pytest.raises(MalformedError):
                 decode_topk(bad, COUNT, selection, vocab)
         for surplus in (b"\0", b"\1", bytes(50)):
-            with pytest.raises(MalformedError, match="are due"):
+            with pytest.raises(MalformedError, match="are expected"):
                 decode_topk(frame + surplus, COUNT, selection, vocab)
 
 
@@ -185,9 +185,9 @@ def test_another_number_of_rows_is_refused(form: str, count: int) -> None:
 @pytest.mark.parametrize("form", TOPK_FORMATS)
 @pytest.mark.parametrize("remaining", [1, 5, 7, 64, VOCAB, 2 * VOCAB])
 def test_another_k_is_refused_and_named(form: str, remaining: int) -> None:
-    with pytest.raises(MalformedError, match=rf"keeps 6 .* {min(remaining, VOCAB)} are due"):
+    with pytest.raises(MalformedError, match=rf"sent 6 .* {min(remaining, VOCAB)} are expected"):
         decode_topk(GOOD[form], COUNT, remaining, VOCAB)
-    with pytest.raises(MalformedError, match=r"keeps 40 .* 6 are due"):
+    with pytest.raises(MalformedError, match=r"sent 40 .* 6 are expected"):
         decode_topk(WHOLE[form], COUNT, 6, VOCAB)
 
 
@@ -278,7 +278,7 @@ def test_a_level_beyond_the_last_is_refused() -> None:
             decoded = decode_topk(frame, 1, 2, 4)
             np.testing.assert_allclose(decoded.values, [[0.5, 0.5 * 2.0**-31]])
             continue
-        with pytest.raises(MalformedError, match="levels down"):
+        with pytest.raises(MalformedError, match="levels below"):
             decode_topk(frame, 1, 2, 4)
 
 

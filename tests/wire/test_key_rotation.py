@@ -39,7 +39,7 @@ def test_a_rotation_from_begin_to_end(folder: Path) -> None:
     assert EdgeKeys.load(folder).secret == within.secret
     assert EdgeKeys.load(folder).former is None
     assert sorted(path.name for path in folder.iterdir()) == ["edge.key", "edge.pub"]
-    with pytest.raises(KeysError, match="not within a rotation"):
+    with pytest.raises(KeysError, match="not in a key rotation"):
         rotation.finish(folder)
 
 

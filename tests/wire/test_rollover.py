@@ -199,7 +199,7 @@ def test_a_port_that_another_process_opened_without_sharing_it_goes_on_as_it_was
     alice = DeviceKeys.load(key_folders["alice"])
 
     def refused(self: SharedPort, backlog: int) -> int:
-        raise ListenError("A second socket cannot listen there: Address already in use.")
+        raise ListenError("A second socket cannot listen on this port: Address already in use.")
 
     monkeypatch.setattr(SharedPort, "open_socket", refused)
     with listening(held, "tcp://127.0.0.1:0") as listener:

@@ -44,8 +44,8 @@ class Bridge(ABC):
 
     @abstractmethod
     def project(self, logits: Floats) -> Floats:
-        """Map the drafter's logits [n, V_d], or [n, N] of a cut head, to logits [n, V] over the
-        target's tokens.
+        """Map the drafter's logits [n, V_d], or [n, N] of a cut head, to logits [n, V] over
+        the target's tokens.
 
         The result shares no memory with ``logits``, and is valid until the next call.
         """
@@ -155,5 +155,5 @@ class SharedTokensBridge(Bridge):
         return self._projection.reaches(token)
 
     def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
-        """Return the drafter's ids; all are shared, since other tokens had no probability."""
+        """Return the drafter's ids; all tokens are shared, since others had no probability."""
         return self._shared.to_draft_ids.take(drafted)

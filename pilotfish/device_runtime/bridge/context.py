@@ -2,13 +2,13 @@
 
 In:  the target's ids of the answer so far. Out: the drafter's ids of the same bytes.
 
-Rule: the drafter's tokenizer encodes each run of text as a whole, as the continuation of a text. So
-the result depends on the answer alone, not on the parts in which the answer arrived. A run ends at
-the answer's end, at a special token, and at bytes that are not UTF-8 (an incomplete character may
-still become valid). Each byte that is not UTF-8 is one token.
+Rule: the drafter's tokenizer encodes each stretch of text as a whole, as the continuation of a
+text. So the result depends on the answer alone, not on the parts in which the answer arrived. A
+stretch ends at the answer's end, at a special token, and at bytes that are not UTF-8 (an incomplete
+character may still become valid). Each byte that is not UTF-8 is one token.
 
-Only new tokens cost time: only the tail of the last run, after the last *cut*, is encoded again. A
-cut is possible where (1) later text cannot change a token before the cut, and (2) the text after
+Only new tokens cost time: only the end of the last stretch, after the last *cut*, is encoded again.
+A cut is possible where (1) later text cannot change a token before the cut, and (2) the text after
 the cut is encoded as if it stood alone. `choose_cut` has a rule for each of two families of
 vocabularies; texts of other tokenizers are never cut. If a rule is wrong for an unusual pattern,
 drafts get worse but the output stays the same.
@@ -33,14 +33,14 @@ from pilotfish.engines.tokenizer import Tokenizer, character_pairs, without_firs
 from pilotfish.engines.unigram import flatten_steps
 
 RAW = re.compile("([\udc80-\udcff]+)")  # bytes that are not UTF-8, decoded by "surrogateescape"
-# Patterns that look back, or test for the text's beginning: for these, (2) is uncertain.
+# Patterns that look back, or test for the text's beginning: with these patterns, (2) is uncertain.
 LOOKS_BEHIND = re.compile(r"\(\?<|\\[ABGKby]|(?:^|[(|])\^")
 # Number of characters that must be known after a cut. In GPT-4o's pattern "don't" is one word but
 # "don'" is two, and 'll is the longest ending.
 LOOK_AHEAD = 3
 MARKS = (" ", SPACE_MARK)
 MARK_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
-# Settings of a BPE model with which the tokens of a part of a word depend on the rest.
+# With these settings of a BPE model, the tokens of a part of a word depend on the rest of the word.
 WHOLE_WORD_RULES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
 # (text, its encoding) -> numbers of characters and of tokens before the cut; (0, 0): no cut
@@ -106,7 +106,7 @@ class ContextTranslator:
         self._settled = np.concatenate([self._settled, np.array(settled, np.int64)])
 
     def _read(self, decoded: str) -> list[int]:
-        """Append decoded text; returns the ids of the runs that end at bytes that are not UTF-8."""
+        """Append decoded text; returns the ids of stretches that end at bytes other than UTF-8."""
         text, *others = RAW.split(decoded)
         self._text += text
         settled: list[int] = []
@@ -116,7 +116,7 @@ class ContextTranslator:
         return settled
 
     def _finish(self) -> list[int]:
-        """End the run of text and return its ids."""
+        """End the current stretch of text and return its token ids."""
         ids: list[int] = self._drafter.encode_rest(self._text).ids if self._text else []
         self._text = ""
         return ids
@@ -151,8 +151,9 @@ def _cut_between_words(pairs: Set[str]) -> Cut:
 
     Patterns match from left to right, so the tokens from a word's beginning on do not depend on the
     text before. The beginning of a word is certain if the match before it ended at a character of
-    another kind (a run of one kind may be one match), and if no contraction is possible. A
-    normalizer (NFC) changes nothing across a character that composes with no character before it.
+    another kind (adjacent characters of one kind may be one match), and if no contraction is
+    possible. A normalizer (NFC) changes nothing across a character that composes with no character
+    before it.
     """
 
     def cut(text: str, encoding: tokenizers.Encoding) -> tuple[int, int]:

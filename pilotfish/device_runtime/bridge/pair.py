@@ -112,7 +112,8 @@ class Pair:
         ids = _encode_talk(self.target, talk, most)
         if ids is None:
             raise UnsupportedError(
-                f"{self.target.model} has no chat template: give it a text, without tools."
+                f"{self.target.model} has no chat template: give a text instead of messages, "
+                "without tools."
             )
         return ids
 
@@ -145,7 +146,7 @@ class Pair:
 
     @cached_property
     def _first_token(self) -> NDArray[Any]:
-        """The token id to start from, i64 [1], if the drafter has no token of the prompt."""
+        """The token id to start from, i64 [1], if the drafter has none of the prompt's tokens."""
         drafter = self.drafter
         candidates = [id for id in (drafter.bos_id, drafter.turn_end, 0) if id is not None]
         return np.array(candidates[:1], dtype=np.int64)
@@ -157,7 +158,7 @@ class Pair:
         invalid = [i for i in ids if not isinstance(i, int | np.integer) or not 0 <= i < vocab]
         if invalid:
             raise TokenOutOfRangeError(
-                f"{invalid[0]!r} is no token id: the vocabulary has {vocab} tokens."
+                f"{invalid[0]!r} is not a token id: the vocabulary has {vocab} tokens."
             )
         return ids
 
@@ -209,5 +210,6 @@ def _encode_text(vocabulary: Vocabulary, text: str, most: int | None = None) -> 
 
 def _too_long_error(most: int | None) -> PromptTooLongError:
     return PromptTooLongError(
-        f"The prompt has more than {most} tokens; drafter and target together take at most {most}."
+        f"The prompt has more than {most} tokens; drafter and target together accept at most "
+        f"{most}."
     )

@@ -1,16 +1,16 @@
 """Report the overlap of a drafter's and a target's vocabularies, and whether it suffices.
 
-The report has two figures on a text. *Coverage* is the share of the text's target tokens that are
-shared, and that the drafter's head has if it was cut. Only these tokens can be drafted, and a draft
-is accepted with probability Σ min(p, q) ≤ p(shared); so coverage limits the acceptance α on texts
-of this kind, for any drafter. *Mass* is the average probability that the drafter's own distribution
-gives to shared tokens. It is no limit, since q is renormalised. But q differs from the drafter's
-own distribution by 1 − mass (total variation), and a distribution that has lost most of its mass is
-seldom close to the target's.
+The report has two values, measured on a text. *Coverage* is the share of the text's target tokens
+that are shared, and that the drafter's head has if it was cut. Only these tokens can be drafted,
+and a draft is accepted with probability Σ min(p, q) ≤ p(shared); so coverage limits the acceptance
+α on texts of this kind, for any drafter. *Mass* is the average probability that the drafter's own
+distribution gives to shared tokens. Mass is no limit, since q is renormalised. But q differs from
+the drafter's own distribution by 1 − mass (total variation), and a distribution that has lost most
+of its mass is seldom close to the target's.
 
-The product of both figures decides. If α is below 0.2, a round of any length commits fewer than
-1/(1 − α) = 1.25 tokens on average. The edge alone commits 1 without drafting or upload, so the pair
-is hopeless. The report compares vocabularies, not models.
+The product of both values decides. If α is below 0.2, a round of any length commits fewer than 1/(1
+− α) = 1.25 tokens on average. Without drafting and upload, the edge alone commits 1 token per pass,
+so the pair is hopeless. The report compares vocabularies, not models.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def compare_vocabularies(
         *drafter_vocabulary.tokenizer.encode(text),
     ]
     if not ids or not drafter_tokens:
-        raise UnsupportedError("The text has no tokens: give another one.")
+        raise UnsupportedError("The text has no tokens: give another text.")
     own_ids = np.array(drafter_tokens[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
     decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)

@@ -19,7 +19,7 @@ _TALK_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
 
 @dataclass(frozen=True)
 class Talk:
-    """Messages, tools, and whether the model thinks first; None: the model's default.
+    """Messages, tools, and whether the model thinks first (None: the model's default).
 
     With tool choice "none" the tools are in the prompt, too, so that its cached prefix stays valid.
     """
@@ -100,6 +100,7 @@ def read_talk(
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if isinstance(messages, Prompt | Talk) or not are_messages(messages):
         raise UnsupportedError(
-            "Tools and thinking go with a text or messages; a Talk has its own, and token ids none."
+            "The options for tools and thinking need a text or messages as prompt: a Talk has its "
+            "own tools, and token ids cannot have any."
         )
     return Talk(messages, tools, thinking), cast("Options", rest)

@@ -107,9 +107,9 @@ def _find(drafter: Vocabulary, target: Vocabulary) -> SharedTokens:
     pairs = {id: draft_texts[data] for data, id in target_texts.items() if data in draft_texts}
     if not pairs:
         raise PairMismatchError(
-            f"{drafter.model} cannot draft for {target.model}: no token of the one is a token of "
-            "the other. Draft with a model whose tokenizer has more in common with the target's "
-            "(pilotfish export bridge DRAFT TARGET counts it)."
+            f"{drafter.model} cannot draft for {target.model}: their vocabularies share no token. "
+            "Use a drafter whose tokenizer has more in common with the target's (pilotfish "
+            "export bridge DRAFT TARGET counts the shared tokens)."
         )
     specials = {
         id: draft_specials[piece]
@@ -241,7 +241,7 @@ def _check(shared: SharedTokens) -> None:
     """Raise `ValueError` unless the map is one-to-one within both vocabularies."""
     draft_ids, target, specials = shared.draft_ids, shared.target, shared.specials
     if not 0 < len(draft_ids) == len(target):
-        raise ValueError("it names no pairs of tokens")
+        raise ValueError("it does not hold pairs of tokens")
     if target[0] < 0 or target[-1] >= shared.target_size or (np.diff(target) <= 0).any():
         raise ValueError("its target ids do not ascend within the vocabulary")
     if (

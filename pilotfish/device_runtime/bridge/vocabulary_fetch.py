@@ -45,13 +45,14 @@ def target_vocabulary(
     if not digest:
         raise PairMismatchError(
             f"The target {welcome.model} has another vocabulary than the drafter, and its edge "
-            "does not hand it out: install the device's Pilotfish release on the edge, or use a "
+            "does not offer this vocabulary: install the device's Pilotfish release on the edge, "
+            "or use a "
             "drafter of the same family."
         )
     if not _DIGEST.fullmatch(digest) or not 0 < size <= MAX_VOCABULARY:
         raise MalformedError(
-            f"The edge offers a vocabulary of {size} bytes called {digest!r}; it has from 1 to "
-            f"{MAX_VOCABULARY} bytes, and is called by its SHA-256."
+            f"The edge offers a vocabulary of {size} bytes with the name {digest!r}; a vocabulary "
+            f"must have 1 to {MAX_VOCABULARY} bytes, and its SHA-256 as its name."
         )
     path = cache_directory() / "vocabularies" / f"{digest}.bin"
     blob = _read_cache(path, digest, size)
@@ -75,7 +76,7 @@ def _fetch(link: EdgeLink, welcome: Welcome, progress: Progress | None) -> bytes
         blob += _unpack(frame, expected)
         if progress is not None:
             progress(len(blob), size)
-    _log.info("the vocabulary is here; %d KiB crossed the link", wire_bytes >> 10)
+    _log.info("the vocabulary has arrived; %d KiB crossed the link", wire_bytes >> 10)
     return bytes(blob)
 
 
@@ -102,14 +103,14 @@ def _fetch_part(link: EdgeLink, fetch: Fetch) -> Buffer:
             retry_budget.add(error)
         else:
             if len(frames) != 1:
-                raise _unusable_error(f"a part came with {len(frames)} frames, not with one")
+                raise _unusable_error(f"a part has {len(frames)} frames instead of one")
             return frames[0]
 
 
 def _unpack(frame: Buffer, expected: int) -> bytes:
     """Decompress a part; it must have the expected number of bytes."""
     if len(frame) > expected + _SLACK_BYTES:
-        raise _unusable_error(f"a part of {expected} bytes came as {len(frame)}")
+        raise _unusable_error(f"a part of {expected} bytes has {len(frame)} compressed bytes")
     decompressor = zlib.decompressobj()
     try:
         # allow one more byte: otherwise zlib does not reach the stream's end

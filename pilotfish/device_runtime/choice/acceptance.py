@@ -28,7 +28,7 @@ from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, cou
 PRIOR_ACCEPTANCE = 0.8  # α of a model's drafts before any evidence
 _PRIOR_WEIGHT = 4.0  # weight of the prior, in positions
 _POOL_WEIGHT = 16.0  # weight of other depths or protocols, in positions
-_FADE = 0.97  # factor on the weight of the evidence, per answer
+_FADE = 0.97  # factor by which the weight of the evidence shrinks with each answer
 _MAX_ACCEPTANCE = 0.98  # upper bound of a rescaled α
 Kind = tuple[str, bool]
 

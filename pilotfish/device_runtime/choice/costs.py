@@ -1,4 +1,4 @@
-"""Predict the cost of a committed token under a plan: seconds in all, and seconds of the target.
+"""Predict the cost of a committed token under a plan: total seconds, and the target's seconds.
 
 In:  a plan, the last measured state of the link, and the evidence. Out: seconds per token. The
      model is `speculation.latency` for rounds, and `speculation.ahead` for streams.
@@ -29,7 +29,7 @@ _UNKNOWN_BPS = 1e6  # rate (bit/s) assumed before the first measurement
 _UNKNOWN_RTT_S = 0.05
 _STREAM_BYTES = 60.0  # downlink bytes of a token under `stream`
 _HINT_BYTES = 46.0  # uplink bytes of a hint of one token
-_TAIL_DEPTHS = 512  # number of depths beyond the evidence; they get the α of its last depth
+_TAIL_DEPTHS = 512  # number of depths added beyond the evidence, with the α of its last depth
 
 
 class PlanCosts(NamedTuple):

@@ -32,11 +32,11 @@ from pilotfish.wire.protocols.ahead import DEVICE, EDGE
 from pilotfish.wire.protocols.protocol import PairSizes, RoundBytes
 
 _PRIOR_ROUNDS = 4.0  # weight, in rounds, of a protocol's own estimate of its round trips
-_ASSUMED_SLOWDOWN = 4.0  # assumed seconds of a target pass / drafter pass, if unknown
+_ASSUMED_SLOWDOWN = 4.0  # assumed ratio of a target pass's seconds to a drafter pass's, if unknown
 _MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of the ratio measured/forecast of one answer
 _ON_TIME_ANSWERS = 2.0  # weight, in answers, of the prior ratio 1
-_FULL_ANSWER = 16  # rounds from which on an answer has full weight
-_FORECAST_FADE = 0.95  # factor on the weight of the ratios, per answer
+_FULL_ANSWER = 16  # minimum number of rounds with which an answer has full weight
+_FORECAST_FADE = 0.95  # factor by which the weight of the ratios shrinks with each answer
 
 
 class ForecastErrors:
@@ -44,13 +44,13 @@ class ForecastErrors:
 
     The cost model ignores that an edge may drop hints under load, that delays vary, that hints are
     collected before they are sent, and that an edge's drafter may contribute nothing. Plans with
-    the device's drafts and plans without them have a ratio each. With every answer, of any
-    protocol, both ratios fade towards 1, so that a plan that failed is tried again after a long
-    time.
+    the device's drafts have one ratio, and plans without the device's drafts another. With every
+    answer, of any protocol, both ratios fade towards 1, so that a plan that failed is tried again
+    after a long time.
     """
 
     def __init__(self) -> None:
-        # by whether the device drafts, f64 [2]: weighted number of answers, sum of their ratios
+        # whether the device drafts → f64 [2]: weighted number of answers, and sum of their ratios
         self._ratios: dict[bool, NDArray[np.float64]] = defaultdict(lambda: np.zeros(2))
 
     def fade(self) -> None:
@@ -101,8 +101,8 @@ class Evidence:
         self._drafting, self._verifying = PassPace(), PassPace()
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
-        # by protocol: measured / estimated bytes, and measured / estimated round trips after the
-        # first
+        # by protocol: ratio of measured to estimated bytes, and of measured to estimated round
+        # trips after the first
         self._up_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(RecentValues)

@@ -18,11 +18,12 @@ from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
-_FADE = 0.8  # factor on old evidence, per answer; low: requests differ in their repeats
+# factor by which old evidence shrinks with each answer; low, since requests differ in their repeats
+_FADE = 0.8
 _PRIOR_ACCEPTANCE = 0.8  # α of the edge's drafter before any evidence
 # Four counts: passes that could use a repeat; passes with a repeat; tokens of the passes with a
-# repeat; draft positions of the same passes, plus one each. The prior: one pass in 25 has a repeat
-# of one token, with the weight of 32 passes.
+# repeat; positions (drafts plus one) of the same passes. The prior: one pass in 25 has a repeat of
+# one token, with the weight of 32 passes.
 _PRIOR_REPEATS = np.array([32.0, 1.28, 2.56, 2.56])
 
 
@@ -40,7 +41,7 @@ class EdgeHints:
     """Evidence on the edge's hints, separately for greedy and sampling targets."""
 
     def __init__(self) -> None:
-        # by whether the target is greedy; f64 [4], like `_PRIOR_REPEATS`
+        # whether the target is greedy → counts f64 [4], like `_PRIOR_REPEATS`
         self._repeats: dict[bool, NDArray[np.float64]] = defaultdict(_PRIOR_REPEATS.copy)
         self._drafts: dict[bool, DepthCounts] = defaultdict(DepthCounts)
 
@@ -62,7 +63,7 @@ class EdgeHints:
                 self._repeats[greedy] += [1, 0, 0, 0]
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α of the edge's drafter at each depth, for drafts that reach it; f64 [n]."""
+        """Estimate α of the edge's drafter for drafts that reach each depth; f64 [n]."""
         counts = self._drafts[plan.sampling.sampling.greedy]
         return smooth(counts.reached, counts.agreed, _PRIOR_ACCEPTANCE)
 

@@ -1,7 +1,8 @@
 """Estimate the slowdown of passes, compared with the times that both ends measured at the start.
 
-Pass time = time at the start × the machine's recent factor, over all protocols × the protocol's own
-factor. So a machine that was busy while one protocol ran does not count against this protocol.
+Pass time = (time at the start) × (the machine's recent factor, over all protocols) × (the
+protocol's own factor). So a machine that was busy while one protocol ran does not count against
+this protocol.
 
 A pause (a suspended or overloaded machine) slows one round and must not exclude a protocol: factors
 are medians, and a short answer's factor fades unless another answer confirms it.

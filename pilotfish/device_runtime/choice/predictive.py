@@ -131,7 +131,9 @@ def _reason(
         if name != (chosen.protocol, chosen.hints)
     ]
     against = f" (against {', '.join(others)})" if others else ""
-    unit = "ms a token predicted, and of the edge's time" if thrift else "ms a token predicted"
+    unit = "ms per token predicted"
+    if thrift:
+        unit += ", and ms of the edge's time"
     return (
         f"{describe_plan(chosen.protocol, chosen.window, chosen.hints)} at "
         f"{_milliseconds(chosen, thrift)} {unit}{against}; {describe_link(link)}"

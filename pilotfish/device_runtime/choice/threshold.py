@@ -59,10 +59,15 @@ def _explain_refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
             f"policy {Auto.policy}."
         )
     if auto.among is not None and wanted not in auto.among:
-        return f"{rule}, here {wanted}, which is not among those you named: name both, or neither."
+        return (
+            f"{rule}, in this case {wanted}, which is not among the protocols that you named: "
+            "name both, or neither."
+        )
     if not plans[0].sampling.sampling.greedy:
-        return f"{rule}, which decode at temperature 0: ask for that, or use policy {Auto.policy}."
+        return (
+            f"{rule}, which work only at temperature 0: use temperature 0, or policy {Auto.policy}."
+        )
     return (
-        f"{rule}, which this edge does not offer: it needs a decision head for this drafter. Start "
-        f"it with --head, or use policy {Auto.policy}."
+        f"{rule}, which this edge does not offer: the edge needs a decision head for this "
+        f"drafter. Start the edge with --head, or use policy {Auto.policy}."
     )

@@ -47,7 +47,8 @@ class DraftSource:
         alone = str(draft) == TEXT
         if text_location is not None and not (alone or text):
             raise UnsupportedError(
-                "Texts are kept for a drafter that uses them: --draft text, or --draft-text."
+                "Only a drafter that drafts from texts keeps texts: use --draft text, or "
+                "--draft-text."
             )
         memory = TextMemory(text_location, shared=shared) if alone or text else None
         return cls(None if alone else Artifact.open(draft), memory)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MIN_ACCEPTANCE = 0.8  # minimum acceptance of a match that replaces a pass
 _CHUNK = 128  # maximum tokens of a prompt per pass
-_SHORT_CHUNK = 32  # the same while an arriving token of the target must wait for the pass
+_SHORT_CHUNK = 32  # maximum while an arriving token of the target must wait for the pass
 
 
 class ModelDrafter(Drafter):

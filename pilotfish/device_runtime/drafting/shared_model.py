@@ -45,8 +45,8 @@ class SharedModel:
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
-                    f"All {self.decoder.slots} lanes of this device are in use: close one, or open "
-                    "the device with more."
+                    f"All {self.decoder.slots} lanes of this device are in use: close a device, "
+                    "or open the device with more lanes."
                 )
             slot = min(self._free)
             self._free.remove(slot)

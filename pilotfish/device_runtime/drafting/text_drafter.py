@@ -117,7 +117,10 @@ class Recollection(Recall):
 
 
 class TextDrafter(Drafter):
-    """Drafts by what followed the same words in earlier text (`Recall`). Forks share the memory."""
+    """Drafts the tokens that followed the same words in earlier text (`Recall`).
+
+    Forks share the memory.
+    """
 
     name, origin, no_tree_reason = TEXT, "", ""
     context, hidden_size = _BOUNDLESS, 0

@@ -25,7 +25,7 @@ from pilotfish.device_runtime.drafting.text_store import unusable_store_error
 
 _log = logging.getLogger("pilotfish.device")
 
-DEFAULT_OWNER = ""  # the owner on a device that has one user
+DEFAULT_OWNER = ""  # the owner if the device has only one user
 Owner = str | None  # None: a client without a key; its texts are not kept
 _SUFFIX = ".texts"
 _SECRET, _SECRET_BYTES = "secret", 32

@@ -81,7 +81,7 @@ class TextMemory:
             return TextStore(self._max_tokens)
         path = self._folder.shared_path(vocabulary)
         if vocabulary != self._vocabulary and not self._shares and path.exists():
-            _log.warning("%s holds texts without an owner: only --share-texts uses them", path)
+            _log.warning("%s holds texts without an owner, which only --share-texts uses", path)
         if owner is not None:
             path = self._folder.owner_path(vocabulary, owner)
             self._folder.make_room(path)

@@ -2,8 +2,8 @@
 
 A file has a record for each text: number of ids, CRC-32 of the ids, the ids (all u32,
 little-endian). Texts are appended until the file is twice as large as needed; then it is rewritten.
-If a power cut left the last record torn, opening the file removes this record. Only the user who
-owns the file can read it.
+If a power cut left the last record incomplete, opening the file removes this record. Only the user
+who owns the file can read it.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class FileTextStore(TextStore):
         super().__init__(max_tokens, begin)
 
     def _read_file(self, most_bytes: int, vocab_size: int) -> Ids:
-        """Read all whole texts; cut off a torn end and the bytes beyond the limit."""
+        """Read all whole texts; cut off an incomplete end and the bytes beyond the limit."""
         try:
             with os.fdopen(os.dup(self._file), "rb") as file:
                 ids, self._size = _parse(file.read(most_bytes), vocab_size)
             if self._size < os.fstat(self._file).st_size:
-                _log.warning("%s ends in a torn text, which is cut off", self._path)
+                _log.warning("%s ends in an incomplete text, which is cut off", self._path)
                 os.ftruncate(self._file, self._size)
         except BaseException:
             os.close(self._file)
@@ -133,7 +133,9 @@ class FileTextStore(TextStore):
             os.ftruncate(file, self._size)
         except OSError:
             _log.warning(
-                "%s cannot be cut to its whole texts; the next reader will cut it", self._path
+                "the incomplete text at the end of %s cannot be cut off; the next reader will do "
+                "so",
+                self._path,
             )
         os.close(file)
 
@@ -151,10 +153,10 @@ def _open_locked(path: Path) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _MODE)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), os.lstat(path)):
-            raise BlockingIOError(errno.EAGAIN, "its holder has just rewritten it")
+            raise BlockingIOError(errno.EAGAIN, "another process has just rewritten it")
         os.fchmod(file, _MODE)  # the file may be a copy with other rights
     except BaseException:
         os.close(file)

@@ -14,8 +14,8 @@ class LinkPhase(enum.Enum):
     """The present activity of the link to the edge.
 
     AWAY: there is no connection, or it is quiet. CONNECTING: a handshake makes progress. BLOCKED:
-    packets arrive from the edge but not at the edge, perhaps because a queue on the way is full.
-    CARRYING: a message is crossing, however slowly. IDLE: the connection is alive.
+    packets arrive from the edge, but the device's do not reach the edge, perhaps because a queue on
+    the way is full. CARRYING: a message is crossing, however slowly. IDLE: the connection is alive.
     """
 
     AWAY = enum.auto()

@@ -78,17 +78,17 @@ _RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # Each state's sentence and remedy.
 _MESSAGES = {
     Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
-    Connectivity.DRAINING: ("The edge at {at} is about to stop, and begins nothing new.", ""),
+    Connectivity.DRAINING: ("The edge at {at} is about to stop, and accepts no new requests.", ""),
     Connectivity.BUSY: (
-        "The edge at {at} takes no work now: it is about to stop, or has no room.",
+        "The edge at {at} accepts no work now: it is about to stop, or has no room.",
         "",
     ),
     Connectivity.OTHER_VOCABULARY: (
         "The edge at {at} serves a model of another vocabulary.",
-        "ask again, or name an edge whose model suits this drafter",
+        "repeat the request, or use an edge whose model suits this drafter",
     ),
     Connectivity.OTHER_VERSION: (
-        "The edge at {at} speaks another version of the wire.",
+        "The edge at {at} uses another version of the wire protocol.",
         "install the same Pilotfish release on both ends",
     ),
     Connectivity.KEY_REFUSED: (
@@ -97,43 +97,46 @@ _MESSAGES = {
         "`systemctl reload pilotfish-edge`, or send it SIGHUP",
     ),
     Connectivity.WRONG_EDGE_KEY: (
-        "The edge at {at} answers, but not to our handshake: this device's edge.pub is not its "
-        "present public key.",
+        "The edge at {at} does not complete the handshake: this device's edge.pub is not the "
+        "edge's present public key.",
         f"copy the edge's edge.pub into this device's key folder, then {_RELOAD}",
     ),
     Connectivity.KEYS_DIFFER: (
-        "The edge at {at} answers, but not to our handshake: {keys}.",
+        "The edge at {at} does not complete the handshake: {keys}.",
         "{mend}",
     ),
     Connectivity.NO_HANDSHAKE: (
-        "At {at} connections are taken, but the handshake gets no answer: the path is slow, the "
-        "edge hangs, or it is no edge.",
-        "wait longer (--on-link-loss wait; `pilotfish probe --patience`), or look at the edge and "
-        "whether the port is right",
+        "The program at {at} accepts connections, but does not answer the handshake: the path is "
+        "slow, the edge hangs, or the program is not an edge.",
+        "wait longer (--on-link-loss wait; `pilotfish probe --patience`), or check the edge and "
+        "the port",
     ),
     Connectivity.NO_EDGE: (
-        "At {at} something answers that is no edge, or a proxy with no edge behind it.",
-        "look whether `pilotfish edge serve` runs there, and whether the port is right",
+        "The program that answers at {at} is not an edge, or is a proxy with no edge behind it.",
+        "check that `pilotfish edge serve` runs there, and that the port is right",
     ),
     Connectivity.CONNECTION_REFUSED: (
         "The machine at {at} refuses the connection: nothing listens there.",
         "start `pilotfish edge serve` there, or correct the port",
     ),
     Connectivity.NO_NAME: (
-        "The name in {at} is not found.",
-        "correct the address, or look at this machine's DNS",
+        "The host name in {at} is not found.",
+        "correct the address, or check this machine's DNS",
     ),
     Connectivity.NO_ROUTE: (
         "No machine answers at {at}.",
-        "look at this machine's network, the address and firewalls between",
+        "check this machine's network, the address, and the firewalls on the way",
     ),
     Connectivity.QUIET: (
-        "The edge at {at} is connected, but nothing gets across.",
-        "if it stays so, measure the path with `pilotfish probe`; one that loses large packets "
+        "The edge at {at} is connected, but no data gets through.",
+        "if this lasts, measure the path with `pilotfish probe`; a path that loses large packets "
         "needs `sysctl net.ipv4.tcp_mtu_probing=1` on both ends, or a lower MTU",
     ),
-    Connectivity.LOST: ("The connection to the edge at {at} is lost; it is tried again.", ""),
-    Connectivity.CONNECTING: ("The edge at {at} is being connected to.", ""),
+    Connectivity.LOST: (
+        "The connection to the edge at {at} is lost; the device is reconnecting.",
+        "",
+    ),
+    Connectivity.CONNECTING: ("The device is connecting to the edge at {at}.", ""),
 }
 
 
@@ -148,9 +151,12 @@ class LinkStatus(NamedTuple):
     def from_state(cls, state: Connectivity, endpoint: str, *, keys: bool) -> LinkStatus:
         """Return the status of a link in this state. keys: whether this device has keys."""
         keys_are, mend = (
-            ("it uses no keys, and this device does", "give the edge keys (--keys)")
+            ("the edge has no keys, but this device has keys", "give the edge keys (--keys)")
             if keys
-            else ("it demands keys, and this device has none", "name the folder of keys (--keys)")
+            else (
+                "the edge requires keys, but this device has none",
+                "name the folder of keys (--keys)",
+            )
         )
         message, remedy = _MESSAGES[state]
         return cls(state, message.format(at=endpoint, keys=keys_are), remedy.format(mend=mend))
@@ -162,7 +168,7 @@ class LinkStatus(NamedTuple):
         return f"{self.message} To mend it: {self.remedy}."
 
     def error(self, *, was_welcomed: bool, waited_s: float) -> PilotfishError:
-        """Return the error for a request that waited in vain for the edge.
+        """Return the error for a request that waited for the edge without success.
 
         was_welcomed: whether the device ever reached the edge.
         """

@@ -44,7 +44,7 @@ from pilotfish.wire.messages import Buffer, Failure, Reply, Request
 
 _log = logging.getLogger("pilotfish.device")
 
-_LOSS_DELAY_S = 0.02  # pause after a failed send: then the loss of the connection shows
+_LOSS_DELAY_S = 0.02  # pause after a failed send, after which the loss of the connection is visible
 _START_WAIT_S = 0.2  # longest wait at the start for an edge that may come later
 
 
@@ -131,7 +131,9 @@ class EdgeLink(HandshakeLine):
             arrived = self.receive(SLICE_S)
             self._note_phase(stalled_s(checked_s))
             if arrived is not None and otherwise is EdgeUnreachableError:
-                raise MalformedError(f"{self.channel.endpoint} sends before the handshake.")
+                raise MalformedError(
+                    f"The edge at {self.channel.endpoint} sends a message before the handshake."
+                )
             # Otherwise the message is a reply to a request from before the break. The edge will
             # repeat this reply, since the request is sent again.
 
@@ -225,7 +227,7 @@ class EdgeLink(HandshakeLine):
         late: bool = False,
         on_idle: Callable[[], bool] | None = None,
     ) -> TimedReply:
-        """Wait for the ``wanted`` reply; drop older replies, and resend the request after a loss.
+        """Wait for the ``wanted`` reply; drop older replies; send the request again after a loss.
 
         late: time has passed since the request was sent, so the reply may already be here. on_idle:
         work to do while no message has arrived; it is called until it returns False (no work is
@@ -289,7 +291,7 @@ class EdgeLink(HandshakeLine):
         self._check_absence(stalled_s(last_checked_s))
 
     def _check_absence(self, process_stall_s: float) -> None:
-        """Update the absence clock; raise if the edge is away or its reply is due for too long."""
+        """Update the absence clock; raise if the edge is away or its reply overdue for too long."""
         self._note_phase(process_stall_s)
         if self._absence.away:
             self.on_lost()

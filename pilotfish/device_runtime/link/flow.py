@@ -3,11 +3,11 @@
 The bytes in flight are few, so that later messages (a ping, hints, a cancellation) do not wait long
 and acknowledgements come often. But they must fill the link: its rate × (its RTT + 0.3 s). The rate
 of a chunk is the number of bytes delivered between its departure and its acknowledgement, over this
-time (BBR's delivery rate). The RTT is the least time that any chunk took.
+time (BBR's delivery rate). The RTT is the shortest time that any chunk took.
 
 Some paths drop every large segment without an ICMP message, such as a tunnel with too small an MTU.
-On these paths a connection stalls with its first large segment. So after a stall, the chunks go one
-at a time, in segments that any path carries, and grow step by step.
+On these paths a connection stalls with its first large segment. So after a stall, chunks are sent
+one at a time, in segments that any path carries, and grow step by step.
 """
 
 import time
@@ -26,10 +26,11 @@ _QUEUE_S: Final = 0.3  # seconds of the link's rate that are in flight beyond on
 _MAX_WHOLE_S: Final = 0.25  # seconds: a message that takes longer is sent in chunks
 _UNKNOWN_BYTES: Final = 16 << 10  # bytes: a longer message is sent in chunks if the rate is unknown
 _RATES: Final = 8  # number of recent rates; the best of them counts
-_GROWTH, _STEADY = 1.25, 16  # a rate that grows by less than 1.25 × for 16 chunks is the link's
-_QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the least time has waited in a queue
+# a rate that grows by less than 1.25 × for 16 chunks is the link's rate
+_GROWTH, _STEADY = 1.25, 16
+_QUEUED_FACTOR = 1.5  # a chunk that takes 1.5 times the shortest time has waited in a queue
 _GROW_AFTER: Final = 4  # delivered chunks of one size, before the double size is tried
-_RETRY_AFTER: Final = 8  # the same if the double size was lost before; × 8 after each loss
+_RETRY_AFTER: Final = 8  # the same, if the double size was lost before; grows × 8 after each loss
 
 
 class _SentChunk(NamedTuple):
@@ -49,7 +50,7 @@ class ChunkFlow:
         self._clock = clock
         self.large_lost = 0  # number of stalls with a large chunk, after smaller ones passed
         self._small_bytes: int | None = None  # size of chunks sent one at a time; None: no limit
-        self._blocked_bytes: int | None = None  # least chunk size that was lost
+        self._blocked_bytes: int | None = None  # smallest chunk size that was lost
         self._passed, self._retry_after = 0, _RETRY_AFTER
         self._connection, self._reconnected = 0, False
         self._begin()
@@ -158,7 +159,7 @@ class ChunkFlow:
         """Reduce the size of chunks after a stalled connection."""
         size = max([chunk.size for chunk in self._in_flight], default=_TOO_LARGE)
         if size <= LEAST_BYTES:
-            return  # a chunk of the least size is lost: its size is not the cause
+            return  # a chunk of the smallest size is lost, so the size is not the cause
         if self._blocked_bytes is not None:
             self.large_lost += 1
             self._retry_after *= _RETRY_AFTER

@@ -21,7 +21,7 @@ from pilotfish.wire.messages import Failure, Hello, Welcome
 _log = logging.getLogger("pilotfish.device")
 
 NO_CONNECTION = 0
-_WHOLE_REPLY_BYTES = 64 << 10  # maximum of an unsliced reply over a link of unknown rate
+_WHOLE_REPLY_BYTES = 64 << 10  # maximum bytes of an unsliced reply over a link of unknown rate
 
 
 class HandshakeLine(SlicedLine):
@@ -167,11 +167,11 @@ class HandshakeLine(SlicedLine):
             self._refusal = self.connection, state
             self.changed()
             raise PairMismatchError(
-                f"The edge serves {welcome.model} now, with another vocabulary than this answer's: "
-                "ask again."
+                f"The edge serves {welcome.model} now, whose vocabulary is not the vocabulary of "
+                "this answer: repeat the request."
             )
         self._greeted_on, self._refusal, self._last_news = self._hello_sent_on, None, ""
         self._diagnosis.clear()
         self.changed()
         if before is not None and (before.model, before.digest) != (welcome.model, welcome.digest):
-            _log.warning("the edge serves %s now; it was %s", welcome.model, before.model)
+            _log.warning("the edge now serves %s; before it served %s", welcome.model, before.model)

@@ -24,10 +24,11 @@ from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, Reply, Request
 
 SLICE_S = 0.1  # longest wait between checks for a cancellation or a redirect
-REPLY_BYTES = 16 * 1024 * 1024  # maximum bytes of a reply; the longest (`dssd`) have 1 MB
+REPLY_BYTES = 16 * 1024 * 1024  # maximum bytes of a reply; the longest replies (`dssd`) have 1 MB
 # Seconds after which a quiet connection is closed if nobody waits for it.
 _MAX_QUIET_S = 30.0
-_STALL_S = 0.15  # a wait that is this much too long shows that this process was suspended
+# a wait that is longer than planned by this time shows that this process was suspended
+_STALL_S = 0.15
 
 
 class ReceivedReply(NamedTuple):

@@ -107,7 +107,7 @@ def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
     if folder is None and not is_loopback(edge):
         raise UnsupportedError(
             f"Without keys a device connects to loopback only, not to {edge}: name the folder "
-            "with device.key and edge.pub (--keys DIR). `pilotfish keys new device` creates the "
-            "first; copy the second from the edge."
+            "with device.key and edge.pub (--keys DIR). `pilotfish keys new device` creates "
+            "device.key; copy edge.pub from the edge."
         )
     return DeviceKeys.load(Path(folder)) if folder is not None else None

@@ -38,10 +38,10 @@ class PendingRequest:
         self.late = late or time.monotonic_ns() - sent.sent_ns > SOON_S * 1e9
         self.stalled = sent.stalled
         self.behind_bytes = 0
-        self._size = sent.size  # bytes sent in all, with repetitions
+        self._size = sent.size  # total bytes sent, with repetitions
         self._resent = sent.chunked
         self._position = sent.position
-        # bytes of the request that were acknowledged on this connection, and the most on any
+        # bytes of the request that were acknowledged on this connection, and the maximum over all
         self._acknowledged = self._furthest = 0
         self._overdue_s = RESEND_S
 
@@ -78,7 +78,7 @@ class PendingRequest:
     ) -> TimedReply:
         """Return the reply that was just received over this connection.
 
-        queued_s: asks the kernel for the least time that the reply has been queued (takes 10 µs).
+        queued_s: asks the kernel for the minimum time that the reply has been queued (takes 10 µs).
         """
         received_ns = time.monotonic_ns()
         useless = self.late or self.stalled or self._resent or arrived.sliced

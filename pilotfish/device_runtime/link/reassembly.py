@@ -39,7 +39,8 @@ class Reassembly:
         self._ready: deque[ReceivedReply] = deque()
         self._queued: deque[ReceivedReply] = deque()
         self._queued_bytes = 0
-        self._furthest = self._reported = 0  # maximum bytes of the expected reply that were here
+        # highest number of bytes of the expected reply that had arrived
+        self._furthest = self._reported = 0
         self._setbacks = 0
         self.is_lost = False
 
@@ -122,7 +123,7 @@ class Reassembly:
         most = REPLY_BYTES + PACKING_BYTES
         if len(frames) != 1 or part.total > most or (not part.total and len(frames[0])):
             raise MalformedError(
-                "The edge's slice has too many frames, or its message is too long."
+                "A slice from the edge has too many frames, or its message is too long."
             )
         known = part.total if self._current is None else self._current.total
         if part.total not in (0, known) or (part.total and part.offset + len(frames[0]) > known):

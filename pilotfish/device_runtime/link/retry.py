@@ -8,7 +8,7 @@ An edge is away if there is no connection, or if nothing moves on the connection
 (`wire.link.liveness`). The seconds add up across reconnections (`device_runtime.link.absence`).
 While a message is crossing the link, however slowly, the edge is not away.
 
-An edge also counts as away if it answers but takes no work: it drains, is full, gets too many
+An edge also counts as away if it answers but accepts no work: it drains, is full, gets too many
 requests, or lacks a part of its target.
 """
 
@@ -38,7 +38,7 @@ from pilotfish.wire.protocols import LOCAL
 OnLinkLoss = Literal["wait", "local", "fail"]
 
 CONNECT_S = 2.2  # seconds after which an edge that does not answer counts as absent
-GRACE_S = 1.0  # the same under `local`: the drafter can continue at once
+GRACE_S = 1.0  # like `CONNECT_S`, under `local`: the drafter can continue at once
 RESEND_S = 10.0  # seconds until a missing reply is requested again; doubles each time
 SILENT_S = 120.0  # seconds after which a missing reply is given up
 
@@ -85,7 +85,9 @@ class RetryPolicy:
         """Return the policy of this name; `UnsupportedError` for an unknown name."""
         if policy not in get_args(OnLinkLoss):
             known = ", ".join(get_args(OnLinkLoss))
-            raise UnsupportedError(f"There is no policy {policy!r} for a lost link: {known}.")
+            raise UnsupportedError(
+                f"There is no policy {policy!r} for a lost link; use one of {known}."
+            )
         if not patience_s > 0:
             raise UnsupportedError(f"patience_s must be more than 0 s, not {patience_s}.")
         if policy == "wait":

@@ -58,7 +58,7 @@ class SecondConnection:
         self._channel.read_events()
         if not self._is_better(self._channel, present, at_once=at_once):
             return None
-        _log.info("the connection to the edge has stalled: using another one")
+        _log.info("the connection to the edge has stalled: using another connection")
         better, self._channel = self._channel, None
         return better
 

@@ -73,7 +73,8 @@ class SlicedLine(Line):
         if not self._warned and max(self.uplink.large_lost, self.downlink.large_lost):
             self._warned = True
             _log.warning(
-                "large segments get lost on the way to %s or back; small ones arrive, slowly. Set "
+                "large TCP segments are lost on the way to %s or back, so messages are sent in "
+                "small segments, which is slow. Set "
                 "`sysctl net.ipv4.tcp_mtu_probing=1` on both machines, or a smaller MTU",
                 self.channel.endpoint,
             )

@@ -21,7 +21,8 @@ from pilotfish.base.descriptors import EXHAUSTED, open_files, raise_limit
 
 _log = logging.getLogger("pilotfish.service")
 
-_OWN = 128  # open files besides connections: added to the limit, if it can be raised
+# open files in addition to connections; the limit is raised by them, if it can be raised
+_OWN = 128
 _RESERVE = 16  # free descriptors that clients must not take
 _PAUSE_S = 0.25  # pause before the next accept, if no idle connection could be closed
 _CLOSING_S = 0.005  # pause after an idle connection was closed, until the next accept
@@ -126,8 +127,8 @@ class Acceptor:
         if not self.crowded:
             self.crowded = True
             _log.warning(
-                "no room for another connection: of %g open files all but %d are in use; raise "
-                "LimitNOFILE (ulimit -n)",
+                "no room for another connection: the limit is %g open files, and the last %d are "
+                "reserved; raise LimitNOFILE (ulimit -n)",
                 self._limit,
                 self._reserve,
             )

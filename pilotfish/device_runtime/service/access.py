@@ -94,10 +94,10 @@ class ApiKeys:
                     broken.append(str(error))
                     continue
                 if name in digests:
-                    broken.append(f"{path}, line {number}: there is a key {name!r} already.")
+                    broken.append(f"{path}, line {number}: the name {name!r} already has a key.")
                 digests.setdefault(name, _digest(key))
         if not digests and not broken:
-            broken.append(f"{path} holds no key: write one a line, NAME:KEY.")
+            broken.append(f"{path} holds no key: write one key per line, as NAME:KEY.")
         return cls(digests, broken)
 
     def __len__(self) -> int:
@@ -122,10 +122,12 @@ def _entry(line: str, where: str) -> tuple[str, str]:
         # a part of the digest, since a client's name must not reveal the key
         name, key = f"key-{_digest(line).hex()[:8]}", line
     if not _NAME.fullmatch(name):
-        raise KeysError(f"{where}: a name has letters, digits, dots, dashes and underscores.")
+        raise KeysError(
+            f"{where}: a name may have only letters, digits, dots, dashes and underscores."
+        )
     if not _KEY.fullmatch(key):
         raise KeysError(
-            f"{where}: a key has 16 to 512 characters without spaces, e.g. from "
+            f"{where}: a key must have 16 to 512 characters without spaces, for example from "
             "`openssl rand -hex 24`."
         )
     return name, key
@@ -151,8 +153,8 @@ def api_keys(
         return read(path)
     if not is_loopback(f"tcp://{listen}"):
         raise ListenError(
-            f"Without API keys the service listens on loopback only, not on {listen}. Write a file "
-            "with a key a line (NAME:KEY) and name it with --api-keys."
+            f"Without API keys the service listens on loopback only, not on {listen}. Write a "
+            "file with one key per line (NAME:KEY), and name the file with --api-keys."
         )
     return None
 
@@ -178,7 +180,7 @@ class Access:
             return Client(peer)
         raise RefusalError(
             401,
-            "A key of this service is needed: send it as `Authorization: Bearer KEY`.",
+            "This service requires an API key: send it as `Authorization: Bearer KEY`.",
             code="invalid_api_key",
             reason="key",
             close=True,
@@ -198,8 +200,8 @@ def _check_own(headers: Mapping[str, str]) -> None:
 def _foreign(name: str, value: str) -> RefusalError:
     return RefusalError(
         403,
-        f"{name} {value[:100]!r} is not this machine: without API keys this service answers "
-        "only programs that run here and ask for it by a loopback name.",
+        f"{name} {value[:100]!r} is not this machine: without API keys this service answers only "
+        "programs that run on this machine and use a loopback name for it.",
         code="foreign_origin",
         reason="foreign",
         close=True,

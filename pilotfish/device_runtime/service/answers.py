@@ -37,8 +37,8 @@ class CompletionFormat:
     echo: returns the prompt's text, with which each choice then begins; None: no echo. marked: the
     prompt consists of ids, so its text includes control tokens. words: tokenizer for the answer's
     log-probabilities; None: the answer has none. usage: a stream ends with the usage. best: number
-    of answers in a body, those of the highest mean log-probability; 0: all. prompt_words: tokenizer
-    for the prompt's log-probabilities; None: the answer has none.
+    of answers in a body, the answers with the highest mean log-probability; 0: all. prompt_words:
+    tokenizer for the prompt's log-probabilities; None: the answer has none.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ def usage(generations: Sequence[Generation]) -> Body:
 
 
 def summary(generation: Generation) -> Body:
-    """Summarise a generation; bytes are those of the frames sent, times are in milliseconds."""
+    """Summarise a generation; bytes count the frames that were sent, times are in milliseconds."""
     rounds = generation.rounds
     return {
         "protocol": generation.protocol,

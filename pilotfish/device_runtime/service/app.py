@@ -136,7 +136,7 @@ def _responses(service: DeviceService) -> list[Route]:
         if request.query_params.get("stream", "false") != "false":
             raise RefusalError(
                 400,
-                "This service streams a response once, while it is made.",
+                "This service streams a response only once, while it generates the response.",
                 code="unsupported_parameter",
                 param="stream",
                 reason="unsupported",
@@ -185,7 +185,7 @@ def _tokens(service: DeviceService) -> list[Route]:
     async def embeddings(_: Request) -> Response:
         raise RefusalError(
             404,
-            "This service has no embeddings: drafter and target are models that write.",
+            "This service has no embeddings: drafter and target only generate text.",
             code="unsupported",
             reason="route",
         )
@@ -202,8 +202,8 @@ def _check_sound(service: DeviceService) -> None:
     if service.inspection.damage:
         raise RefusalError(
             503,
-            "The drafter's files are damaged; its operator finds in the log which, and has to put "
-            "others in their place.",
+            "The drafter's files are damaged; the service's log names the files, and its operator "
+            "must replace them.",
             code="damaged",
             reason="damaged",
         )
@@ -213,7 +213,7 @@ def _check_model(service: DeviceService, name: str) -> None:
     if name != service.config.model:
         raise RefusalError(
             404,
-            f"There is no model {name[:100]!r} here, but {service.config.model!r}.",
+            f"There is no model {name[:100]!r} here; the model is {service.config.model!r}.",
             code="model_not_found",
             param="model",
             reason="model",
@@ -225,7 +225,7 @@ def _check_local(completion: CompletionRequest) -> None:
     if protocol in PROTOCOL_REGISTRY or protocol == STREAM:
         raise RefusalError(
             400,
-            f"Protocol {protocol} needs an edge, and this service has none.",
+            f"Protocol {protocol} needs an edge, but this service has no edge.",
             code="unsupported",
             param="pilotfish.protocol",
             reason="unsupported",

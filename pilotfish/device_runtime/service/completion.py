@@ -40,7 +40,9 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
     if int(request.headers.get("content-length", "0")) > limit_bytes:
         raise too_long
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise RefusalError(415, "Send the body as it is, not encoded.", code="encoding", close=True)
+        raise RefusalError(
+            415, "Send the body without a content encoding.", code="encoding", close=True
+        )
     body = bytearray()
     loop = asyncio.get_running_loop()
     until_s = loop.time() + BODY_S

@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-HEAD_S = 10.0  # limit for a head to arrive, and for the pause between two requests
-STALL_S = 20.0  # limit for a client to read bytes that were written
+HEAD_S = 10.0  # time limit (s) for a head to arrive, and for the pause between two requests
+STALL_S = 20.0  # time limit (s) for a client to read bytes that were written
 CONNECTIONS = 256
 
 
@@ -55,7 +55,7 @@ class Connection(H11Protocol):
 
     @staticmethod
     def open_among(connections: Iterable[object]) -> "list[Connection]":
-        """Return those of uvicorn's connections that are not closing."""
+        """Return uvicorn's connections, except connections that are closing."""
         protocols = (connection for connection in connections if isinstance(connection, Connection))
         return [connection for connection in protocols if not connection.transport.is_closing()]
 
@@ -76,7 +76,7 @@ class Connection(H11Protocol):
             _cancel(self._head)
 
     def on_response_complete(self) -> None:
-        """After an answer, wait for the next request, unless that has already come."""
+        """After an answer, wait for the next request, unless the next request has already come."""
         super().on_response_complete()
         if not self._busy:
             self._await_request()

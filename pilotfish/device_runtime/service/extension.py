@@ -93,7 +93,8 @@ def extend(options: Options, raw: msgspec.Raw) -> None:
         if extension.protocol not in (None, AUTO):
             raise bad_request(
                 "pilotfish",
-                f"{', '.join(_CHOOSING[:-1])} and {_CHOOSING[-1]} go with protocol auto.",
+                f"{', '.join(_CHOOSING[:-1])} and {_CHOOSING[-1]} can only be used with protocol "
+                "auto.",
             )
         options["protocol"] = Auto(
             among=extension.among,

@@ -82,8 +82,8 @@ def grammar_of(
     if len(grammars) > 1:
         raise bad_request(
             "structured_outputs",
-            "An answer is of one format: response_format (in /v1/responses text.format), or one "
-            "field of structured_outputs.",
+            "A request may set only one format for the answer: response_format (in /v1/responses "
+            "text.format), or one field of structured_outputs.",
         )
     return grammars[0] if grammars else None
 
@@ -94,4 +94,4 @@ def _text_of(schema: msgspec.Raw) -> str:
         text = bytes(schema).decode("utf-8")
         return msgspec.json.decode(text, type=str) if text.startswith('"') else text
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise bad_request("json", f"The schema is no text: {error}.") from None
+        raise bad_request("json", f"The schema is not a valid JSON string: {error}.") from None

@@ -33,8 +33,8 @@ _log = logging.getLogger("pilotfish.service")
 _each_log = logging.getLogger("pilotfish.answers")
 
 BUFFERED = 1024  # pieces that may wait for a slow client
-_HALF_LIFE_S = 300.0  # half-life of the probability that a resting conversation goes on
-_DRAINING = "The service is stopping; it answers nothing new."
+_HALF_LIFE_S = 300.0  # half-life of the probability that a resting conversation continues
+_DRAINING = "The service is stopping; it accepts no new requests."
 _FIRST_GUESS_S = 5.0  # initial estimate of an answer's duration
 _LONGEST_RETRY_S = 60.0
 _ATTEND_S = 0.5  # interval at which an idle lane serves its connection to the edge

@@ -208,7 +208,7 @@ def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
         params={"": "response_format", **of_tools},
     )
     if request.top_logprobs and not request.logprobs:
-        raise bad_request("top_logprobs", "top_logprobs goes with logprobs.")
+        raise bad_request("top_logprobs", "top_logprobs needs logprobs.")
     return _with_prompt_logprobs(request.prompt_logprobs, completion)
 
 
@@ -218,7 +218,8 @@ def _with_prompt_logprobs(most: int | None, completion: CompletionRequest) -> Co
         return completion
     if completion.stream:
         raise bad_request(
-            "prompt_logprobs", "prompt_logprobs goes with answers that are not streamed."
+            "prompt_logprobs",
+            "prompt_logprobs can only be used with answers that are not streamed.",
         )
     completion.options["prompt_logprobs"] = most
     return replace(completion, prompt_logprobs=True)
@@ -250,7 +251,8 @@ def _best_of(most: int, completion: CompletionRequest) -> CompletionRequest:
     if most < completion.choices or (completion.stream and most > completion.choices):
         raise bad_request(
             "best_of",
-            f"best_of must be n ({completion.choices}) or more; n if the answer is streamed.",
+            f"best_of must be at least n ({completion.choices}), and equal to n if the answer is "
+            "streamed.",
         )
     if most == completion.choices:
         return completion

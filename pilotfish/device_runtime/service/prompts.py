@@ -123,7 +123,7 @@ def message_of(message: MessageFields, at: int) -> dict[str, Any]:
 
 def _expect_role(wanted: str, role: str, field: str) -> None:
     if role != wanted:
-        raise bad_request(field, f"{field} belongs to a message of role {wanted}.")
+        raise bad_request(field, f"Only a message of role {wanted} may have {field}.")
 
 
 class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -170,7 +170,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
             names = " or ".join(get_args(get_type_hints(part)["type"]))
             raise RefusalError(
                 400,
-                f"{where} may have parts of type {names} only.",
+                f"The parts of {where} must be of type {names}.",
                 code="unsupported_parameter",
                 param=where,
                 reason="unsupported",

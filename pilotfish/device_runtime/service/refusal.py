@@ -138,8 +138,10 @@ def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) ->
     if isinstance(error, RefusalError):
         return error
     if (short := shortage(error)) is not None:
-        _log.warning("an answer failed for want of %s: %s", short, error)
-        error = BusyError(f"This machine has no {short} left for it now: try again later.")
+        _log.warning("an answer failed because this machine lacks %s: %s", short, error)
+        error = BusyError(
+            f"This machine has no {short} left for this request now: try again later."
+        )
     for kind, reason in _FAULTS.items():
         if isinstance(error, kind):
             assert isinstance(error, PilotfishError)
@@ -164,7 +166,7 @@ def refusal_of(error: BaseException, params: Mapping[str, str] | None = None) ->
     _log.error("an answer failed", exc_info=error)
     return RefusalError(
         500,
-        "The service failed at this; its log has the details.",
+        "The service failed at this request; its log has the details.",
         code="internal",
         reason="internal",
     )

@@ -1,4 +1,4 @@
-"""Read the input of ``/v1/responses``: a text, or items, among them those of earlier answers.
+"""Read the input of ``/v1/responses``: a text, or items, which may be items of earlier answers.
 
 In:  the input, and the messages of the conversation that it continues. Out: messages for a chat
 template, as the chat route makes them, or a `RefusalError` that names the field at fault.
@@ -129,7 +129,7 @@ class _Conversation:
     def _add_output(self, item: InputItem, where: str) -> None:
         if item.call_id not in self._called:
             raise bad_request(
-                f"{where}call_id", f"{where}call_id is of no function_call before it."
+                f"{where}call_id", f"{where}call_id belongs to no earlier function_call."
             )
         output = content_of(item.output, "tool", f"{where}output", _TextPart)
         result = {"role": "tool", "content": output, "tool_call_id": item.call_id}

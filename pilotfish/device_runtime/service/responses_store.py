@@ -97,9 +97,9 @@ class ResponseStore:
         if stored is None or stored.client != client:
             raise RefusalError(
                 404,
-                f"There is no response {name[:80]!r} here: the latest are kept for "
-                f"{_LIFETIME_S / 60:g} minutes, and not beyond a restart. Send the whole "
-                "conversation as input.",
+                f"There is no response {name[:80]!r} here: the service keeps only the latest "
+                f"responses, for {_LIFETIME_S / 60:g} minutes, and loses them at a restart. Send "
+                "the whole conversation as input.",
                 code="response_not_found",
                 param=param,
                 reason="response",

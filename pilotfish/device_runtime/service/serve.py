@@ -51,14 +51,14 @@ def serve(
     nobodys = access.keys is None and not config.share_texts
     if nobodys and config.texts is not None and str(config.texts) != OFF:
         _log.warning(
-            "without API keys texts are nobody's, and none are kept in %s: name keys (--api-keys), "
-            "or share texts (--share-texts)",
+            "without API keys texts have no owner, so no texts are kept in %s: name a file of API "
+            "keys (--api-keys), or share texts (--share-texts)",
             config.texts,
         )
     tls = tls_context(config.tls_cert, config.tls_key)
     if tls is None and not is_loopback(f"tcp://{config.listen}"):
         _log.warning(
-            "API keys and conversations go over the network in clear text: name a certificate "
+            "API keys and conversations cross the network in clear text: name a certificate "
             "(--tls-cert, --tls-key), or listen on loopback behind a proxy that has one"
         )
     rounds: list[Callable[[Round], None]] = []
@@ -88,7 +88,7 @@ def serve(
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ListenError(f"{address!r} is no address to listen on; write HOST:PORT.")
+        raise ListenError(f"{address!r} is not an address to listen on; write HOST:PORT.")
     return host.strip("[]"), int(port)
 
 
@@ -104,7 +104,7 @@ def _listening(host: str, port: int, *, locked: bool) -> Iterator[socket.socket]
     with listener:
         # checked here, since "localhost" may resolve to an address that is not loopback
         if not locked and not ipaddress.ip_address(where[0]).is_loopback:
-            raise ListenError(f"{host} is no loopback address, and there are no API keys.")
+            raise ListenError(f"{host} is not a loopback address, and there are no API keys.")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         try:

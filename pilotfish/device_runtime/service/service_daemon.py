@@ -77,7 +77,7 @@ class ServiceDaemon:
         self._config = config
         self._devices = devices
         self._access = access
-        self._started = f"serving {drafter}"  # begin of the log's line at the start
+        self._started = f"serving {drafter}"  # beginning of the log line at the start
         execution = devices[0].execution
         if execution is not None:
             self._started += f": {execution}"
@@ -148,7 +148,7 @@ class ServiceDaemon:
         self._stopping = True
         self._code = 0 if number == signal.SIGTERM else 128 + number
         drain_s = self._config.drain_s
-        self._supervisor.stopping(f"Draining: {self._lanes.running} answers may end")
+        self._supervisor.stopping(f"Draining: {self._lanes.running} running answers may end")
         self._supervisor.extend(drain_s + 2 * _END_S)
         self._lanes.refuse_waiting()
         self._server.should_exit = True
@@ -173,7 +173,7 @@ class ServiceDaemon:
         except _TROUBLE as error:
             troubles.append(str(error))
         for trouble in troubles:
-            besides = " but the API keys" if sound else ""
+            besides = " except the API keys" if sound else ""
             _log.error("nothing was reloaded%s: %s", besides, trouble)
         self._trouble = summarize(troubles)
         self._supervisor.reloaded(self._line(), self._trouble)
@@ -200,7 +200,7 @@ class ServiceDaemon:
         """
         tls = tls_context(config.tls_cert, config.tls_key)
         if (tls is None) != (self._tls is None):
-            raise CertificateError("to begin or to end the use of TLS needs a restart.")
+            raise CertificateError("restart the service to begin or to end the use of TLS.")
         return tls
 
     def _adopt(self, config: ServiceConfig) -> None:
@@ -212,7 +212,7 @@ class ServiceDaemon:
         self._devices[0].retry()
         self._http.tls, self._edge = tls, edge
         if fixed := fixed_changes(before, config):
-            _log.warning("needs a restart to change: %s", ", ".join(fixed))
+            _log.warning("restart the service to apply the changes of: %s", ", ".join(fixed))
         self._config = with_live_changes(before, config)
         self._service.config = self._config
         _log.info("reloaded")
@@ -232,7 +232,7 @@ class ServiceDaemon:
             self._look_at_connections()
             stuck = self._service.stuck()
             if stuck:
-                _log.error("lanes without a sign of life: %s", stuck)
+                _log.error("lanes that show no sign of life: %s", stuck)
             else:
                 self._supervisor.feed()
             if not self._stopping:
@@ -257,7 +257,7 @@ class ServiceDaemon:
 
     def _line(self) -> str:
         if self._inspection.damage:
-            return f"Nothing is answered: {self._inspection.damage}"
+            return f"No request is answered: {self._inspection.damage}"
         lanes = self._lanes
         where = "no edge"
         if (link := self._service.link_status) is not None:

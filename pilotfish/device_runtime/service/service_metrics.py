@@ -51,12 +51,22 @@ _REQUEST_S = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 _RECOVERY_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0]
 
 _READINGS = (  # (metric, help, attribute of `LinkState`, factor to the metric's unit)
-    ("link_rtt_seconds", "Round trip of a small message.", "rtt", 1.0),
-    ("link_jitter_seconds", "Mean change from one round trip to the next.", "jitter", 1.0),
-    ("link_goodput_up_bytes_per_second", "Payload that goes up.", "up", 1 / 8),
-    ("link_goodput_down_bytes_per_second", "Payload that comes down.", "down", 1 / 8),
-    ("link_retransmitted_ratio", "TCP segments that were sent again.", "retransmitted", 1.0),
-    ("link_signal_dbm", "Radio signal.", "signal", 1.0),
+    ("link_rtt_seconds", "Round-trip time of a small message.", "rtt", 1.0),
+    ("link_jitter_seconds", "Mean change from one round-trip time to the next.", "jitter", 1.0),
+    ("link_goodput_up_bytes_per_second", "Payload rate from the device to the edge.", "up", 1 / 8),
+    (
+        "link_goodput_down_bytes_per_second",
+        "Payload rate from the edge to the device.",
+        "down",
+        1 / 8,
+    ),
+    (
+        "link_retransmitted_ratio",
+        "Share of TCP segments that were sent again.",
+        "retransmitted",
+        1.0,
+    ),
+    ("link_signal_dbm", "Signal strength of the radio.", "signal", 1.0),
 )
 
 
@@ -64,74 +74,95 @@ _READINGS = (  # (metric, help, attribute of `LinkState`, factor to the metric's
 class _Counts:
     """All counts since the start, declared by `base.metrics`."""
 
-    drafts: Counter[str] = counter(
-        "spec_decode_num_drafts", "Windows that were verified.", "protocol"
-    )
+    drafts: Counter[str] = counter("spec_decode_num_drafts", "Verified windows.", "protocol")
     drafted: Counter[str] = counter(
-        "spec_decode_num_draft_tokens", "Tokens drafted; of a tree, all its nodes.", "protocol"
+        "spec_decode_num_draft_tokens", "Drafted tokens; of a tree, all nodes.", "protocol"
     )
     accepted: Counter[str] = counter(
-        "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", "protocol"
+        "spec_decode_num_accepted_tokens", "Accepted draft tokens.", "protocol"
     )
     hint_drafts: Counter[str] = counter(
-        "hint_drafted_tokens", "Drafts in the target's passes under ahead.", "source"
+        "hint_drafted_tokens",
+        "Draft tokens from hints that target passes checked (protocol ahead).",
+        "source",
     )
-    hint_accepted: Counter[str] = counter("hint_accepted_tokens", "Of these, accepted.", "source")
+    hint_accepted: Counter[str] = counter(
+        "hint_accepted_tokens", "Accepted draft tokens from hints (protocol ahead).", "source"
+    )
     notes: dict[tuple[str, str], float] = notes(
         counters, lambda note: f"spec_decode_{'num_' if note.counts_tokens else ''}{note.metric}"
     )
     accepted_at: Counter[str] = counter(
         "spec_decode_num_accepted_tokens_per_pos",
-        f"Accepted tokens by position in the window, from 0; {_POSITIONS} and deeper together.",
+        f"Accepted tokens by position in the window, from 0; all from {_POSITIONS} on together.",
         "position",
     )
     stages: Histograms = histogram(
         "stage_seconds", "Seconds of each stage of a round.", _STAGE_S, "protocol", "stage"
     )
     bytes: Counter[tuple[str, str]] = counter(
-        "link_bytes", "Bytes of messages as handed to the transport.", "direction", "purpose"
+        "link_bytes",
+        "Bytes of messages between device and edge, without the transport's overhead.",
+        "direction",
+        "purpose",
     )
-    tokens: Counter[str] = counter(
-        "generation_tokens", "Tokens of answers, by where they came from.", "origin"
-    )
-    prompt_tokens: int = counter("prompt_tokens", "Tokens of the prompts answered.")
+    tokens: Counter[str] = counter("generation_tokens", "Tokens of answers, by origin.", "origin")
+    prompt_tokens: int = counter("prompt_tokens", "Tokens of answered prompts.")
     generations: Counter[tuple[str, str, str]] = counter(
-        "generations", "Answers that ended by themselves.", "protocol", "policy", "finish_reason"
+        "generations",
+        "Finished answers, without interrupted and failed answers.",
+        "protocol",
+        "policy",
+        "finish_reason",
     )
     chosen: dict[str, bool] = gauge(
-        "protocol_in_use", "1 for the protocol of the newest answer.", "protocol"
+        "protocol_in_use", "1 for the protocol of the newest answer, 0 for others.", "protocol"
     )
     first_s: Histogram = histogram(
-        "time_to_first_token_seconds", "Seconds until an answer's first token.", _FIRST_S
+        "time_to_first_token_seconds",
+        "Seconds from a request to the answer's first token.",
+        _FIRST_S,
     )
     each_s: Histogram = histogram(
-        "time_per_output_token_seconds", "Seconds of each token after the first.", _TOKEN_S
+        "time_per_output_token_seconds",
+        "Seconds per token after an answer's first token.",
+        _TOKEN_S,
     )
     recovery_s: Histogram = histogram(
-        "recovery_seconds", "Seconds without the edge, until tokens were verified.", _RECOVERY_S
+        "recovery_seconds",
+        "Seconds from a loss of the edge until tokens were verified again.",
+        _RECOVERY_S,
     )
     unverified: int = counter(
-        "recovery_local_tokens", "Tokens that the drafter gave alone while the edge was lost."
+        "recovery_local_tokens", "Tokens that the drafter generated alone while the edge was lost."
     )
     requests: Counter[tuple[str, str]] = counter(
-        "http_requests", "HTTP requests answered.", "route", "status"
+        "http_requests", "Answered HTTP requests.", "route", "status"
     )
     latency_s: Histograms = histogram(
-        "http_request_duration_seconds", "Seconds of a request.", _REQUEST_S, "route"
+        "http_request_duration_seconds",
+        "Seconds from an HTTP request to the end of its answer.",
+        _REQUEST_S,
+        "route",
     )
-    refused: Counter[str] = counter("refusals", "Requests refused, by reason.", "reason")
+    refused: Counter[str] = counter("refusals", "Refused requests, by reason.", "reason")
     verified: bool = gauge(
-        "weights_verified", "1 once the drafter's files were found to be those that were exported."
+        "weights_verified",
+        "1 after the drafter's files were verified against the export's digests.",
     )
-    damaged: bool = gauge("weights_damaged", "1 once one was found to be another.")
+    damaged: bool = gauge(
+        "weights_damaged", "1 after a file of the drafter was found damaged (its digest differs)."
+    )
     waiting: int = gauge("num_requests_waiting", "Answers that wait for a lane.")
-    running: int = gauge("num_requests_running", "Answers that are being made.")
-    connections: int = gauge("http_connections", "Connections of clients.")
+    running: int = gauge("num_requests_running", "Answers that are being generated.")
+    connections: int = gauge("http_connections", "Open connections of clients.")
     crowded: bool = gauge(
-        "http_connections_crowded", "1 while there are no open files for another connection."
+        "http_connections_crowded",
+        "1 while the limit of open files leaves no room for another connection.",
     )
     turned_away: int = counter(
-        "http_connections_turned_away", "Connections closed at once, since there was no room."
+        "http_connections_turned_away",
+        "Connections that were closed at once because there was no room.",
     )
 
 
@@ -165,7 +196,8 @@ class ServiceMetrics:
         protocol = record.protocol if record.protocol in names() else _OTHER
         with self._lock:
             counts = self._counts
-            counts.drafted[protocol] += record.nodes  # `ahead`: those between two messages
+            # under `ahead`: tokens drafted between two messages
+            counts.drafted[protocol] += record.nodes
             if record.window:
                 counts.drafts[protocol] += 1
                 counts.accepted[protocol] += record.accepted
@@ -259,7 +291,12 @@ class ServiceMetrics:
             counted = [*metric_families(self._counts, PREFIX)]
             link = () if self._link is None else _link_metrics(*self._link, self._losses)
         labels = ("version", "model", "provider", "precision", "threads")
-        build = _gauge("build_info", "Always 1; what runs, and how.", {self._build: 1}, *labels)
+        build = _gauge(
+            "build_info",
+            "Always 1; the labels name the version, the model and how it is executed.",
+            {self._build: 1},
+            *labels,
+        )
         return [build, *counted, *link, *_energy_metrics(self.energy)]
 
     def close(self) -> None:
@@ -276,10 +313,15 @@ def _link_metrics(
     link: Connectivity, state: LinkState | None, read_s: float, losses: int
 ) -> Iterator[Metric]:
     """Yield the link's metrics whose values are known. read_s: time of the readings (monotonic)."""
-    yield _gauge("link_up", "1 while the edge answers.", link is Connectivity.CONNECTED)
+    yield _gauge("link_up", "1 while the edge is connected.", link is Connectivity.CONNECTED)
     states = {each.value: each is link for each in Connectivity}
-    yield _gauge("link_state", "1 for the state that the link to the edge is in.", states, "state")
-    yield _counter("link_losses", "How often the edge ceased to answer.", losses)
+    yield _gauge(
+        "link_state",
+        "1 for the present state of the link to the edge, 0 for others.",
+        states,
+        "state",
+    )
+    yield _counter("link_losses", "Number of losses of the edge.", losses)
     if state is None:
         return
     ages = {}
@@ -287,17 +329,17 @@ def _link_metrics(
         if (reading := getattr(state, attribute)) is not None:
             ages[attribute] = reading.age_s + time.monotonic() - read_s
             yield _gauge(name, text, reading.value * scale)
-    yield _gauge("link_reading_age_seconds", "How old each reading is.", ages, "reading")
+    yield _gauge("link_reading_age_seconds", "Age of each reading of the link.", ages, "reading")
 
 
 def _energy_metrics(watch: Watch) -> Iterator[Metric]:
     """Yield power and energy of the board's rails; nothing without a sensor."""
     joules, watts, source = watch.joules, watch.watts, watch.source or ""
     if joules is not None:
-        energy = "Energy since the service began."
+        energy = "Energy used since the service started."
         yield _counter("energy_joules", energy, {source: joules}, "source")
     if watts is not None:
-        yield _gauge("power_watts", "Power now, of the same rails as the energy.", watts)
+        yield _gauge("power_watts", "Present power of the rails whose energy is counted.", watts)
 
 
 _gauge, _counter = partial(metric, "gauge", PREFIX), partial(metric, "counter", PREFIX)

@@ -23,7 +23,7 @@ _RECOVERIES = 16
 _READINGS = {
     "rtt": "rtt",
     "jitter": "jitter",
-    "goodput_up": "up",  # not "up", which tells whether there is a link
+    "goodput_up": "up",  # the name "up" already says whether there is a link
     "goodput_down": "down",
     "retransmitted": "retransmitted",
     "signal": "signal",
@@ -200,7 +200,7 @@ class ServiceStatus:
 
 
 def _recent(rounds: Sequence[Round]) -> dict[str, Any] | None:
-    """Return medians over those of the last rounds that have the newest round's protocol."""
+    """Return medians over the last rounds that have the newest round's protocol."""
     if not rounds:
         return None
     alike = [r for r in rounds if r.protocol == rounds[-1].protocol]

@@ -15,13 +15,14 @@ _NOT_YET_VALID, _EXPIRED = 9, 10  # OpenSSL's X509_V_ERR_…
 def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Load a context for TLS 1.2 or later; None without files.
 
-    certificate: PEM file of the service's certificate, then those of intermediate authorities. key:
-    PEM file, not encrypted, not readable by every user. Raises `CertificateError`.
+    certificate: PEM file of the service's certificate, followed by the certificates of intermediate
+    authorities. key: PEM file, not encrypted, not readable by every user. Raises
+    `CertificateError`.
     """
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise CertificateError("TLS needs two files: name both, --tls-cert and --tls-key.")
+        raise CertificateError("TLS needs two files: name both with --tls-cert and --tls-key.")
     for path in (certificate, key):
         _check_readable(path)
     if key.stat().st_mode & stat.S_IRWXO:
@@ -35,7 +36,7 @@ def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | 
     def password() -> str:  # otherwise OpenSSL asks for a passphrase at the terminal
         raise CertificateError(
             f"{key} is encrypted, and a service has no terminal to ask for its password: "
-            f"write it without one (`openssl pkey -in {key} -out NEW`)."
+            f"write the key without a password (`openssl pkey -in {key} -out NEW`)."
         )
 
     try:
@@ -44,7 +45,8 @@ def tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | 
         if error.reason == "KEY_VALUES_MISMATCH":
             raise CertificateError(f"{key} is not the key of {certificate}.") from None
         raise CertificateError(
-            f"{certificate} and {key} are no certificate and key in PEM: {error.reason or error}."
+            f"{certificate} and {key} are not a certificate and a key in PEM: "
+            f"{error.reason or error}."
         ) from None
     _warn_of_dates(context, certificate)
     return context

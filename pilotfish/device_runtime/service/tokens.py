@@ -56,7 +56,7 @@ def tokenize_request(body: bytes) -> tuple[PromptInput, bool, bool]:
         thinking = thinking_of(request.chat_template_kwargs)
         return Talk(messages, tools, thinking), True, words
     if request.tools or request.chat_template_kwargs is not None:
-        raise bad_request("tools", "tools go with messages.")
+        raise bad_request("tools", "tools can only be used with messages.")
     assert request.prompt is not None
     return request.prompt, False, words
 
@@ -87,7 +87,9 @@ def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:
     """Return the text of tokens."""
     size = device.tokenizer.vocab_size
     if (token := max(tokens, default=0)) >= size:
-        raise bad_request("tokens", f"Token {token} is not among {size}.")
+        raise bad_request(
+            "tokens", f"Token {token} is out of range: the vocabulary has {size} tokens."
+        )
     return {"prompt": device.tokenizer.decode(tokens, special=True)}
 
 

@@ -79,7 +79,9 @@ def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
     try:
         return [msgspec.json.decode(function.parameters) for function in functions]
     except (ValueError, RecursionError) as error:  # ValueError: also msgspec's, and UTF-8's
-        raise bad_request("tools", f"The parameters of a tool are no JSON: {error}.") from None
+        raise bad_request(
+            "tools", f"The parameters of a tool are not valid JSON: {error}."
+        ) from None
 
 
 def read_choice(choice: Choice | None) -> str | None:
@@ -165,7 +167,11 @@ def with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 )
                 if call_id is None:
                     where = f"messages[{at}].tool_call_id"
-                    raise bad_request(where, f"{where} says which call this is the result of.")
+                    raise bad_request(
+                        where,
+                        f"{where} is missing: it must name the call of which "
+                        "this message is the result.",
+                    )
                 message["tool_call_id"] = call_id
             waiting.pop(message["tool_call_id"], None)
     return messages

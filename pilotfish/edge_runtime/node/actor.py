@@ -1,8 +1,8 @@
 """Run a whole model or a stage as an actor of a cluster (`edge_runtime.targets.cluster`).
 
 `NodeActor` is a plain class. The cluster's runtime turns it into an actor and restarts the actor
-after a loss. It passes the arguments of a call from the edge, or from the actor of the stage
-before. A restarted actor has empty slots, and refuses steps until `hold` is called again.
+after a loss. It passes the arguments of a call from the edge, or from the actor of the previous
+stage. A restarted actor has empty slots, and refuses steps until `hold` is called again.
 """
 
 import os
@@ -71,12 +71,12 @@ class NodeActor:
         inputs: "NDArray[np.int64] | StageResult",
         parents: bytes,
     ) -> StageResult:
-        """Run a step; inputs: tokens i64 [Σ size], or the result of the stage before.
+        """Run a step; inputs: tokens i64 [Σ size], or the result of the previous stage.
 
         Raises `TargetLostError` if the actor was restarted after the last call of `hold`.
         """
         if incarnation != self._incarnation:
-            raise TargetLostError("An actor of the target has lost its slots.")
+            raise TargetLostError("An actor of the target was restarted and has lost its slots.")
         begun_ns = time.monotonic_ns()
         before = inputs.compute_ns if isinstance(inputs, StageResult) else ()
         if isinstance(self._slots, StageSlots):

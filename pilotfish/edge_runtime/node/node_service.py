@@ -49,7 +49,7 @@ class NodeService:
         try:
             gate = self._listener.gate
             if gate is not None and envelope.owner not in gate.allowed:
-                raise AccessDeniedError("This key has been taken off the node's allow-list.")
+                raise AccessDeniedError("This key was removed from the node's allow-list.")
             check_size(envelope, self._message_bytes)
             order = decode_order(envelope.header)
             match order:
@@ -62,8 +62,8 @@ class NodeService:
                     self._step(order, envelope.frames)
                 case Step():
                     over = ConflictError(
-                        "This attachment is over: another edge has this node's key and took it, or "
-                        "the node failed before; see its log."
+                        "This attachment has ended: another edge with the same key attached the "
+                        "node, or the node failed; see its log."
                     )
                     self._refuse(envelope.client, over, order.incarnation)
         except Exception as error:
@@ -89,7 +89,7 @@ class NodeService:
         self._listener.connections.read_events()
         if self.attached and envelope.owner != self._owner:
             raise ConflictError(
-                "This node works for another edge already: each edge needs nodes of its own."
+                "This node already works for another edge: each edge needs its own nodes."
             )
         self._incarnation = None
         self._work.attach(attach)
@@ -121,4 +121,4 @@ class NodeService:
         try:
             self._listener.send(client, report, frames)
         except zmq.ZMQError as error:  # the peer is gone; it may retry later
-            _log.debug("a report was not taken: %s", error)
+            _log.debug("the edge did not receive a report: %s", error)

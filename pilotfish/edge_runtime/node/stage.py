@@ -65,12 +65,13 @@ class StageWork(NodeWork):
         """Empty the slots, set the format of states, and connect to the next stage."""
         if attach.states not in HIDDEN_FORMATS or self._cut.first:
             raise UnsupportedError(
-                f"This node is {self._cut} of a pipeline: it takes states as "
+                f"This node is {self._cut} of a pipeline: it accepts hidden states in the formats "
                 f"{', '.join(HIDDEN_FORMATS)}. (Stage 1 runs in the edge itself.)"
             )
         if self._cut.last == bool(attach.next):
             raise UnsupportedError(
-                f"This node is {self._cut}: only those before the last have a next."
+                f"This node is {self._cut}: every stage except the last needs the address of the "
+                "next stage, and the last must have none."
             )
         self._expect_safe(attach)
         self.close()
@@ -97,7 +98,7 @@ class StageWork(NodeWork):
         try:
             self._next.send(add_compute_time(step, begun_ns), (frame, frames[1]))
         except zmq.Again as error:
-            raise TargetLostError(f"{self._cut} does not reach the next stage any more.") from error
+            raise TargetLostError(f"{self._cut} can no longer reach the next stage.") from error
         return None
 
     @property
@@ -108,15 +109,15 @@ class StageWork(NodeWork):
         self._read_next(self._next)
         if self._next.attempts.refuses_key:
             raise TargetLostError(
-                f"{self._cut} is not let in by the next stage at {self._next.endpoint}: put its "
-                "edge.pub on the allow-list there."
+                f"The next stage at {self._next.endpoint} refuses the key of {self._cut}: put "
+                "this node's edge.pub on the allow-list there."
             )
         if self._reached and self._reached != self._next.connections:
             raise TargetLostError(f"{self._cut} has lost the next stage.")
         if not self._next.connected:
             if self._reached or time.monotonic() > self._join_by_s:
                 raise TargetLostError(
-                    f"{self._cut} does not reach the next stage at {self._next.endpoint}."
+                    f"{self._cut} cannot reach the next stage at {self._next.endpoint}."
                 )
             return False
         self._reached = self._next.connections
@@ -148,18 +149,20 @@ class StageWork(NodeWork):
         """
         if attach.next and not attach.next.startswith("tcp://"):
             raise UnsupportedError(
-                f"{attach.next!r} is no address of a node; write tcp://HOST:PORT."
+                f"{attach.next!r} is not an address of a node; write tcp://HOST:PORT."
             )
         bare = attach.next and not attach.next_key
         if bare and (self._keys is not None or not is_loopback(attach.next)):
             raise UnsupportedError(
-                f"{self._cut} sends nothing to {attach.next} without its key: name it in the list "
-                "of stages."
+                f"{self._cut} sends nothing to {attach.next} without the public key of that node: "
+                "name the key in the list of stages."
             )
 
     def _keys_for(self, key: bytes) -> DeviceKeys | None:
         if not key:
             return None
         if self._keys is None:
-            raise UnsupportedError(f"{self._cut} has no keys, and its next stage has: use --keys.")
+            raise UnsupportedError(
+                f"{self._cut} has no keys, but its next stage has keys: use --keys."
+            )
         return DeviceKeys(self._keys.secret, zmq.curve_public(self._keys.secret), key)

@@ -44,8 +44,8 @@ class Worker(NodeWork):
         """Empty the slots, and set K and the format of the probabilities."""
         if attach.values not in TOPK_FORMATS or not attach.top_k:
             raise UnsupportedError(
-                "This node is a worker of a federation: it sends the top K of its distributions as "
-                f"{', '.join(TOPK_FORMATS)}, with K of at least 1."
+                "This node is a worker of a federation: it sends the top K of its distributions, "
+                "with K of at least 1, in the formats {', '.join(TOPK_FORMATS)}."
             )
         self._slots.forget()
         self._k, self._values = attach.top_k, attach.values

@@ -251,7 +251,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
                     return  # the pass has already timed out
             if is_permanent(call.error):
                 self._fatal_error = (
-                    f"An actor of {_replica_name(call.lane)} is gone for good: {call.error}"
+                    f"An actor of {_replica_name(call.lane)} is lost and will not be restarted: "
+                    f"{call.error}"
                 )
             self._lose_actor(call.lane, call.error)
 
@@ -295,7 +296,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     def _timeout_message(self, pending: _ReplicaPass, now_s: float) -> str:
         return (
-            f"Of this edge's target {_replica_name(pending.lane)} did not answer within "
+            f"In this edge's target, {_replica_name(pending.lane)} did not answer within "
             f"{self._plan.give_up_s:g} s."
         )
 

@@ -80,7 +80,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         for worker in self._workers:
             if worker.ready is not None and worker.ready.context < self.context:
                 _log.warning(
-                    "%s has room for %d tokens a slot: this federation's context, instead of %d",
+                    "%s has room for only %d tokens per slot, which becomes this federation's "
+                    "context, instead of %d",
                     worker.name,
                     worker.ready.context,
                     self.context,
@@ -187,7 +188,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     def _timeout_message(self, pending: _EnsemblePass, now_s: float) -> str:
         names = ", ".join(self._workers[index].name for index in pending.missing)
         age_s = now_s - pending.started_s
-        return f"Of this edge's federation {names} did not answer within {age_s:.1f} s."
+        return f"In this edge's federation, {names} did not answer within {age_s:.1f} s."
 
     def _complete(self, pending: _EnsemblePass) -> None:
         self._log_changes(pending)
@@ -237,7 +238,9 @@ def open_target(options: TargetOptions) -> FederatedTarget:
     if path is None:
         raise ConfigError("A federation needs a list of its workers (--federate FILE).")
     if (sessions := options.config.limits.sessions) > MAX_ITEMS:
-        raise UnsupportedError(f"--sessions {sessions}: a step to a worker has {MAX_ITEMS} slots.")
+        raise UnsupportedError(
+            f"--sessions {sessions} is too large: a step to a worker has at most {MAX_ITEMS} slots."
+        )
     federation = read_node_list(path, Federation)
     addresses = read_addresses(path, federation.worker)
     expect_encrypted(path, addresses, options.keys)

@@ -38,8 +38,10 @@ _RETRY_S = (0.5, 30.0)  # first and longest pause (s) before an unusable node is
 _MESSAGES = 64  # upper limit of messages that are received in one turn
 # whether a key is configured → likely reason for a failed handshake
 _MUTE = {
-    True: "it answers, but not to this handshake: is the key in the list its present edge.pub?",
-    False: "it answers, but not to this handshake: it may demand keys (key = ..., and --keys)",
+    True: "it does not complete the handshake: check that the key in the list is its present "
+    "edge.pub",
+    False: "it does not complete the handshake: it may require keys (key = ... in the list, and "
+    "--keys)",
 }
 
 
@@ -183,7 +185,7 @@ class NodeClient:
                 # no pause is needed, since the channel's pauses between attempts grow
                 self._record_refusal("it refuses this edge's key: put edge.pub on its allow-list")
             elif attempts.failure is ConnectFailure.TIMEOUT:
-                self._reason = "it accepts the connection, but does not answer"
+                self._reason = "it accepts the connection, but sends nothing"
             else:
                 self._reason = _MUTE[bool(self.node.key)]
         if channel.connected and not self._greeted and not self._paused:
@@ -222,8 +224,8 @@ class NodeClient:
     def _welcome(self, ready: Ready) -> None:
         if ready.version != VERSION:
             self.detach(
-                f"it speaks version {ready.version} of the node protocol, this edge {VERSION}: "
-                "install the same Pilotfish release on both"
+                f"it uses version {ready.version} of the node protocol, but this edge uses "
+                f"version {VERSION}: install the same Pilotfish release on both"
             )
         elif reason := self._check(ready):
             self.detach(reason)
@@ -245,9 +247,12 @@ def expect_encrypted(path: Path, nodes: Sequence[NodeAddress], keys: EdgeKeys | 
     """
     for node in nodes:
         if node.key and keys is None:
-            raise KeysError(f"{path} names a key for {node.name}, but this edge has none: --keys.")
+            raise KeysError(
+                f"{path} names a key for {node.name}, but this edge has no keys: use --keys."
+            )
         if not node.key and (keys is not None or not is_loopback(node.address)):
             raise KeysError(
-                f"{path} names no key for {node.name} at {node.address}: beyond loopback, and "
-                'wherever the edge has keys, each node needs one (key = "its edge.pub").'
+                f"{path} names no key for {node.name} at {node.address}: each node "
+                'needs a key (key = "its edge.pub"), unless it is on loopback and the edge has no '
+                "keys."
             )

@@ -51,7 +51,10 @@ class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if self.late_s > self.give_up_s:
-            raise ValueError(f"late_s is {self.late_s:g}, more than give_up_s, {self.give_up_s:g}")
+            raise ValueError(
+                f"late_s is {self.late_s:g}, but must not exceed give_up_s, which is "
+                f"{self.give_up_s:g}"
+            )
 
 
 class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,11 +87,14 @@ class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def lacks_room(ready: Ready, slots: int, context: int) -> str:
     """Describe a node's lack of slots or context, and the remedy; return "" if it has enough."""
     if ready.slots < slots:
-        return f"it has {ready.slots} slots, this edge {slots}: start it with --sessions {slots}"
+        return (
+            f"it has {ready.slots} slots, but this edge needs {slots}: start it with "
+            f"--sessions {slots}"
+        )
     if ready.context < context:
         return (
-            f"it has room for {ready.context} tokens a slot, this edge for {context}: start it "
-            f"with --context {context}, or the edge with --context {ready.context}"
+            f"it has room for {ready.context} tokens per slot, but this edge needs {context}: "
+            f"start it with --context {context}, or the edge with --context {ready.context}"
         )
     return ""
 
@@ -126,7 +132,7 @@ def read_addresses(path: Path, nodes: Sequence[NodeEntry]) -> list[NodeAddress]:
         for node in nodes
     ]
     if len({place.name for place in addresses}) < len(addresses):
-        raise ConfigError(f"{path} names a node twice: give each a name of its own.")
+        raise ConfigError(f"{path} uses the name of a node twice: give each node its own name.")
     if len({place.address for place in addresses}) < len(addresses):
-        raise ConfigError(f"{path} names an address twice: a node does one part.")
+        raise ConfigError(f"{path} lists an address twice: list each node once.")
     return addresses

@@ -69,7 +69,7 @@ class PipelineDepth:
 
     The best number is the number of passes that the slowest stage computes while one pass crosses
     all stages. With fewer passes stages are idle; with more, passes only wait for the slowest
-    stage. The number is at least that of the stages and at most that of the slots.
+    stage. The number is at least the number of stages and at most the number of slots.
     """
 
     def __init__(self, stages: int, slots: int) -> None:
@@ -236,14 +236,16 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             return  # an earlier answer was malformed and detached the stages
         try:
             if not self._sent or scored.number != self._sent[0].number:
-                raise MalformedError(f"It answers step {scored.number} out of turn.")
+                raise MalformedError(
+                    f"It answers step {scored.number}, which is not the next step."
+                )
             if len(frames) != 1:
                 raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
             hidden = decode_hidden(
                 frames[0], self._sent[0].rows, self._head.width, self._pipeline.states
             )
         except MalformedError as error:
-            self._stages.reject_answer(f"its answer makes no sense: {error}")
+            self._stages.reject_answer(f"its answer is not valid: {error}")
             return
         self._stages.record_success()
         self._count_compute(scored.compute_ns)
@@ -295,7 +297,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
                     pending,
                     TargetLostError(
                         f"The stages of this edge's target were lost {_TRIES} times during this "
-                        "pass: it may be what crashes them; see their logs."
+                        "pass, which may be the cause; see the logs of the stages."
                     ),
                 )
 
@@ -307,7 +309,8 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         """If an answer is overdue, attach all stages again and double the time limit."""
         if self._sent and self._clock.now_s > self._overdue_at(self._sent[0]):
             _log.warning(
-                "a step over the stages has taken %.1f s: attaching them again", self._patience_s
+                "a step through the stages has taken %.1f s: attaching the stages again",
+                self._patience_s,
             )
             self._patience_s = min(2.0 * self._patience_s, self._pipeline.give_up_s)
             self._stages.detach_overdue()
@@ -344,8 +347,8 @@ def open_target(options: TargetOptions) -> PipelineTarget:
     if not stage.first or stage.cut.count != len(addresses) + 1:
         raise ConfigError(
             f"--target is {stage.cut}, and {config.nodes} lists {len(addresses)} stages: the edge "
-            f"runs stage 1 itself, and the list has the {stage.cut.count - 1} others in their "
-            "order."
+            f"runs stage 1 itself, so the list must name the other {stage.cut.count - 1} stages "
+            "in their order."
         )
     head = Head(options.artifact, threads=config.threads, provider=config.provider)
     target = PipelineTarget(stage, head, pipeline, addresses, options)

@@ -28,7 +28,7 @@ _PROBE_S = 3.0  # time limit (s) of the connection test; Ray waits minutes for a
 _ENVIRONMENT = {
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # the daemon handles SIGTERM
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # the calls' futures report errors
-    # with these two, a lost actor is noticed after 0.2 s instead of 1.5 s
+    # with these two settings, Ray notices a lost actor after 0.2 s instead of 1.5 s
     "RAY_timeout_ms_task_wait_for_death_info": "100",
     "RAY_core_worker_internal_heartbeat_ms": "100",
 }
@@ -127,7 +127,7 @@ def _join(address: str) -> None:
     if address != "auto":
         host, _, port = address.rpartition(":")
         if "://" in address or not host or not port.isdecimal() or int(port) >= 2**16:
-            raise ConfigError(f"--cluster-address is HOST:PORT or auto, not {address}.")
+            raise ConfigError(f"--cluster-address must be HOST:PORT or auto, not {address}.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: the host name is impossible
@@ -136,8 +136,8 @@ def _join(address: str) -> None:
         _init({}, address=address)
     except ConnectionError as error:
         raise TargetLostError(
-            f"The Ray cluster at {address} cannot be joined: {error} (Is it running? Does it want "
-            "a token, in RAY_AUTH_TOKEN with RAY_AUTH_MODE=token?)"
+            f"The Ray cluster at {address} cannot be joined: {error} (Check that it is running. "
+            "If it requires a token, set RAY_AUTH_TOKEN, and RAY_AUTH_MODE=token.)"
         ) from error
 
 
@@ -169,6 +169,6 @@ def _expect_room(wanted: Mapping[str, int]) -> None:
         if resources.get(name, 0) < count:
             leave()
             raise ConfigError(
-                f"The cluster has {resources.get(name, 0):g} {name}s, and these actors need "
-                f"{count}: fewer --replicas, --stages or --threads, or more nodes."
+                f"The cluster has {resources.get(name, 0):g} {name}s, but these actors need "
+                f"{count}: use fewer --replicas, --stages or --threads, or more nodes."
             )

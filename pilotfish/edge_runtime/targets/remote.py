@@ -18,7 +18,7 @@ _LOOK_S = 0.3  # longest time (s) between two updates of the clock while the pro
 
 @dataclass(eq=False)
 class RemotePass:
-    """Pass under way; all times are those of the target's clock.
+    """Pass under way; all times are on the target's clock.
 
     spans: spans that are not sent yet. started_s: time of the start. sent_s: time at which its last
     step was sent; None: not sent yet.

@@ -161,8 +161,8 @@ class Stages:
             assert client.ready is not None
             if client.ready.first_layer != end:
                 client.detach(
-                    f"its first layer is {client.ready.first_layer}, but the stage before it ends "
-                    f"before layer {end}: use the stages of one `pilotfish export split`"
+                    f"its first layer is {client.ready.first_layer}, but the previous stage ends "
+                    f"before layer {end}: use stages from the same run of `pilotfish export split`"
                 )
                 return
             end += client.ready.layers
@@ -185,8 +185,8 @@ class Stages:
             holds = f"stage {ready.stage} of {ready.stages}" if ready.stages else "a whole model"
             return (
                 f"it holds {holds} ({ready.model}, {ready.whole or ready.digest}), not stage "
-                f"{wanted} of {cut.count} of {cut.whole}: start it with that, or put the list in "
-                "order"
+                f"{wanted} of {cut.count} of {cut.whole}: start the node with the right stage, or "
+                "correct the order of the list"
             )
         if self._digests[index] and ready.digest != self._digests[index]:
             return f"it holds a stage with digest {ready.digest}, not {self._digests[index]}"

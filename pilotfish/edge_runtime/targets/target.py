@@ -95,7 +95,7 @@ class Target(ABC):
         context: number of positions of each slot.
         digest: identity of the target (hex); targets with different outputs have different digests.
         has_hidden_states: whether outputs have hidden states.
-        model_logits: whether the logits are those of one model, so that bias and penalties apply.
+        model_logits: whether the logits come from one model, so that bias and penalties apply.
         lanes: number of parts that compute in parallel; slot s is in lane s mod lanes.
         depth: upper limit of passes under way in one lane.
         concurrent_passes: number of passes of a lane that different nodes compute at the same time;
@@ -116,7 +116,7 @@ class Target(ABC):
 
     @abstractmethod
     def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Start a pass; errors (also those of nodes) are returned with its scores."""
+        """Start a pass; errors, also errors of nodes, are returned with its scores."""
 
     @abstractmethod
     def keep_path(self, slot: int, path: Sequence[int]) -> None:

@@ -28,7 +28,8 @@ from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 DEPTH = 2  # number of passes under way: one at the workers, one on its way to them
 _MOST_OPEN_STEPS = 2 * DEPTH  # upper limit of unanswered steps of a worker
 _CATCHING_UP = 2**61  # number of the first catch-up step; these steps belong to no pass
-_LEAST_MASS = 1.0 - 1e-3  # factor of a row's least possible mass, to allow for rounding
+# factor by which a row's smallest possible mass is multiplied, to allow for rounding
+_LEAST_MASS = 1.0 - 1e-3
 _TRIAL_ROWS = 32  # number of rows in the largest trial pass at the start
 _TOKEN_BYTES = 16  # upper limit of an answer's bytes per top-K token, and per row in addition
 
@@ -94,7 +95,7 @@ class WorkerClient:
 
     @property
     def problem(self) -> str:
-        """Reason why the worker takes no part, or that it is late; "" if it does its part."""
+        """Reason why the worker takes no part, or "late"; "" if it takes part in time."""
         if self._client.problem:
             return self._client.problem
         if self._catching_up:
@@ -150,7 +151,7 @@ class WorkerClient:
                 rows = self._rows(scored, frames)
             except MalformedError as error:
                 self.record_event("lied")
-                self._client.detach(f"its answer makes no sense: {error}")
+                self._client.detach(f"its answer is not valid: {error}")
                 continue
             del self._open_steps[scored.number]
             self._client.record_success()
@@ -212,30 +213,34 @@ class WorkerClient:
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
         """Decode an answer; raise `MalformedError` if no model can have computed it."""
         if scored.number != next(iter(self._open_steps), None):
-            raise MalformedError(f"It answers step {scored.number} out of turn.")
+            raise MalformedError(f"It answers step {scored.number}, which is not the next step.")
         if len(frames) != 1:
             raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
         due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
         rows = decode_topk(frames[0], due, self._federation.kept, vocab)
         # the K most probable of V tokens have a total probability of at least K/V
         if due and rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab:
-            raise MalformedError("A row has less mass than its most probable tokens can have.")
+            raise MalformedError(
+                "The probabilities of a row have a smaller sum than the most "
+                "probable tokens can have."
+            )
         return rows
 
     def _check_fit(self, ready: Ready) -> str:
         """Return the reason why the worker's artifact, slots or context do not fit, or ""."""
         if ready.stages:
-            return "it holds one stage of a model: a federation wants whole models"
+            return "it holds one stage of a model, but a federation needs whole models"
         known = (self._manifest.tokenizer_fingerprint, self._manifest.vocab_size)
         if (ready.tokenizer, ready.vocab_size) != known:
             return (
-                f"the vocabulary of {ready.model} ({ready.vocab_size} tokens) is not that of "
-                f"{self._manifest.model} ({known[1]} tokens): an ensemble needs one vocabulary"
+                f"the vocabulary of {ready.model} ({ready.vocab_size} tokens) differs from the "
+                f"vocabulary of {self._manifest.model} ({known[1]} tokens): all workers of a "
+                "federation must have the same vocabulary"
             )
         if self.digest and ready.digest != self.digest:
             return (
-                f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if that is "
-                "meant, change the list of workers or start this edge again"
+                f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if the "
+                "new model is intended, change the list of workers or restart this edge"
             )
         return lacks_room(ready, self._slots, self.context)
 

@@ -22,7 +22,7 @@ from pilotfish.wire.messages import Buffer
 
 Ints = NDArray[np.int64]
 
-MAX_BITS_PER_NUMBER: Final = 64  # most bits per number, on average; real rows have far fewer
+MAX_BITS_PER_NUMBER: Final = 64  # maximum of the average bits per number; real rows have far fewer
 _LARGE: Final = 2**14  # frame length (bytes) from which `BitReader` bounds its search
 
 # By slot size: bool [widths, bits], the bits of a slot that a number of each width uses.
@@ -68,12 +68,14 @@ class BitReader:
         ``lengths`` i64 [numbers]: length of each unary number in bits: the number plus 1.
         """
         if 8 * (len(frame) - head) > MAX_BITS_PER_NUMBER * numbers:
-            raise MalformedError(f"A coded frame has {len(frame)} bytes for {numbers} numbers.")
+            raise MalformedError(
+                f"A coded frame has {len(frame)} bytes, too many for {numbers} numbers."
+            )
         # a byte that ends with a 1 bit is put in front: it marks the start of the first number
         octets = np.frombuffer(b"\1" + frame[head:], np.uint8)
         self._bits = np.unpackbits(octets)
         unary = self._bits
-        if len(octets) > _LARGE:  # an index takes much more memory than its bit
+        if len(octets) > _LARGE:  # the index of a bit takes much more memory than the bit
             ones_before = np.bitwise_count(octets).cumsum(dtype=np.int64)
             unary = unary[: 8 * (int(ones_before.searchsorted(numbers + 1)) + 1)]
         ones = unary.view(np.bool_).nonzero()[0][: numbers + 1]
@@ -87,7 +89,7 @@ class BitReader:
         end = self._begin + len(slots.index)
         if end + 7 >> 3 << 3 != len(self._bits):
             raise MalformedError(
-                f"A coded frame has {len(self._bits) - 8} bits where {end - 8} are due."
+                f"A coded frame has {len(self._bits) - 8} bits; {end - 8} are expected."
             )
         if any(self._bits[end:].tolist()):
             raise MalformedError("The padding of a coded frame is not zero.")

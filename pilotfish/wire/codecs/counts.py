@@ -50,10 +50,12 @@ def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
         raise MalformedError("A frame of counts ends within its head.")
     tilt = frame[0]
     if tilt >= len(TILTS):
-        raise MalformedError("The first byte of a frame of counts means nothing.")
+        raise MalformedError("The first byte of a frame of counts has no defined meaning.")
     filled = int.from_bytes(frame[1:_HEAD], "little")
     if not 0 < filled <= vocab_size:
-        raise MalformedError(f"{filled} tokens of {vocab_size} cannot have counts.")
+        raise MalformedError(
+            f"A frame claims counts of {filled} tokens; it must have 1 to {vocab_size}."
+        )
     reader = BitReader(frame, _HEAD, 2 * filled)
     exponents = reader.lengths[filled:] - 1
     if int(exponents.max()) > MAX_BITS:
@@ -62,7 +64,9 @@ def decode_counts(frame: Buffer, vocab_size: int, bits: int) -> Ints:
     fixed = reader.fixed(BitSlots(laid.parameters + exponents))
     ids = laid.ids(reader.lengths[:filled], fixed >> exponents)
     if int(ids[-1]) >= vocab_size:
-        raise MalformedError(f"A count belongs to no token: the vocabulary has {vocab_size}.")
+        raise MalformedError(
+            f"A count belongs to no token: the vocabulary has {vocab_size} tokens."
+        )
     highest = 1 << exponents
     numbers = fixed & highest - 1 | highest
     if int(numbers.sum()) != 1 << bits:

@@ -14,9 +14,10 @@ block over- or underflows it; and its product with q is exact. It is rounded up,
     int8   |x̂ − x| ≤ 0.504 · max(m/127, 2⁻¹²⁶)       int4   |x̂ − x| ≤ 0.504 · max(m/7, 2⁻¹²⁶)
     fp16   |x̂ − x| ≤ max(2⁻¹¹ · |x|, 2⁻²⁵)                   fp32   none, bit for bit
 
-0.504 is half a step, which is at most 1 + 2⁻⁷ times the least one; the remaining 10⁻⁴ covers the
-rounding of x/s to float32. Steps below 2⁻¹²⁶ would be subnormal, and some processors are configured
-to flush these to zero. Zeros stay zeros. Magnitudes above `LARGEST` are refused, not clipped.
+The factor 0.504 has two parts: half a step is at most ½(1 + 2⁻⁷) = 0.5039 times the unrounded step,
+and 10⁻⁴ covers the rounding of x/s to float32. Steps below 2⁻¹²⁶ would be subnormal, and some
+processors are configured to flush these to zero. Zeros stay zeros. Magnitudes above `LARGEST` are
+refused, not clipped.
 """
 
 from typing import Final, Literal
@@ -41,8 +42,9 @@ _FLOATS: Final = {"fp16": "<f2", "fp32": "<f4"}
 
 _LEVELS: Final = {"int8": 127, "int4": 7}
 _LEAST_STEP: Final = 2.0**-126
-# The largest allowed step, as the bits of a bfloat16: its product with −128 or −8, the least q that
-# a frame can contain, is finite. The bits of infinity, NaN and negative steps are larger numbers.
+# The largest allowed step, as the bits of a bfloat16: its product with −128 or −8, the smallest q
+# that a frame can contain, is finite. The bits of infinity, NaN and negative steps are larger
+# numbers.
 _GREATEST_STEP: Final = {"int8": 0x7BFF, "int4": 0x7DFF}
 
 
@@ -86,7 +88,7 @@ def decode_hidden(frame: Buffer, count: int, width: int, form: str) -> NDArray[n
     size = hidden_bytes(width, form)
     if len(frame) != count * size:
         raise MalformedError(
-            f"A frame of hidden states has {len(frame)} bytes; {count * size} are due."
+            f"A frame of hidden states has {len(frame)} bytes; {count * size} are expected."
         )
     if form in _FLOATS:
         states = np.frombuffer(frame, _FLOATS[form]).astype(np.float32).reshape(count, width)

@@ -35,7 +35,7 @@ def count_ids(frame: Buffer, vocab_size: int) -> int:
     width = id_bytes(vocab_size)
     if len(frame) % width:
         raise MalformedError(
-            f"An ids frame has {len(frame)} bytes, which is no multiple of {width}."
+            f"A frame of ids has {len(frame)} bytes, which is not a multiple of {width}."
         )
     return len(frame) // width
 

@@ -90,13 +90,15 @@ def decode_logprobs(
     """
     kind = entry_type(most)
     if len(frame) not in [count * kind.itemsize for count in counts]:
-        raise MalformedError(f"A frame of {len(frame)} bytes has not the logprobs asked for.")
+        raise MalformedError(f"A frame of {len(frame)} bytes does not hold the requested logprobs.")
     table = np.frombuffer(frame, kind)
     values = table["values"]
     if (table["own"] > 0).any() or np.isnan(values).any() or (values > 0).any():
-        raise MalformedError("The edge's logprobs are no logarithms of probabilities.")
+        raise MalformedError("The edge's logprobs are not logarithms of probabilities.")
     if table["ids"].size and int(table["ids"].max()) >= vocab_size:
-        raise TokenOutOfRangeError(f"A logprob is of a token that is not among {vocab_size}.")
+        raise TokenOutOfRangeError(
+            f"A logprob belongs to no token: the vocabulary has {vocab_size} tokens."
+        )
     return [_decode_entry(entry) for entry in table]
 
 

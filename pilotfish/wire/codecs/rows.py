@@ -68,16 +68,18 @@ def decode_rows(
     fixed = reader.fixed(laid.slots(c or 0))
     levels: Ints | None = None
     if c is not None:
-        # these are heights plus 2^c, since a length is its quotient plus 1
+        # The values are heights plus 2^c, since a length is its quotient plus 1.
         heights = reader.lengths[total:] << c
         heights += fixed & (1 << c) - 1
         fixed >>= c
         tops = np.maximum.reduceat(heights, laid.starts)
         if max(tops.tolist()) > MAX_LEVEL + (1 << c):
-            raise MalformedError(f"A row has a token more than {MAX_LEVEL} levels down.")
+            raise MalformedError(
+                f"A row has a token more than {MAX_LEVEL} levels below the likeliest token."
+            )
         levels = tops.repeat(laid.sizes)
         levels -= heights
     ids = laid.ids(reader.lengths[:total], fixed)
     if max(ids[laid.lasts].tolist()) >= vocab_size:
-        raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size}.")
+        raise MalformedError(f"A row has a token beyond the vocabulary of {vocab_size} tokens.")
     return laid, ids, levels

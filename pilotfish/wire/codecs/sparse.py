@@ -17,8 +17,8 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 
-MAX_TOKENS: Final = 2**18  # most tokens of a frame; bounds the cost of a hostile frame
-ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # most tokens of a row, so that any window fits
+MAX_TOKENS: Final = 2**18  # maximum tokens of a frame; bounds the cost of a hostile frame
+ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # maximum tokens of a row, so that any window fits
 _TOKEN_BYTES: Final = 1.7  # typical bytes of a token in a row of the 64 likeliest tokens
 _NUCLEUS_TOKENS: Final = 440  # typical number of tokens in the nucleus 0.95 at temperature 1
 
@@ -53,7 +53,7 @@ def decode_sparse(frame: Buffer, count: int, vocab_size: int) -> SparseRows:
     """
     if not count:
         if len(frame):
-            raise MalformedError("There is a frame of distributions where no rows are due.")
+            raise MalformedError("There is a frame of distributions, but no rows are expected.")
         return SparseRows(np.empty(0, np.uint32), np.empty(0, np.uint8), np.empty(0, np.int64))
     c, tilt, ends, head = _read_head(frame, count, vocab_size)
     total = ends[-1]
@@ -79,12 +79,14 @@ def _read_head(frame: Buffer, count: int, vocab_size: int) -> tuple[int, int, tu
     first = frame[0] if len(frame) else 0
     c, width, alike, tilt = first & 7, first >> 3 & 3, first >> 5 & 1, first >> 6
     if c > MAX_HEIGHT_PARAMETER or not width:
-        raise MalformedError("The first byte of a frame of distributions means nothing.")
+        raise MalformedError("The first byte of a frame of distributions has no defined meaning.")
     end = 1 + width * (1 if alike else count)
     if len(frame) < end:
         raise MalformedError("A frame of distributions ends within its head.")
     sizes = [int.from_bytes(frame[at : at + width], "little") for at in range(1, end, width)]
     if not (min(sizes) and max(sizes) <= vocab_size):
-        raise MalformedError(f"A row has no token, or more than the {vocab_size} that there are.")
+        raise MalformedError(
+            f"A row has no token, or more than the vocabulary's {vocab_size} tokens."
+        )
     ends = range(sizes[0], sizes[0] * count + 1, sizes[0]) if alike else accumulate(sizes)
     return c, tilt, tuple(ends), end

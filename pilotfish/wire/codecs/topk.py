@@ -15,10 +15,10 @@ probability. Then a weight is
     levels   half octaves below m, 0 to 62, as in `sparse` (`speculation.truncation`)
 
 **Error.** A row's shares are its probabilities divided by ρ. For K ≤ 2¹⁸, `MAX_ERROR` bounds the
-total variation between the shares before and after; the error of the probabilities is ρ times that.
-If each weight is wrong by a factor between 1/r and r, the shares' error is at most (r − 1)/(r + 1).
-r is 1 + 2⁻¹¹ for "fp16" and 2^(1/4) for "levels". `MAX_ERROR` is a little larger, since the weights
-of the lightest tokens are coarser.
+total variation between the shares before and after; the error of the probabilities is ρ times this
+bound. If each weight is wrong by a factor between 1/r and r, the shares' error is at most (r −
+1)/(r + 1). r is 1 + 2⁻¹¹ for "fp16" and 2^(1/4) for "levels". `MAX_ERROR` is a little larger, since
+the weights of the lightest tokens are coarser.
 """
 
 from typing import Final
@@ -54,7 +54,7 @@ def encode_topk(rows: TopRows, vocab_size: int, form: str) -> bytes:
     # a NaN fails this comparison
     masses = rows.retained_mass if float(rows.values.min()) >= 0.0 else np.zeros(count)
     if not _are_valid_masses(masses, whole=False):
-        raise ValueError("A row of probabilities has a NaN, a negative number or a false sum.")
+        raise ValueError("A row of probabilities has a NaN, a negative number or a wrong sum.")
     plain = k.to_bytes(_HEAD - 1, "little") + _encode_plain(rows.values, masses, form)
     code = TOPK_FORMATS.index(form)
     if not _has_bits(form, k, vocab_size):
@@ -76,7 +76,7 @@ def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
     k = min(k, vocab_size)
     if not count:
         if len(frame):
-            raise MalformedError("There is a frame of top-K rows where none are due.")
+            raise MalformedError("There is a frame of top-K rows, but none are expected.")
         return TopRows(np.empty((0, k), np.uint32), np.empty((0, k), np.float32))
     form, tilt, c = _read_head(frame, k, vocab_size)
     total, whole = count * k, k == vocab_size
@@ -84,7 +84,9 @@ def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
     plain_to = weights_from + {"fp16": 2, "fp32": 4, "levels": 0}[form] * total
     bits = _has_bits(form, k, vocab_size)
     if len(frame) < plain_to or (len(frame) > plain_to and not bits):
-        raise MalformedError(f"A frame of top-K rows has {len(frame)} bytes; {plain_to} are due.")
+        raise MalformedError(
+            f"A frame of top-K rows has {len(frame)} bytes; {plain_to} are expected."
+        )
     levels: Ints | None = None
     if bits:
         laid_as = (_ends(count, k), vocab_size, tilt)
@@ -153,10 +155,10 @@ def _read_head(frame: Buffer, k: int, vocab_size: int) -> tuple[str, int, int]:
     form = TOPK_FORMATS[code] if code < len(TOPK_FORMATS) else ""
     coded = _has_bits(form, k, vocab_size)
     if not form or c > (form == "levels") * MAX_HEIGHT_PARAMETER or (tilt and not coded):
-        raise MalformedError("The first byte of a frame of top-K rows means nothing.")
+        raise MalformedError("The first byte of a frame of top-K rows has no defined meaning.")
     sent = int.from_bytes(frame[1:_HEAD], "little")
     if sent != k:
-        raise MalformedError(f"A worker keeps {sent} tokens of each row, where {k} are due.")
+        raise MalformedError(f"A worker sent {sent} tokens of each row; {k} are expected.")
     return form, tilt, c
 
 
@@ -171,4 +173,4 @@ def _check(weights: Floats, masses: Values | None, whole: bool) -> None:
     if not (
         sums.min() > 0.0 and _are_valid_masses(sums if masses is None else masses, whole=whole)
     ):
-        raise MalformedError("A row has a NaN, a negative number, or a sum that cannot be.")
+        raise MalformedError("A row has a NaN, a negative number, or an impossible sum.")

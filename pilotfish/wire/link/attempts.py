@@ -22,11 +22,12 @@ import zmq
 
 from pilotfish.wire.address import literal_address
 
-CERTAIN_HANG_UPS = 8  # broken in a row: a wrong key; an edge with two keys breaks only half
+# if as many in a row are broken, the key is wrong; an edge with two keys breaks half
+CERTAIN_HANG_UPS = 8
 _RECONNECT_STOP, _HANDSHAKE_FAILED = 109, 2  # an option of libzmq and its value; pyzmq lacks both
 _MECHANISM_MISMATCH = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _RETRIED_S = 0.2  # time (s) within which ZeroMQ reports its own retry
-_BETWEEN_S = 0.25  # least time (s) between two attempts for waiting callers
+_BETWEEN_S = 0.25  # minimum time (s) between two attempts for waiting callers
 _FIRST_S, _SOON_S, _LATEST_S = 0.1, 1.0, 30.0
 _JITTER = 0.25  # share by which pauses vary, so that devices do not retry all at once
 # Time-outs of an attempt. On a path that was dead when the attempt began, the kernel retries more
@@ -62,8 +63,8 @@ class ConnectAttempts:
     """The attempts of one socket. Its owner notes them; any thread may read, and call `retry_now`.
 
     failure: the reason of the last failure; None after a success. hang_ups: handshakes that the
-    peer broke off since the last success. wrong_key: a diagnosis found that the edge hangs up on
-    handshakes only.
+    peer broke off since the last success. wrong_key: a diagnosis found an edge with keys that sends
+    its greeting, so only the handshake fails.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from pilotfish.wire.link.tcp import Volume, limit_retransmission_pause, read_vol
 
 HEARTBEAT_S: Final = 0.3
 _MARGIN_S: Final = 0.25  # delay (s) by the schedulers of device and edge
-_LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out (s) is the RTT plus this, at least
+_LEAST_RTO_S: Final = 0.2  # Linux's retransmission time-out (s) is at least the RTT plus this
 _LONGEST_LIMIT_S: Final = 10.0
 _PAUSE_TIMES, _LONGEST_PAUSE_S, _PAUSE_MEMORY_S = 1.25, 4.0, 60.0
 _DENSE_S: Final = 0.6  # updates further apart than this (s) do not measure a pause

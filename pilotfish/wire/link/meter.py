@@ -165,7 +165,7 @@ class LinkMeter:
 
     @property
     def rates_bps(self) -> tuple[float | None, float | None]:
-        """The best recent rates up and down; None: unknown. Takes a microsecond."""
+        """The best recent rates up and down; None: unknown. Computing them takes a microsecond."""
         return self._up.best, self._down.best
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
@@ -174,7 +174,7 @@ class LinkMeter:
             min(rtts), sum(transit)
         ):  # the RTT is unknown, or this exchange stalled
             return
-        # half the least RTT, since larger RTTs contain waiting times
+        # half the smallest RTT, since larger RTTs contain waiting times
         way_s = min(rtts) / 2
         # a shorter transfer time cannot be distinguished from jitter
         least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)

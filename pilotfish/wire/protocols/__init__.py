@@ -67,16 +67,16 @@ def register(protocol: SpeculationProtocol[Any]) -> None:
     """Register a protocol; raises `ValueError` if its name, an option or a counter is taken."""
     shared = SHARED_OPTIONS & {*protocol.Options.__struct_fields__}
     if shared:
-        raise ValueError(f"Every request has an option {min(shared)} already.")
+        raise ValueError(f"Every request already has an option {min(shared)}.")
     if protocol.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):
-        raise ValueError(f"There is a protocol {protocol.name} already.")
+        raise ValueError(f"There is already a protocol {protocol.name}.")
     for kind in option_types():
         shared_names = {*kind.__struct_fields__} & {*protocol.Options.__struct_fields__}
         if shared_names and kind is not protocol.Options:
-            raise ValueError(f"Other protocols have an option {min(shared_names)} already.")
+            raise ValueError(f"Another protocol already has an option {min(shared_names)}.")
     for counter in protocol.counters:
         if counters().get(counter.name, counter) != counter:
-            raise ValueError(f"Another protocol has a counter {counter.name} already.")
+            raise ValueError(f"Another protocol already has a counter {counter.name}.")
     PROTOCOL_REGISTRY[protocol.name] = protocol
 
 
@@ -139,4 +139,6 @@ for _module in filter(None, os.environ.get("PILOTFISH_PROTOCOLS", "").split(",")
     try:
         import_module(_module.strip())
     except (ImportError, ValueError) as _error:
-        raise ConfigError(f"PILOTFISH_PROTOCOLS names {_module.strip()}: {_error}") from _error
+        raise ConfigError(
+            f"PILOTFISH_PROTOCOLS names the module {_module.strip()}, which fails: {_error}"
+        ) from _error

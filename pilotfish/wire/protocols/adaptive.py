@@ -7,8 +7,8 @@ law:   not the target's. At each verified position the edge computes the total v
 
 Key tokens are verified as under `tslt`, other tokens against p̃ ∝ p^(1−τ)·q̂^τ
 (`speculation.adaptive`, docs/adaptive.md). After any rejection the residual of p is sampled. τ and
-the conditions for a key token come with the request, or else from the edge. At temperature 0 there
-is nothing to soften, and the protocol is refused.
+the conditions for a key token come with the request, or else from the edge. At temperature 0
+nothing is sampled, so the edge refuses the protocol.
 """
 
 from typing import Annotated
@@ -29,7 +29,7 @@ from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 BUILT_IN = Relaxation(tau=0.2, lambda1=3.0, lambda2=0.3, lambda3=0.4)
 DEVIATION = RoundCounter(
     name="deviation",
-    help="Total variation from the target's law, summed over the positions looked at.",
+    help="Total variation from the target's law, summed over the verified positions.",
     unit="verified",
     counts_tokens=False,
     is_lossy_gain=True,
@@ -47,7 +47,7 @@ class RelaxationOptions(ProtocolOptions, frozen=True):
         Share | None,
         setting(
             "adaptive: how far tokens that are not key may deviate; 0: not at all, as under tslt "
-            "(default: as the edge has it)",
+            "(default: the edge's value)",
             metavar="τ",
         ),
     ] = None
@@ -55,7 +55,7 @@ class RelaxationOptions(ProtocolOptions, frozen=True):
         tuple[Ratio, Share, Share] | None,
         setting(
             "adaptive: a token is key above an entropy ratio λ₁, above a difference λ₂ of its "
-            "probabilities, or below an overlap λ₃ (default: as the edge has them)",
+            "probabilities, or below an overlap λ₃ (default: the edge's values)",
             metavar="λ₁,λ₂,λ₃",
         ),
     ] = None
@@ -97,8 +97,8 @@ class Adaptive(Tslt):
         """Refuse temperature 0, where p is a single token and cannot be softened."""
         if target.greedy:
             raise UnsupportedError(
-                "Protocol adaptive softens what is sampled from, and at temperature 0 nothing is: "
-                "use greedy, or a temperature above 0."
+                "Protocol adaptive softens the distribution that is sampled, and at temperature 0 "
+                "nothing is sampled: use greedy, or a temperature above 0."
             )
 
     def verify(

@@ -6,8 +6,8 @@ law:   the target's own seeded sample, token for token, as under `stream`
 
 The token at each position follows from prompt, seed and target alone, as under `coupled`. So a hint
 that is late, lost, repeated or wrong cannot change the text. The edge never waits: its next pass
-includes the hints that have arrived and agree with the committed tokens. The device drafts on along
-its own text, and starts again from the target's tokens when they differ.
+includes the hints that have arrived and agree with the committed tokens. The device continues its
+own draft, and starts again from the target's tokens when they differ from it.
 
 A hint is not a round (docs/wire.md, rule 9): the edge neither stores nor answers it.
 """
@@ -34,7 +34,7 @@ from pilotfish.wire.protocols.protocol import (
     count_window_ids,
 )
 
-MOST_DRAFTS = 15  # most drafts in a pass: with the committed token, a TensorRT engine's 16 rows
+MOST_DRAFTS = 15  # maximum drafts in a pass: with the committed token, a TensorRT engine's 16 rows
 DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # sources of hints
 _BYTE = 255.0
 
@@ -45,8 +45,8 @@ class AheadOptions(ProtocolOptions, frozen=True):
     hints: Annotated[
         Literal["all", "device", "edge"],
         setting(
-            "ahead: whose hints to use; device: the drafter's here alone; edge: those that the "
-            "edge makes of the text, or by a drafter of its own, while the device drafts nothing"
+            "ahead: the source of hints; device: only the device's drafter; edge: only the edge, "
+            "from repetitions in the text or with its own drafter, while the device drafts nothing"
         ),
     ] = "all"
 
@@ -191,7 +191,7 @@ class DraftAhead:
 class HintChain:
     """The edge's half: the newest hinted tokens after the committed tokens.
 
-    committed: the session's tokens, which the session extends. most: largest number of ids.
+    committed: the session's tokens, which the session extends. most: maximum number of ids.
     """
 
     def __init__(self, committed: CommittedTokens, most: int) -> None:
@@ -208,7 +208,7 @@ class HintChain:
         """
         check_frame_count(frames, 2)
         if len(frames[1]) != count_window_ids(frames[0], vocab_size):
-            raise MalformedError("A hint has one byte of odds for each id.")
+            raise MalformedError("A hint must have one byte of probability for each token id.")
         length = len(self._committed)
         if start > length + len(self.ids):
             return False  # an earlier hint was lost

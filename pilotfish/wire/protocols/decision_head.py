@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 MISMATCH_RATE = 0.4
 FORGIVEN = RoundCounter(
     name="forgiven",
-    help="Accepted tokens that the target would have said otherwise, by its decision head.",
+    help="Accepted draft tokens that differ from the target's choice and that the decision head "
+    "forgave.",
     is_lossy_gain=True,
     column_since=2,
 )
@@ -60,12 +61,14 @@ class JudgingOptions(ProtocolOptions, frozen=True):
     threshold: Annotated[
         Annotated[float, Meta(ge=0.0, le=1.0)] | None,
         setting(
-            "wisv: reject a mismatch that the edge's head finds harmful with more than this "
-            "probability; 0: each, 1: none (default: as the edge has it)",
+            "wisv: reject a mismatch if the edge's decision head gives it more than this "
+            "probability of harm; 0: reject all, 1: reject none (default: the edge's value)",
             metavar="ρ",
         ),
     ] = None
-    hidden: Annotated[HiddenFormat, setting("wisv: how hidden states are sent")] = HIDDEN_FORMATS[0]
+    hidden: Annotated[
+        HiddenFormat, setting("wisv: format of the hidden states that the device sends")
+    ] = HIDDEN_FORMATS[0]
 
 
 class BoundDecisionHead(Protocol):

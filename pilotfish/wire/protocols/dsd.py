@@ -79,7 +79,7 @@ class Dsd(SpeculationProtocol[DenseDraft]):
         ids = decode_window_ids(frames[0], vocab_size)
         if len(frames[1]) != len(ids) * vocab_size * 4:
             raise MalformedError(
-                f"The q frame has {len(frames[1])} bytes where {len(ids)} distributions over "
+                f"The q frame has {len(frames[1])} bytes; {len(ids)} distributions over "
                 f"{vocab_size} tokens have {len(ids) * vocab_size * 4}."
             )
         # [γ, V]

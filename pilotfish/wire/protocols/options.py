@@ -53,7 +53,9 @@ class ProtocolOptions(
         for setting in settings(cls):
             choices = get_args(setting.type) if get_origin(setting.type) is Literal else ()
             if choices and (value := values.get(setting.name, choices[0])) not in choices:
-                raise ValueError(f"{setting.name} is one of {', '.join(choices)}, not {value!r}")
+                raise ValueError(
+                    f"{setting.name} must be one of {', '.join(choices)}, not {value!r}"
+                )
         try:
             return msgspec.convert(values, cls)
         except msgspec.ValidationError as error:

@@ -156,7 +156,7 @@ class PairSizes(NamedTuple):
 
 
 class TokenCounts(NamedTuple):
-    """The numbers of tokens in a window, by its frames' lengths; for a tree, the least number."""
+    """The numbers of tokens in a window, by its frames' lengths; for a tree, the minimum."""
 
     pending: int  # 0 or 1
     drafted: int
@@ -297,11 +297,15 @@ class SpeculationProtocol(ABC, Generic[D]):
         if not (notes or self.counters):
             return {}
         if len(notes) > len(self.counters):
-            raise MalformedError(f"Rounds of {self.name} do not note so much.")
+            raise MalformedError(
+                f"The verdict has more notes than a round of {self.name} can have."
+            )
         values = {}
         for counter, value in zip(self.counters, (*notes, *[0] * len(self.counters)), strict=False):
             if not counter.is_valid(value, window, accepted):
-                raise MalformedError(f"No window of {self.name} has {value} as its {counter.name}.")
+                raise MalformedError(
+                    f"A window of {self.name} cannot have {value} as its {counter.name}."
+                )
             values[counter.name] = value
         return values
 
@@ -342,7 +346,7 @@ class SpeculationProtocol(ABC, Generic[D]):
         self, draft: D, needed: StatesNeeded, frames: Sequence[Buffer]
     ) -> Decision:
         """Decide by the frames of the device's `States`; raises a typed error."""
-        raise MalformedError(f"Nobody asked for hidden states: {self.name} sends none.")
+        raise MalformedError(f"The edge did not ask for hidden states: {self.name} sends none.")
 
 
 def sample_candidates(row: Row, params: SamplingParams, key: DrawKey) -> list[int]:
@@ -415,7 +419,7 @@ def verify_window(
 def check_frame_count(frames: Sequence[Buffer], count: int) -> None:
     """Raise `MalformedError` unless there are ``count`` frames."""
     if len(frames) != count:
-        raise MalformedError(f"This message has {len(frames)} array frames where {count} belong.")
+        raise MalformedError(f"This message has {len(frames)} array frames; {count} are expected.")
 
 
 def check_candidates(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> None:
@@ -428,7 +432,7 @@ def check_candidates(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> Non
 def count_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> int:
     """Count the ids in a frame; raises `TooLargeError` for many more than ``most``."""
     if len(frame) > 3 * most:  # an id has 3 bytes at most
-        raise TooLargeError(f"An ids frame has {len(frame)} bytes; no window has so many tokens.")
+        raise TooLargeError(f"A frame of ids has {len(frame)} bytes, more than any window needs.")
     return count_ids(frame, vocab_size)
 
 

@@ -117,16 +117,21 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
         ]
 
     def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
-        """Count one node per level, the least number; shared nodes show only after decoding."""
+        """Count one node per level, the minimum; only decoding shows how many nodes are shared."""
         check_frame_count(frames, self.frames)
         drawn = count_window_ids(frames[0], vocab_size, _MAX_CANDIDATES)
         levels = len(frames[1])
         if levels > MAX_WINDOW:
-            raise MalformedError(f"An expansion has {levels} levels; {MAX_WINDOW} are the most.")
+            raise MalformedError(
+                f"An expansion has {levels} levels; at most {MAX_WINDOW} are allowed."
+            )
         expansion = bytes(frames[1])
         # each level has at least one node, with the expansion's number of candidates
         if 0 in expansion or sum(expansion) > drawn:
-            raise MalformedError(f"{list(expansion)} with {drawn} candidates is no token tree.")
+            raise MalformedError(
+                f"The expansion {list(expansion)} with {drawn} candidates does "
+                "not make a token tree."
+            )
         return TokenCounts(0, levels)
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> TreeDraft:

@@ -4,7 +4,8 @@ up:    ids [γ], the drafter's last-layer states at all of them [γ, d]
 down:  accepted count, token; note: number of forgiven tokens
 law:   not the target's: forgiven tokens are the drafter's
 
-Every round is one exchange. This suits links on which an RTT costs more time than the states.
+Every round is one exchange. This suits links on which an RTT takes more time than sending the
+states.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """wisv-selective: the edge forgives harmless mismatches; it requests the states (wisv §III-B).
 
 up:    ids [γ]
-down:  indices of the m > 0 mismatches             — none: accepted count, token
+down:  indices of the m mismatches; if m = 0: accepted count, token
 up:    the drafter's last-layer states there [m, d]
 down:  accepted count, token; note: number of forgiven tokens
 law:   not the target's: forgiven tokens are the drafter's
@@ -43,7 +43,7 @@ class WisvSelective(JudgedProtocol):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate ids, and for a request m positions down, m states up (wisv, eq. 7 to 9)."""
+        """Estimate the bytes: ids; for a request m positions down, m states up (wisv (7)–(9))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         again = self.estimate_round_trips(expansion, acceptance) - 1.0
         positions = MISMATCH_RATE * len(expansion)
@@ -63,7 +63,9 @@ class WisvSelective(JudgedProtocol):
         check_frame_count(frames, 1)
         at: NDArray[np.int64] = np.frombuffer(frames[0], np.uint8).astype(np.int64)
         if not 0 < len(at) <= len(draft.ids) or at[-1] >= len(draft.ids) or (np.diff(at) < 1).any():
-            raise MalformedError("The edge asks for hidden states of tokens that it was not sent.")
+            raise MalformedError(
+                "The edge asks for hidden states of tokens that the window does not have."
+            )
         return [self.encode_hidden_frame(draft, at)]
 
     # The edge's half

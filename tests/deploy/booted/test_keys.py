@@ -81,7 +81,9 @@ def test_a_rotation_in_mid_stream(
         shutil.copy(local / "edge.pub", newcomer)
         assert comes_in(machine, prepared, newcomer)
         machine.until(
-            lambda: "0 devices came with the former one" in machine.show(EDGE, "StatusText"),
+            lambda: (
+                "0 devices last connected with the former key" in machine.show(EDGE, "StatusText")
+            ),
             "the device has the new edge.pub",
         )
         machine.run("pilotfish", "keys", "rotate", "--finish")

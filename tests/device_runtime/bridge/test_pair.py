@@ -129,7 +129,7 @@ def test_token_ids_are_the_targets() -> None:
 def test_ids_that_the_target_does_not_have(wrong: list[Any], as_array: bool) -> None:
     wanted: Any = np.array(wrong) if as_array else wrong
     for pair in (pair_of(), Pair(vocabulary(THEIRS), vocabulary(THEIRS, template=TEMPLATE))):
-        with pytest.raises(TokenOutOfRangeError, match="no token id"):
+        with pytest.raises(TokenOutOfRangeError, match="not a token id"):
             pair.prompt(wanted)
     assert len(pair.prompt([0, len(THEIRS)])) == 2
 

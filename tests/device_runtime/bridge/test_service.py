@@ -128,7 +128,7 @@ def test_ids_are_bounded_by_the_targets_vocabulary(client: openai.OpenAI, device
     assert size > len(OWN) + 1
     assert client.completions.create(prompt=[size - 1], max_tokens=1, **PLAIN).choices
     for wrong in ([size], [-1], [1, 2**40]):
-        with pytest.raises(openai.BadRequestError, match="no token id"):
+        with pytest.raises(openai.BadRequestError, match="not a token id"):
             client.completions.create(prompt=wrong, max_tokens=1, **PLAIN)
 
 

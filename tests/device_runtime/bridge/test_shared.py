@@ -226,7 +226,7 @@ def test_ends_of_a_turn_are_the_same_by_role(
 def test_nothing_in_common_is_said_with_what_to_do() -> None:
     drafter = vocabulary(["a"], special=("<e>",), ends=("<e>",))
     target = vocabulary(["b"], special=("<e>",), ends=("<e>",))
-    with pytest.raises(PairMismatchError, match="Draft with a model"):
+    with pytest.raises(PairMismatchError, match="share no token"):
         SharedTokens.find(drafter, target)
 
 

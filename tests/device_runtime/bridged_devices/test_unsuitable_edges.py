@@ -30,7 +30,7 @@ def test_an_edge_that_hands_out_no_vocabulary_is_refused(
 ) -> None:
     edge = liar(models.target, **HANDS_OUT_NOTHING)
     with (
-        pytest.raises(PairMismatchError, match="does not hand it out"),
+        pytest.raises(PairMismatchError, match="does not offer this vocabulary"),
         opened(models, edge.endpoint, policy) as device,
     ):
         device.generate(TEXT, **GREEDY)

@@ -152,8 +152,8 @@ def test_probe_says_the_same(pair: Pair, key_folders: dict[str, Path], tmp_path:
     with running(*flags) as edge:
         for folder, words in (
             (["--keys", key_folders["eve"]], "pilotfish keys allow"),
-            (["--keys", stale], "edge.pub is not its present public key"),
-            ([], "it demands keys, and this device has none"),
+            (["--keys", stale], "edge.pub is not the edge's present public key"),
+            ([], "the edge requires keys, but this device has none"),
         ):
             # on a busy machine a handshake takes its time; what was refused is told at once
             done = probe(edge.endpoint, *folder, "--patience", 30)

@@ -142,7 +142,7 @@ def test_bias_and_penalties_are_the_devices(client: openai.OpenAI, device: Devic
 
 @pytest.mark.parametrize("token", [10**6, 64])
 def test_a_bias_of_no_token(client: openai.OpenAI, token: int) -> None:
-    with pytest.raises(openai.BadRequestError, match=f"token {token}; the target has 64"):
+    with pytest.raises(openai.BadRequestError, match=f"token {token}, but the target has 64"):
         chat(client, max_tokens=2, logit_bias={str(token): 1})
 
 
@@ -425,9 +425,9 @@ def test_what_completions_do_not_offer(service: Serving, name: str, value: objec
         ({"protocol": "greedy", "lossy": True}, "auto"),
         (
             {"protocol": "greedy", "thrift": True},
-            "rtt_threshold_s and thrift go with protocol auto",
+            "rtt_threshold_s and thrift can only be used with protocol auto",
         ),
-        ({"thrift": True, "lossy": True, "policy": "threshold"}, "no thrift"),
+        ({"thrift": True, "lossy": True, "policy": "threshold"}, "not support thrift"),
         ({"policy": "fortune"}, "fortune"),
         ({"window": 4000}, "window"),
         ({"protocol": "dsd", "expansion": [2, 2]}, "expansion"),

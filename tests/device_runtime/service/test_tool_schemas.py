@@ -145,5 +145,5 @@ def test_results_without_an_id_are_of_the_calls_before_them() -> None:
     assert [item["tool_call_id"] for item in info[1:]] == [ids[1], "x", ids[0]]
     assert len({*ids}) == 3
     assert all(len(id) == 9 and id.isalnum() for id in ids[:2])
-    with pytest.raises(RefusalError, match=r"messages\[4\]\.tool_call_id says which call"):
+    with pytest.raises(RefusalError, match=r"messages\[4\]\.tool_call_id is missing"):
         with_call_ids([*info, {"role": "tool"}])

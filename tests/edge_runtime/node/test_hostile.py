@@ -172,7 +172,7 @@ def test_an_edge_takes_over_what_another_one_has_left(cast: Cast, tmp_path: Path
             attach = Attach(incarnation=secrets.token_bytes(16), top_k=KEPT, values="fp16")
             reply, _ = second.order(attach)
             assert isinstance(reply, Refused)
-            assert "each edge needs nodes of its own" in reply.message
+            assert "each edge needs its own nodes" in reply.message
             np.testing.assert_array_equal(first.target.run(2, [SPAN])[0].logits, wanted)
         with opened(path, cast.a) as second:
             np.testing.assert_array_equal(second.target.run(1, [SPAN])[0].logits, wanted)

@@ -151,7 +151,7 @@ def test_a_worker_with_another_key_is_not_believed(
     path = listing(folders, workers, "a/edge.pub", late="drop", late_s=1.0, give_up_s=2.0)
     with running(*flags_of(cast, folders, path), systemd=systemd) as daemon:
         info = systemd.await_("STATUS", "serving")
-        assert "b: it answers, but not to this handshake: is the key in the list" in info
+        assert "b: it does not complete the handshake: check that the key in the list" in info
         with Device(cast.draft, daemon.endpoint, folders.device, threads=1) as device:
             alone = Ensemble([cast.a], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
@@ -175,7 +175,7 @@ def test_workers_with_keys_do_not_let_an_edge_without_any_in(
         settings = {"late": "drop", "late_s": 0.5, "give_up_s": 1.0}
         path = write_list(tmp_path / "w.toml", [("a", item.endpoint)], **settings)
         with (
-            pytest.raises(TargetLostError, match="may demand keys"),
+            pytest.raises(TargetLostError, match="may require keys"),
             EdgeServer(cast.a, federate=path, sessions=SESSIONS),
         ):
             pass

@@ -35,10 +35,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 UNFIT = {
-    "another vocabulary": ({"tokenizer": "ab" * 32}, "needs one vocabulary"),
-    "a longer vocabulary": ({"vocab_size": VOCAB + 1}, "needs one vocabulary"),
+    "another vocabulary": ({"tokenizer": "ab" * 32}, "must have the same vocabulary"),
+    "a longer vocabulary": ({"vocab_size": VOCAB + 1}, "must have the same vocabulary"),
     "another version": ({"version": 99}, "same Pilotfish release"),
-    "a stage": ({"stage": 1, "stages": 2}, "wants whole models"),
+    "a stage": ({"stage": 1, "stages": 2}, "needs whole models"),
     "too few slots": ({"slots": SESSIONS - 1}, f"--sessions {SESSIONS}"),
 }
 
@@ -73,7 +73,7 @@ def test_another_model_after_a_restart_takes_no_part(cast: Cast, tmp_path: Path)
             digest = held.target.digest
         with WorkerThread(cast.c, endpoint):
             await_(lambda: "with digest" in held.target.problem, turn=held.target.collect_scores)
-            assert "start this edge again" in held.target.problem
+            assert "restart this edge" in held.target.problem
             np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
         with WorkerThread(cast.b, endpoint):
             await_(lambda: held.target.problem == "", turn=held.target.collect_scores)

@@ -157,7 +157,7 @@ def test_a_private_cluster_listens_on_loopback_only(edge: ClusterEdge) -> None:
     [
         (["--cluster-address", "127.0.0.1:1"], 69, "no Ray cluster at 127.0.0.1:1"),
         (["--cluster-address", "ray://there:10001"], 78, "HOST:PORT or auto"),
-        (["--provider", "cuda"], 78, "0 GPUs, and these actors need 1"),
+        (["--provider", "cuda"], 78, "0 GPUs, but these actors need 1"),
         (["--federate", "workers.toml"], 78, "one kind of target"),
     ],
 )

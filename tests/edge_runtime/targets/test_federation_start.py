@@ -195,7 +195,7 @@ def test_settings_that_would_not_be_heeded_are_refused(
 ) -> None:
     path = write_list(tmp_path / "w.toml", [("a", away())])
     arguments = ("--target", cast.a, "--federate", path, *flags)
-    assert "go with --cluster ray" in refusal(capsys, 78, "edge", "serve", *arguments)
+    assert "together with --cluster ray" in refusal(capsys, 78, "edge", "serve", *arguments)
 
 
 def test_a_stage_has_no_weight(

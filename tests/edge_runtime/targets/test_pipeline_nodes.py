@@ -104,7 +104,7 @@ def test_stages_that_were_cut_elsewhere_do_not_fit_together(
     with row(tmp_path / "cut", **FLAGS) as others:
         mixed = Row(thirds, located.nodes, others.links)
         reply = waited_for(mixed, tmp_path / "list.toml", "before layer 2", **SIZE)
-        assert "its first layer is 1, but the stage before it ends before layer 2" in reply
+        assert "its first layer is 1, but the previous stage ends before layer 2" in reply
         assert "pilotfish export split" in reply
 
 
@@ -124,7 +124,7 @@ def test_a_list_without_a_stage_or_with_one_too_many(located: Row, tmp_path: Pat
     for links in (located.links[:1], [*located.links, Elsewhere("tcp://127.0.0.1:1")]):
         short = Row(located.folder, located.nodes, links)
         with (
-            pytest.raises(ConfigError, match="has the 2 others in their order"),
+            pytest.raises(ConfigError, match="must name the other 2 stages in their order"),
             opened(short, tmp_path / "list.toml", **SIZE),
         ):
             pass
@@ -196,7 +196,7 @@ def test_a_stage_that_comes_late_is_waited_for(thirds: Path, tmp_path: Path) -> 
 def test_nodes_have_one_edge_at_a_time(located: Row, tmp_path: Path) -> None:
     with opened(located, tmp_path / "one.toml", **SIZE) as first:
         reply = waited_for(located, tmp_path / "two.toml", "another edge", **SIZE)
-        assert "each edge needs nodes of its own" in reply
+        assert "each edge needs its own nodes" in reply
         assert flies(first)
     with opened(located, tmp_path / "two.toml", **SIZE) as second:
         assert flies(second)
@@ -269,10 +269,10 @@ def test_a_stage_that_does_not_let_in_the_stage_before_it(
     (locked.nodes[1] / "allowed" / "second.pub").unlink()
     fields = {"owned": EdgeKeys.load(locked.edge), "keys": locked.publics}
     with row(thirds, options=secured(locked)) as result:
-        reply = waited_for(result, tmp_path / "list.toml", "not let in", **fields, **SIZE)
+        reply = waited_for(result, tmp_path / "list.toml", "refuses the key of", **fields, **SIZE)
         assert "stage 2 of 3" in reply
         assert f"next stage at {result.nodes[1].endpoint}" in reply
-        assert "put its edge.pub on the allow-list there" in reply
+        assert "put this node's edge.pub on the allow-list there" in reply
 
         def let_in() -> None:
             keys.allow(locked.nodes[1], locked.nodes[0] / "edge.pub", "second")
@@ -325,9 +325,9 @@ def test_a_key_that_is_taken_off_a_stages_list(
         os.kill(result.nodes[1].server.pid, signal.SIGHUP)
         time.sleep(0.3)  # it is heard, and the connection is not cut yet
         target.start(7, [Span(0, np.arange(9, dtype=np.uint32), 0, 1)])
-        seen = tells(target, "This key has been taken off")
+        seen = tells(target, "This key was removed")
         assert "stage 2: The stage after stage 2 of 3 (layer 2) refuses" in seen
-        tells(target, "not let in")
+        tells(target, "refuses the key of")
         assert edge_metrics.node_events["stage 2", "refused"] >= 1
         busy_s = cpu_s(result.nodes[0].server.pid)
         time.sleep(1.0)
