@@ -53,7 +53,7 @@ class Swept:
 
     def __init__(self, remaining: SweepFile, args: argparse.Namespace) -> None:
         if remaining.plan is None or not remaining.tallies:
-            raise SystemExit(f"{remaining.path} holds no questions yet.")
+            raise SystemExit(f"The sweep file {remaining.path} has no answered question yet.")
         self.plan: SweepHeader = remaining.plan
         tallies = list(remaining.tallies.values())
         self._figures = figures(self.plan, tallies)

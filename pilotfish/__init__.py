@@ -1,4 +1,4 @@
-"""Pilotfish: a drafter on the device, a target on the edge, a thin encrypted link between.
+"""Pilotfish: the drafter runs on the device, the target on the edge; the link is encrypted.
 
 with Device(draft=DIR, edge="tcp://host:port", keys=DIR) as device:
     answer = device.generate("Why is the sky blue?", temperature=0.5)
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__: str
 
-# Imported on first use: an edge must not load what only a device needs.
+# Each name is imported on its first use, since an edge must not load what only a device needs.
 _HOME = {
     "AccessDeniedError": "pilotfish.base.errors",
     "AnswerStream": "pilotfish.device_runtime.turn",

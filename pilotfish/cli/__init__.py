@@ -58,7 +58,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def named_in(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
-    """Return the names that are among the arguments; if none is, all names."""
+    """Return those names that occur among the arguments, or all names if none occurs."""
     return [name for name in names if name in arguments] or names
 
 
@@ -89,12 +89,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: OSError | MemoryError | RuntimeError) -> int:
-    """Report a failed file operation or a full machine; return the exit code.
+    """Report a failed file operation, or that memory or threads ran out; return the exit code.
 
     Raises any other error again.
     """
     short = shortage(error)
-    lacking = "" if short is None else f"this machine has no {short} left for it: "
+    lacking = "" if short is None else f"this machine has no {short} left for this command:  "
     if isinstance(error, OSError):
         named = error.filename is not None and error.strerror
         complain(lacking + (f"{error.filename}: {error.strerror}" if named else str(error)))

@@ -42,7 +42,7 @@ def add_to(commands: Commands) -> None:
         action="append",
         required=True,
         metavar="DIR",
-        help="artifact that the board serves; repeat it to pack others, too",
+        help="artifact that the board serves; repeat the flag to pack further artifacts",
     )
     add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     add("--role", choices=ROLES, default="device", help="the board's role (%(default)s)")
@@ -52,8 +52,8 @@ def add_to(commands: Commands) -> None:
         "--keys",
         type=Path,
         metavar="DIR",
-        help="the board's keys: device.key (made if it is missing) and edge.pub; role edge: "
-        "edge.key (likewise) and allowed/",
+        help="folder of the board's keys. Role device: device.key and edge.pub; role edge: "
+        "edge.key and allowed/. A missing device.key or edge.key is made",
     )
     add(
         "--jetpack",
@@ -69,9 +69,15 @@ def add_to(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="take this wheel for its package; a vendor's onnxruntime-gpu replaces onnxruntime",
+        help="pack this wheel of a package, not the package index's; a vendor's "
+        "onnxruntime-gpu replaces onnxruntime",
     )
-    add("--sign", type=Path, metavar="FILE", help="a signer's secret key; without it: unsigned")
+    add(
+        "--sign",
+        type=Path,
+        metavar="FILE",
+        help="a signer's secret key, to sign the bundle (default: the bundle is not signed)",
+    )
     add(
         "--signer",
         type=Path,
@@ -111,8 +117,8 @@ def _run(args: argparse.Namespace) -> int:
         print(f"to do: {line}", file=sys.stderr)
     if args.sign is None:
         print(
-            "not signed: `pilotfish flash` will refuse it; make a key with `pilotfish keys new "
-            "signer`, and name it with --sign",
+            "the bundle is not signed: `pilotfish flash` will refuse it; make a key with "
+            "`pilotfish keys new signer`, and name the key with --sign",
             file=sys.stderr,
         )
     print(f"digest: {content.digest}", file=sys.stderr)
@@ -129,9 +135,13 @@ def _address(args: argparse.Namespace) -> str:
     """Return the address to write into the machine's configuration."""
     if args.role == "edge":
         if args.edge is not None:
-            raise UnsupportedError("--edge goes with --role device; an edge takes --listen.")
+            raise UnsupportedError(
+                "--edge goes with --role device; a bundle of role edge takes --listen."
+            )
         return args.listen or _LISTEN
     if args.edge is None or args.listen is not None:
-        raise UnsupportedError("A device needs --edge, the edge's address, and takes no --listen.")
+        raise UnsupportedError(
+            "A bundle of role device needs --edge, the edge's address, and takes no --listen."
+        )
     address: str = args.edge
     return address

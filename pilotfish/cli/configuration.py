@@ -1,8 +1,8 @@
 """``--config FILE``: read the flags of a daemon from a TOML file.
 
 Each key of the file is a flag's long name, with dashes or underscores. ``true`` sets a flag that
-takes no value, ``false`` leaves it out, and a list repeats a flag. So the file and the command line
-have the same names, defaults and checks. The command line takes precedence.
+takes no value, ``false`` leaves this flag out, and a list repeats a flag. So the file and the
+command line have the same names, defaults and checks. The command line takes precedence.
 """
 
 import argparse
@@ -50,20 +50,20 @@ class ConfiguredParser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> NoReturn:
-        """End the program; if a file was read, with an error that names it."""
+        """End the program with this error; if a file was read, the error names the file."""
         if self._file is None:
             super().error(message)
-        raise ConfigError(f"{self._file} (or the command line beside it): {message}.")
+        raise ConfigError(f"{self._file} (or a flag of the command line): {message}.")
 
 
 def config_option(parser: ConfiguredParser, example: str) -> None:
-    """Add the option ``--config FILE``. example: a line of a file, shown in the help."""
+    """Add the option ``--config FILE``. example: a line of such a file, which the help shows."""
     parser.reads_files = True
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"a TOML file with more of these flags ({example}, …); read again on SIGHUP",
+        help=f"a TOML file that sets more of these flags ({example}, …); read again on SIGHUP",
     )
 
 
@@ -78,7 +78,7 @@ def reread_args(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _config_path(words: Sequence[str]) -> Path | None:
-    """Return the file of the last ``--config`` option; None without this option."""
+    """Return the file that the last ``--config`` option names; None without this option."""
     path = None
     for at, word in enumerate(words):
         if word == "--config" and at + 1 < len(words):
@@ -93,20 +93,22 @@ def _flags(path: Path) -> Iterator[str]:
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
             raise ConfigError(f"{path}: a configuration file cannot name another one.")
-        if flag == "--help":  # reading it on SIGHUP would end the daemon
-            raise ConfigError(f"{path}: {key!r} is no setting.")
+        if flag == "--help":  # a `help` key would end the daemon, on SIGHUP too
+            raise ConfigError(f"{path}: {key!r} is not a setting of this command.")
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, bool):
                 if each:
                     yield flag
             elif isinstance(each, str) and "\0" in each:
-                raise ConfigError(f"{path}: {key} holds a NUL, which no path and no name may.")
+                raise ConfigError(
+                    f"{path}: the value of {key} contains a NUL character, which is not allowed."
+                )
             elif isinstance(each, str | int | float):
                 yield f"{flag}={each}"
             else:
                 raise ConfigError(
-                    f"{path}: {key} is {type(each).__name__}; a text, a number, true, false or a "
-                    "list of them is expected."
+                    f"{path}: {key} is {type(each).__name__}; its value must be a text, a "
+                    f"number, true, false, or a list of these."
                 )
 
 
@@ -119,7 +121,7 @@ def read_settings(path: Path) -> dict[str, Any]:
                 raise ConfigError(f"{path} is not a file.")
             if status.st_mode & stat.S_IWOTH:
                 raise ConfigError(
-                    f"{path} can be written by every user of this machine: run `chmod o-w {path}`."
+                    f"{path} is writable by every user of this machine: run `chmod o-w {path}`."
                 )
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:

@@ -20,8 +20,8 @@ class Countdown:
     """The progress of ``total`` steps of one kind, and the time left at the present speed.
 
     Used in a ``with`` block; call `update` after each step. begun: number of steps that an earlier
-    run finished, which do not count for the speed. wave: number of steps that run at the same time;
-    the speed is unknown until that number of steps is done.
+    run finished; the speed is computed without them. wave: number of steps that run at the same
+    time; the speed is unknown until this number of steps is done.
     """
 
     def __init__(self, label: str, total: int, *, begun: int = 0, wave: int = 1) -> None:

@@ -31,19 +31,22 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     """Settings of ``pilotfish demo``: the prompt and the options of its answers."""
 
     prompt: Annotated[str, setting("the user's message")] = _PROMPT
-    max_tokens: Annotated[int, setting("tokens of an answer at most")] = 96
-    window: Annotated[int, setting("γ, draft tokens a round")] = 4
+    max_tokens: Annotated[int, setting("maximum number of tokens of an answer")] = 96
+    window: Annotated[int, setting("γ, the number of draft tokens per round")] = 4
     temperature: Annotated[
-        float, setting("temperature of dsd, coupled and the second stream", metavar="T")
+        float,
+        setting(
+            "temperature of protocols dsd and coupled, and of the second run of stream", metavar="T"
+        ),
     ] = 1.0
-    seed: Annotated[int, setting("seed of the sampling protocols")] = 7
+    seed: Annotated[int, setting("seed of the protocols that sample")] = 7
 
 
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "demo",
-        help="run both ends on this machine, nothing to prepare",
+        help="run both ends on this machine, without preparations",
         description="Exports the default pair on first use (SmolLM2-135M: int4 drafter, fp32 "
         "target), starts an edge process, and answers one prompt under several protocols. Each end "
         "uses half of the cores.",
@@ -66,7 +69,7 @@ def _run(args: argparse.Namespace) -> int:
             EdgeServer(target, keys=key_folder, threads=len(theirs)) as edge,
             Device(drafter, edge.endpoint, key_folder, threads=len(ours)) as device,
         ):
-            # warm up: the first passes of new engines are slow
+            # a first answer without a measurement, since the first passes of new engines are slow
             device.generate("Hello", protocol="greedy", max_tokens=8)
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
             screen.legend()
@@ -105,7 +108,10 @@ def _generate(
 
 
 def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]:
-    """Return the figures of the run with `greedy`; "protocols" has the figures of each run."""
+    """Return the measurements of the run with `greedy`.
+
+    "protocols" has every run's measurements.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for (protocol, temperature), generation in generations.items():
         # the second run of `stream` has the temperature in its name
@@ -123,7 +129,7 @@ def _figures(generations: dict[tuple[str, float], Generation]) -> dict[str, Any]
 
 
 def _pace(generation: Generation) -> float:
-    """Return the tokens per second without the first round, which includes reading the prompt."""
+    """Return the tokens per second, without the first round, in which both ends read the prompt."""
     later = sum(len(round_.tokens) for round_ in generation.rounds[1:])
     spent_s = generation.total_s - generation.first_token_s
     return later / spent_s if later else generation.tokens_per_s

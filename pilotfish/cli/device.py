@@ -28,7 +28,7 @@ from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
 
-_TEMPERATURE = 1.0  # default of a request, as at OpenAI
+_TEMPERATURE = 1.0  # a request's default, the same as in OpenAI's API
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 _SERVE = """\
 Serves OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
@@ -49,7 +49,9 @@ by you alone), and keys need https (--tls-cert and --tls-key, or a proxy on this
 def add_to(commands: Commands) -> None:
     """Register the commands."""
     parser = commands.add_parser(
-        "device", help="run the device", description="The end that drafts."
+        "device",
+        help="run the device",
+        description="The device is the end of the link that drafts.",
     )
     actions = choices_as(ConfiguredParser, parser)
     _add_run(actions)
@@ -85,7 +87,7 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         serve,
         protocol="auto",
         tokens=0,
-        temperature=f"default: {_TEMPERATURE:g}, as at OpenAI; under protocol greedy 0",
+        temperature=f"default: {_TEMPERATURE:g}, as in OpenAI's API; with protocol greedy, 0",
     )
     serve.set_defaults(run=_serve, temperature=None)
 
@@ -125,7 +127,7 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _without_link_log(quiet: bool) -> Iterator[None]:
-    """Suppress the link's warnings if ``quiet``, since the command's error has the same content."""
+    """Suppress the link's warnings if ``quiet``, since the command's error says the same."""
     log = logging.getLogger(LINK_LOG)
     before = log.level
     if quiet:
@@ -139,8 +141,8 @@ def _without_link_log(quiet: bool) -> Iterator[None]:
 def _cut_short(tokens: int, most: int) -> str:
     """Say why an answer was cut short before the model ended it."""
     if tokens < most:
-        return f"the answer was cut after {tokens} tokens, where the context ends"
-    return f"the answer was cut after {tokens} tokens: allow more with --max-tokens"
+        return f"the answer was cut after {tokens} tokens, because the context is full"
+    return f"the answer was cut after {tokens} tokens: allow more tokens with --max-tokens"
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -175,5 +177,6 @@ def _options_of(args: argparse.Namespace) -> Options:
 
 
 def _announce(address: str) -> None:
-    sys.stderr.write(f"pilotfish: the device serves on {address}\n")  # one write: threads log
+    # one write call, so that no other thread's log line gets into it
+    sys.stderr.write(f"pilotfish: the device serves on {address}\n")
     sys.stderr.flush()

@@ -19,12 +19,13 @@ from pilotfish.distill.stages import ANSWERS
 
 _DESCRIPTION = """\
 Trains a drafter for one target, on this machine. Collects the target's answers (several sessions
-at once, over the wire), trains the drafter's weights on them as a device would read them, and
-exports the result. Reports the gain on held-out prompts: α, the share of the target's tokens that
-the drafter predicts, and S(k), the share of runs of at least k accepted drafts.
+at once, over the wire), trains the drafter's weights on these answers in the form in which a
+device reads them, and exports the result. Reports the gain on held-out prompts: α, the share of the
+target's tokens that the drafter predicts, and S(k), the share of runs with k or more accepted
+drafts.
 
-A run that was killed goes on where it stopped when the same command is given again: its folder
-holds all its state and the report. Needs the extra 'distill' (torch, transformers)."""
+To resume a run that was killed, give the same command again: the run's folder has its whole state
+and the report. Needs the extra 'distill' (torch, transformers)."""
 _EXAMPLE = """\
 example:
   pilotfish distill --draft default --target target --prompts questions.jsonl --out drafter
@@ -32,8 +33,10 @@ example:
   pilotfish device run --draft drafter --edge tcp://10.0.0.2:7077 --keys "Why is the sky blue?"
 
 The edge batches eight sessions into one pass only if its artifact supports it: export the target
-with --dialect opset24. Prompts like those of the later use help most. The built-in ones are short
-and of nine kinds; two kinds are never trained on, to show what the drafter forgets.
+with --dialect opset24.
+
+Prompts that resemble the later use help most. The built-in prompts are short and of nine kinds. Two
+kinds are never used for training: they show what the drafter forgets.
 """
 
 
@@ -56,7 +59,7 @@ def _run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     from pilotfish.distill.distill_report import (
         write,
-    )  # imported first: without matplotlib it fails at once
+    )  # imported first: without matplotlib, the command fails before the work
 
     with export_tools():
         from pilotfish.distill.running import distill
@@ -74,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 class _Stages:
-    """A countdown for each stage in turn. waves: stage → steps done at the same time (or 1)."""
+    """A countdown for each stage in turn. waves: stage → simultaneous steps, or 1."""
 
     def __init__(self, waves: Mapping[str, int]) -> None:
         self._label, self._waves = "", waves
@@ -88,7 +91,8 @@ class _Stages:
             self._label = label
             self._countdown = Countdown(label, total, begun=done, wave=wave)
             self._countdown.__enter__()
-        self._countdown.total = total  # training learns its total while it runs
+        # the number of training steps is known only during the training
+        self._countdown.total = total
         self._countdown.update(done, left_s)
 
     def _end(self) -> None:
@@ -109,7 +113,7 @@ class _Stages:
 
 
 def _table(distilled: Distilled) -> Table:
-    table = Table(title=Text(f"{distilled.drafter} for {distilled.target}, answers kept out"))
+    table = Table(title=Text(f"{distilled.drafter} for {distilled.target}, on held-out answers"))
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({DEPTH}) before", "after"):
         table.add_column(name, justify="right")
@@ -117,7 +121,8 @@ def _table(distilled: Distilled) -> Table:
         if kind == ALL:
             table.add_section()
         table.add_row(
-            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),  # no markup
+            # a Text, since rich would read brackets in a string as markup
+            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),
             f"{places}",
             f"{before:.3f}",
             f"{after:.3f}",

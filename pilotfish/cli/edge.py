@@ -28,12 +28,14 @@ example:
 
 def add_to(commands: Commands) -> None:
     """Register the command."""
-    parser = commands.add_parser("edge", help="run the edge", description="The end that verifies.")
+    parser = commands.add_parser(
+        "edge", help="run the edge", description="The edge is the end of the link that verifies."
+    )
     actions = choices_as(ConfiguredParser, parser)
     edge_worker.add_to(actions)
     serve_parser = actions.add_parser(
         "serve",
-        help="verify for devices until stopped",
+        help="verify windows of devices until stopped",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,7 +62,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _first_stage(config: EdgeConfig) -> Path:
-    """Return the folder of the artifact to open; for a model in stages, the first stage's."""
+    """Return the folder of the artifact to open.
+
+    For a model in stages, the first stage's folder.
+    """
     folder, stages = config.target, config.cluster.stages
     if stages == 1:
         return folder
@@ -72,5 +77,6 @@ def _first_stage(config: EdgeConfig) -> Path:
 
 
 def _announce(endpoint: str) -> None:
-    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")  # one write: threads log
+    # one write call, so that no other thread's log line gets into it
+    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")
     sys.stderr.flush()

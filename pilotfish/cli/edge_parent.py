@@ -11,8 +11,8 @@ from pilotfish.engines.engine_errors import EngineError
 def for_parent(daemon: Callable[..., int], descriptor: int) -> int:
     """Run a daemon and return its exit code; report its endpoint or its error to the parent.
 
-    daemon: takes ``announce``, a function to call with the endpoint, and ``lifeline``, a
-    descriptor that reads end of file when the parent ends.
+    daemon: a function with two arguments. ``announce`` is a function to call with the endpoint;
+        ``lifeline`` is a descriptor that reads end of file when the parent ends.
     """
     with socket.socket(fileno=descriptor) as end:
         tie = ChildPipe(end)

@@ -11,9 +11,9 @@ from pilotfish.edge_runtime.edge_config import NodeConfig
 from pilotfish.edge_runtime.node.node_daemon import serve_node
 
 _DESCRIPTION = """\
-Runs a part of another edge's target. A worker of a federation runs a whole model and returns its
-top K; a stage of a pipeline runs some layers. Devices do not connect to it. It serves one edge at a
-time: any edge whose key it allows.
+Runs a part of another edge's target. A worker of a federation runs a whole model and returns the
+K most probable tokens; a stage of a pipeline runs some layers. Devices do not connect to a worker.
+It serves one edge at a time: any edge whose key is on its allow-list.
 """
 _EXAMPLE = """\
 example, on each worker and then on the edge (docs/scale.md):
@@ -46,5 +46,6 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _announce(endpoint: str) -> None:
-    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")  # one write: threads log
+    # one write call, so that no other thread's log line gets into it
+    sys.stderr.write(f"pilotfish: the node serves on {endpoint}\n")
     sys.stderr.flush()

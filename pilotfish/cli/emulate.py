@@ -56,7 +56,7 @@ def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "emulate",
-        help="put a slow link in front of an edge",
+        help="emulate a slow link in front of an edge",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -86,7 +86,10 @@ def _run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _signals(proxy: Proxy) -> Iterator[list[int]]:
-    """On SIGINT or SIGTERM, stop the proxy after a turn of its loop; yield the list of signals."""
+    """Stop the proxy on SIGINT or SIGTERM, after an iteration of its loop.
+
+    Yield the signals so far.
+    """
     received: list[int] = []
     read, write = socket.socketpair()
     with read, write:
@@ -107,8 +110,8 @@ def _signals(proxy: Proxy) -> Iterator[list[int]]:
 
 def _print_traffic(traffic: Traffic, settings: EmulateSettings, seconds: float) -> None:
     print(
-        f"pilotfish: passed {traffic.up_bytes:,} bytes up and {traffic.down_bytes:,} down in "
-        f"{seconds:.1f} s over {traffic.connections} connections; lost and sent again: "
+        f"pilotfish: forwarded {traffic.up_bytes:,} bytes up and {traffic.down_bytes:,} down in "
+        f"{seconds:.1f} s over {traffic.connections} connections; emulated losses, sent again: "
         f"{traffic.up_lost} segments up, {traffic.down_lost} down",
         file=sys.stderr,
     )

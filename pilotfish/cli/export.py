@@ -31,18 +31,19 @@ if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
 
 _ENGINE = """\
-Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps it
-in the cache ($PILOTFISH_CACHE/engines). An engine that is there and that TensorRT accepts is not
-built again. Decoders with --provider tensorrt or auto run it. An engine has the artifact's
-precision. Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer).
-Not tested with TensorRT itself yet, only with doubles of NVIDIA's libraries."""
+Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps the
+engine in the cache ($PILOTFISH_CACHE/engines). A cached engine that TensorRT accepts is not built
+again. Models run the engine with --provider tensorrt or auto. It has the artifact's precision.
+
+Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer). Not tested with
+TensorRT itself yet, only with test doubles of NVIDIA's libraries."""
 _ENGINE_EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
   pilotfish export engine drafter --context 2048
   pilotfish export engine --config /etc/pilotfish/device.toml
 
-exit codes: 0 all engines are there; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
+exit codes: 0 all engines are built; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
 no GPU; 78 a broken configuration.
 """
 
@@ -92,8 +93,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
             int,
             setting(
                 "the artifact's context in positions; its rotary tables grow with it (default: the "
-                "model's; for Phi's longrope that of the short factors, and a larger number uses "
-                "the long factors at all positions)",
+                "model's; for Phi's longrope, the context of the short factors; with a larger "
+                "number, all positions use the long factors)",
                 ge=2,
                 metavar="C",
             ),
@@ -104,7 +105,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         setting(
             "ignore an unknown key of the model's configuration that has no effect on the text; "
-            "chat_template leaves out the chat templates; may be repeated; the manifest records it",
+            "the key chat_template leaves out the chat templates; may be repeated; the "
+            "manifest records each key",
             flag="ignore-key",
             metavar="NAME",
             repeat=True,
@@ -113,8 +115,8 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     check: Annotated[
         bool,
         setting(
-            "do not measure the cost of the precision for the manifest: KL and α against the same "
-            "weights in float32, along a built-in text",
+            "do not measure what the precision costs: by default, the manifest gets KL and α "
+            "against the same weights in float32, on a built-in text",
             flag="no-check",
         ),
     ] = True
@@ -127,13 +129,14 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
 
     artifacts: Annotated[
         tuple[Path, ...],
-        setting("an artifact, opset17 or opset24", metavar="DIR", positional=True),
+        setting("an artifact of dialect opset17 or opset24", metavar="DIR", positional=True),
     ] = ()
     config: (
         Annotated[
             Path,
             setting(
-                "build for the drafter, lanes and context in this configuration of `device serve`",
+                "build for the drafter, the lanes and the context that this configuration file "
+                "of `device serve` names",
                 metavar="FILE",
             ),
         ]
@@ -142,14 +145,19 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
     slots: (
         Annotated[
             int,
-            setting("sequences at once: a device's lanes, an edge's sessions (default: 1)", ge=1),
+            setting(
+                "number of sequences at once: a device's lanes or an edge's sessions (default: 1)",
+                ge=1,
+            ),
         ]
         | None
     ) = None
     context: (
         Annotated[
             int,
-            setting("positions of each slot (default: all that the model has)", ge=2, metavar="C"),
+            setting(
+                "positions of each slot (default: the model's whole context)", ge=2, metavar="C"
+            ),
         ]
         | None
     ) = None
@@ -162,7 +170,7 @@ class ListSettings(Struct, frozen=True, kw_only=True):
         Annotated[Path, setting("folder to list (default: the cache's)", positional=True)] | None
     ) = None
     supported: Annotated[
-        bool, setting("list the classes of models that `export model` supports instead")
+        bool, setting("list, instead, the classes of models that `export model` supports")
     ] = False
     json: Annotated[bool, setting("print JSON")] = False
 
@@ -171,7 +179,7 @@ def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "export",
-        help="make artifacts, list and compare them",
+        help="make, list and compare artifacts",
         description="Makes artifacts from weights, and lists and compares them.",
     )
     actions = choices_of(parser)
@@ -217,8 +225,8 @@ def default_pair() -> tuple[Path, Path]:
 
 def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
     """Return the default model in this precision; export it if it is missing."""
-    # The name includes the head's precision: artifacts named without it are of earlier versions,
-    # which rounded the head's weights once more.
+    # The name includes the head's precision: earlier versions, which rounded the head's weights a
+    # second time, wrote names without it.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
     # The name includes the dialect: environments with older runtimes may share the cache.
@@ -262,8 +270,8 @@ def export_model(
         )
     if cost := artifact.manifest.cost:
         print(
-            f"pilotfish: {precision} against float32, along {cost.tokens} tokens: KL {cost.kl:.4f} "
-            f"nats a token, α {cost.acceptance:.3f}",
+            f"pilotfish: {precision} against float32, on {cost.tokens} tokens: KL "
+            f"{cost.kl:.4f} nats per token, α {cost.acceptance:.3f}",
             file=sys.stderr,
         )
 
@@ -274,7 +282,7 @@ def _model(args: argparse.Namespace) -> int:
         args.usage(wrong)
     if settings.dialect in {LLAMACPP, GENAI} and settings.precision != "fp32":
         args.usage(
-            f"--dialect {settings.dialect} keeps the source's precision: leave --precision out"
+            f"--dialect {settings.dialect} keeps the source's precision: leave out --precision"
         )
 
     if wrong := settings.keep.problem:
@@ -284,7 +292,7 @@ def _model(args: argparse.Namespace) -> int:
     if settings.keep.keep_tokens is not None:
         if settings.dialect in {LLAMACPP, GENAI}:
             args.usage(
-                f"--dialect {settings.dialect} keeps the source's head: leave --keep-tokens out"
+                f"--dialect {settings.dialect} keeps the source's head: leave out --keep-tokens"
             )
         source = _open_source(settings)
         kept_tokens = export_keep.choose_kept_tokens(source, settings.keep)
@@ -316,7 +324,7 @@ def _model(args: argparse.Namespace) -> int:
 
 
 def _open_source(settings: ModelSettings) -> "WeightSource":
-    """Open the source, once for both counting its tokens and the export."""
+    """Open the source once, both to count its tokens and to export it."""
     with export_tools():
         from pilotfish.export.sources import open_source
     with Bars() as bars:
@@ -337,7 +345,7 @@ def _engine(args: argparse.Namespace) -> int:
         paths = (*paths, served.draft)
         slots, context = settings.slots or served.lanes, settings.context or served.context
     if not paths:
-        args.usage("name an artifact, or a --config that names one")
+        args.usage("name an artifact, or a file by --config that names one")
     artifacts = [Artifact.open(path) for path in paths]
     tensorrt_version()
     cuda = Cuda()
@@ -363,7 +371,7 @@ def _list(args: argparse.Namespace) -> int:
     settings = from_args(args, ListSettings)
     if settings.supported:
         if settings.folder:
-            args.usage("--supported lists classes of models, not a folder")
+            args.usage("--supported lists classes of models and takes no folder")
         return _list_supported(settings)
     folder = settings.folder or artifacts_directory()
     entries = list_artifacts(folder)
@@ -384,7 +392,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _folding(*columns: str) -> Table:
-    """Return a table that cuts no cell; on a narrow terminal it folds the first column."""
+    """Return a table that truncates no cell; on a narrow terminal, it folds the first column."""
     table = Table()
     for at, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=at == 0)
@@ -407,8 +415,9 @@ def _list_supported(settings: ListSettings) -> int:
     console = Console(markup=False)
     console.print(table)
     console.print(
-        f"Tested against {models[0].tested}. Precisions go with the dialect (--json has them); any "
-        "other GGUF file: --dialect llamacpp; a folder of ONNX Runtime GenAI's model builder, for "
-        "chains alone: --dialect genai."
+        f"Tested against {models[0].tested}. Each dialect has its own precisions (--json shows "
+        f"them). For any other GGUF file, use --dialect llamacpp. For a folder of ONNX Runtime "
+        f"GenAI's model builder, use --dialect genai; such a model reads only chains, not "
+        f"trees."
     )
     return 0

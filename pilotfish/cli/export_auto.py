@@ -26,15 +26,16 @@ _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
 # Precisions to try, the smallest first; `stored` is tried only if the source has blocks.
 _CANDIDATES: tuple[Precision, ...] = (STORED, "int4", "int8", "fp16", _REFERENCE)
-_COLUMNS = ("precision", "MiB", "α", "greedy", "ms a pass", "window", "tokens/s", "× stream")
+_COLUMNS = ("precision", "MiB", "α", "greedy", "ms per pass", "window", "tokens/s", "× stream")
 _RTT_S = 0.02
 _Export = Callable[[Precision, Path], None]
 
 
 GROUP = setting(
     "Tries stored, int4, int8 and fp32 as drafters and keeps the one with the most tokens/s, "
-    "predicted from acceptance and times measured here. Takes a minute or two, and memory for all "
-    "of them and the target at once. Without --target and --target-ms it takes int8.",
+    "which is predicted from the acceptance and times measured here. The trial takes a minute "
+    "or two, and memory for all these drafters and the target at once. Without --target and "
+    "--target-ms, there is no trial and int8 is taken.",
     title="--precision auto",
 )
 
@@ -49,8 +50,8 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             float,
             setting(
-                "milliseconds of a target's pass on its future machine; without --target, "
-                "acceptance is measured against the model's own fp32",
+                "duration of a target's pass on its future machine, in milliseconds; without "
+                "--target, acceptance is measured against the source model itself in fp32",
                 gt=0,
                 metavar="T",
             ),
@@ -69,7 +70,7 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def requested(self) -> bool:
-        """Whether the options name a target, and so ask for a trial."""
+        """Whether the options name a target and thus request a trial."""
         return self.target is not None or self.target_ms is not None
 
     @property
@@ -84,22 +85,23 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         if named and precision != AUTO:
             return f"{named[0]} goes with --precision auto"
         if named == ["--rtt"]:
-            return "--rtt needs a target to try drafters against: --target DIR or --target-ms T"
+            return "--rtt needs a target with which the drafters are tried: --target DIR or "
+            "--target-ms T"
         return ""
 
 
 def default_choice() -> Precision:
     """Return the precision for an export without a trial, and print why."""
     print(
-        f"pilotfish: took {_UNTRIED}, whose acceptance is close to fp32's for all weights; a trial "
-        "needs --target DIR or --target-ms T",
+        f"pilotfish: chose {_UNTRIED} without a trial, since its acceptance is close to fp32's "
+        f"for all weights; a trial needs --target DIR or --target-ms T",
         file=sys.stderr,
     )
     return _UNTRIED
 
 
 def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export) -> None:
-    """Export the candidates, try them, report the figures, and move the fastest one to `out`."""
+    """Export the candidates, try them, print the measured values, and move the fastest to `out`."""
     with export_tools():
         from pilotfish.export.atomic import replacing
     from pilotfish.device_runtime.drafter_trial import (
@@ -145,7 +147,7 @@ def _export_candidates(folder: Path, dialect: str, export: _Export) -> dict[str,
             if precision == _REFERENCE:
                 raise
             if precision != STORED:
-                print(f"pilotfish: {precision} is left out: {error}", file=sys.stderr)
+                print(f"pilotfish: {precision} is not tried: {error}", file=sys.stderr)
             continue
         candidates[precision] = Artifact.open(folder / precision)
     return candidates
@@ -159,7 +161,7 @@ def _print_trials(
     target: Artifact | None,
 ) -> None:
     console = Console(stderr=True, highlight=False)
-    table = Table(title=f"drafters at RTT {pair.link_s * 1e3:g} ms, predicted")
+    table = Table(title=f"predicted speed of the drafters at RTT {pair.link_s * 1e3:g} ms")
     for heading in _COLUMNS:
         table.add_column(heading, justify="right")
     for name, trial in trials.items():
@@ -188,12 +190,12 @@ def _reasons(
 ) -> list[str]:
     """Explain in sentences what α is measured against, and the choice."""
     winner = trials[best]
-    along = f"over {winner.positions} tokens of its answers to five prompts"
+    along = f"on {winner.positions} tokens of its answers to five prompts"
     if target is None:
         lines = [
-            f"α is against the model's own {_REFERENCE}, {along}: it shows the loss by rounding "
-            "alone. A real target accepts less of every precision, with smaller differences: give "
-            "--target DIR if you can."
+            f"α is the acceptance by the same model in {_REFERENCE}, {along}: it shows only "
+            f"the loss by rounding. A real target accepts less from every precision, and the "
+            f"precisions differ less: name it by --target DIR if you can."
         ]
     else:
         lines = [

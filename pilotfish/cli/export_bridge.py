@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 A drafter can draft for a target with another vocabulary: it proposes shared tokens, from its own
 distribution renormalised over them. The output stays the target's; unshared tokens cost speed. This
-command reports the number of shared tokens and, on a text, two figures:
+command reports the number of shared tokens and, on a text, two shares:
 
   coverage   the share of the text's target tokens that are shared and in the drafter's head, which
              may be cut (--keep-tokens). Other tokens cannot be drafted, so this bounds acceptance.
@@ -46,8 +46,8 @@ exit codes: 0 worth trying, or the same vocabulary; 1 hopeless; 2 a text that is
 text without tokens; 66 no artifact; 69 nothing runs the drafter; 74 a text that cannot be read; 76
 no token in common.
 """
-_MOST_BYTES = 1 << 20  # limit of bytes read from a text
-_MOST_NAMED = 6  # limit of special tokens printed
+_MOST_BYTES = 1 << 20  # maximum number of bytes read from a text
+_MOST_NAMED = 6  # maximum number of special tokens printed
 _HOPELESS = 1
 
 
@@ -133,7 +133,7 @@ def _read(path: str, usage: Callable[[str], object]) -> str:
         return codecs.getincrementaldecoder("utf-8")().decode(data, len(data) < _MOST_BYTES)
     except UnicodeDecodeError as error:
         usage(f"--text {path} is not UTF-8: {error}")
-        raise  # not reached: `usage` ends the command
+        raise  # never reached, since `usage` ends the command
 
 
 def _show(args: argparse.Namespace, figures: dict[str, Any], output: "Table | str") -> None:
@@ -150,7 +150,10 @@ def _same(drafter: Manifest, target: Manifest) -> str:
         apart = f", padded to {padded[0]:,} and {padded[1]:,}, which makes no difference"
     drafted = "every token can be drafted"
     if drafter.head_tokens is not None:
-        drafted = f"the {drafter.head_tokens:,} tokens that the head was cut to can be drafted"
+        drafted = (
+            f"only the {drafter.head_tokens:,} tokens in the drafter's head can be drafted, since "
+            "the head was cut"
+        )
     return (
         f"The same vocabulary: {drafter.vocab_size:,} tokens{apart}. The bridge is trivial, and "
         f"{drafted}."
@@ -171,13 +174,13 @@ def _table(report: "PairReport") -> Table:
         f"{report.shared:,} tokens",
         f"{drafter_share:.1%} of the drafter's, {target_share:.1%} of the target's",
     )
-    add("of these special", f"{len(report.specials):,}", escape(_names(report)))
+    add("special of these", f"{len(report.specials):,}", escape(_names(report)))
     add("end of a turn", *map(escape, _turn_end(report)))
     add(
         "coverage",
         f"{report.coverage:.1%}",
-        f"of the text's {report.target_tokens:,} target tokens are shared: the most that "
-        "acceptance can be",
+        f"of the text's {report.target_tokens:,} target tokens are shared: the maximum of "
+        f"acceptance",
     )
     add(
         "mass",
@@ -193,16 +196,16 @@ def _names(report: "PairReport") -> str:
 
 
 def _turn_end(report: "PairReport") -> tuple[str, str]:
-    """Return the target's end token, and a sentence about the drafter's counterpart."""
+    """Return the target's end token, and what the drafter drafts for it."""
     end = report.turn_end
     if end is None:
         return "-", "the target has no end token"
     counterpart = report.specials.get(end)
     if counterpart is None:
-        return end, "is never drafted: the edge ends every answer"
+        return end, "is never drafted, so the edge ends every answer"
     return (
         end,
-        "both call it so"
+        "both models have this end token"
         if counterpart == end
         else f"the drafter's {counterpart} is drafted for it",
     )
@@ -215,4 +218,4 @@ def _verdict(report: "PairReport") -> str:
             f"Hopeless: {product}, below 0.2. Drafting would cost more than it saves; take a "
             "drafter whose tokenizer is closer to the target's."
         )
-    return f"Worth trying: {product}. It does not show how alike the models are."
+    return f"Worth trying: {product}. This product does not show how alike the models are."

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from pilotfish.device_runtime.device import Device
     from pilotfish.export.sources import WeightSource
 
-_TIMES, _TOKENS = 4, 128  # answers to each built-in prompt; limit of each answer, tokens
-_CONTEXT = 2048  # limit of a prompt and its answer together, tokens
-_FEW = 20_000  # counted tokens below which most tokens are kept only for their low ids
+_TIMES, _TOKENS = 4, 128  # number of answers to each built-in prompt; maximum tokens of an answer
+_CONTEXT = 2048  # maximum tokens of a prompt and its answer together
+_FEW = 20_000  # with fewer counted tokens, most tokens are kept only because their ids are low
 _Show = Callable[[str, int, "int | None"], None]
 
 
 GROUP = setting(
-    "Computes the logits of only N tokens, which makes a small model's passes shorter; the others "
-    "are read, but never drafted. For drafters only. Keeps the tokens that are most frequent in "
-    "the texts of --for, then those with the lowest ids, and always those that end answers and "
-    "turns. Tokens that a target with another vocabulary lacks come last.",
+    "Computes the logits of only N tokens, which makes a small model's passes shorter. The "
+    "drafter reads the other tokens, but never drafts them. For drafters only. Keeps the "
+    "tokens that are most frequent in the texts of --for, then the tokens with the lowest ids, "
+    "and always the tokens that end answers and turns. Tokens that a target with another "
+    "vocabulary lacks come last.",
     title="--keep-tokens",
 )
 
@@ -40,14 +41,14 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
     """Settings of ``--keep-tokens``: the tokens to keep in a drafter's head."""
 
     keep_tokens: (
-        Annotated[int, setting("cut the head to N tokens, such as 32768 (default: all)", ge=1)]
+        Annotated[int, setting("cut the head to N tokens, such as 32768 (default: keep all)", ge=1)]
         | None
     ) = None
     texts: Annotated[
         tuple[str, ...],
         setting(
-            "the target's texts: a text file or answers in JSON lines (.jsonl); or a target to "
-            "generate them, an artifact or an edge's address; may be repeated",
+            "texts of the target: a text file, or answers in JSON lines (.jsonl). Or a target "
+            "that generates texts: an artifact, or an edge's address. May be repeated",
             flag="for",
             metavar="TEXT|DIR|ADDRESS",
             repeat=True,
@@ -92,7 +93,7 @@ class KeepSettings(Struct, frozen=True, kw_only=True):
 
 
 class _TargetTexts(NamedTuple):
-    """Texts of a target. shared: whether it has the source's tokens, bool [V]; None: all."""
+    """Texts of a target. shared: whether the target has each source token, bool [V]; None: all."""
 
     texts: list[str]
     shared: NDArray[np.bool_] | None
@@ -108,7 +109,7 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
     counts = np.zeros(source.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts
-    )  # called here to raise for a wrong number before the work
+    )  # called here so that a wrong number fails before the work
     targets: list[NDArray[np.bool_] | None] = []  # `shared` of each target
     with Bars() as bars:
         for text in settings.texts:
@@ -121,7 +122,7 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
             counted = _with_progress(texts, text, bars.show)
             counts += count_tokens(counted, vocabulary.tokenizer, source.vocab_size)
     some = [shared for shared in targets if shared is not None]
-    # None if a target has all tokens: then each token can be drafted
+    # None if a target has all tokens: then every token can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
     tokens = choose_tokens(source, settings.keep_tokens, counts, useful)
     _print_summary(counts, tokens, useful, source.vocab_size)
@@ -152,19 +153,22 @@ def _print_summary(
     """Print on stderr how many tokens are kept."""
     total = int(counts.sum())
     share = counts[kept_tokens].sum() / max(total, 1)
-    lines = [f"kept {len(kept_tokens):,} of {size:,} tokens, {share:.2%} of the {total:,} counted"]
+    lines = [
+        f"kept {len(kept_tokens):,} of {size:,} tokens, {share:.2%} of the {total:,} tokens "
+        "counted in the texts"
+    ]
     if useful is not None:
-        lines.append(f"{int(useful.sum()):,} of all are tokens of the target, too")
+        lines.append(f"the target, too, has {int(useful.sum()):,} of the {size:,} tokens")
     if total < _FEW:
         lines.append(
-            "that is little text, so most are kept for their low ids alone: give texts of at least "
-            f"{_FEW:,} tokens"
+            "the texts are short, so most tokens are kept only because their ids are low: give "
+            f"texts of at least {_FEW:,} tokens"
         )
     print(*(f"pilotfish: {line}" for line in lines), sep="\n", file=sys.stderr)
 
 
 def _tokens_in_target(vocabulary: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
-    """Return whether the target has our tokens, bool [V]; None for the same vocabulary."""
+    """Return which of our tokens the target has, bool [V]; None if the vocabularies are equal."""
     from pilotfish.device_runtime.bridge import Pair
 
     shared = Pair(vocabulary, target).shared
@@ -190,7 +194,7 @@ def _ask_target(
     with _device(source, target, settings.keys, show) if remote else _alone(target) as device:
         shared = _tokens_in_target(
             vocabulary, device.vocabulary
-        )  # before the answers: raises if no token is shared
+        )  # before the answers, since it raises if no token is shared
         return _TargetTexts(_answers(device, prompts, STREAM if remote else LOCAL, show), shared)
 
 
@@ -222,7 +226,7 @@ def _alone(target: str) -> "Iterator[Device]":
 def _device(
     source: "WeightSource", edge: str, keys: Path | None, show: _Show
 ) -> "Iterator[Device]":
-    """Open a device of this edge; one layer of the drafter suffices, as `stream` never drafts."""
+    """Open a device of this edge. One drafter layer suffices, because `stream` never drafts."""
     from pilotfish.device_runtime.device import Device
     from pilotfish.export.model import export_model
 

@@ -27,8 +27,8 @@ example:
   pilotfish export split target --stages 4
   pilotfish export split target --layers 9,7,7,7 --out stages
 
-exit codes: 0 all stages are there; 2 wrong usage; 65 a model that cannot be cut so, or a folder
-that holds something else; 66 no artifact, or a damaged one; 74 a file that cannot be written.
+exit codes: 0 all stages are made; 2 wrong usage; 65 a model that cannot be cut this way, or a
+folder with other content; 66 no artifact, or a damaged one; 74 a file that cannot be written.
 """
 
 
@@ -36,7 +36,7 @@ def _layers(text: str) -> tuple[int, ...]:
     """Parse whole numbers above 0 with commas between them (an argparse type)."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"{text} is not like 8,8,7,7")
+        raise ValueError(f"{text} is not a list of whole numbers above 0, such as 8,8,7,7")
     return tuple(map(int, parts))
 
 
@@ -44,13 +44,14 @@ class SplitSettings(Struct, frozen=True, kw_only=True):
     """Settings of ``pilotfish export split``."""
 
     artifact: Annotated[
-        Path, setting("the artifact, which is kept", metavar="DIR", positional=True)
+        Path, setting("the artifact to cut; it stays as it is", metavar="DIR", positional=True)
     ]
     stages: (
         Annotated[
             int,
             setting(
-                "number of stages, of about equal size; the first ones may have one more", ge=1
+                "number of stages, of about equal size; the first stages may have one more layer",
+                ge=1,
             ),
         ]
         | None
@@ -58,7 +59,7 @@ class SplitSettings(Struct, frozen=True, kw_only=True):
     layers: Annotated[
         tuple[int, ...],
         setting(
-            "layers of each stage: give fewer to a slower machine",
+            "number of layers of each stage: give a slower machine fewer layers",
             form=_layers,
             metavar="N,N,…",
         ),
@@ -67,7 +68,8 @@ class SplitSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "folder for stage-1, stage-2, …; replaces stages in it (default: DIR-N-stages next "
+                "folder for stage-1, stage-2, …; stages already in this folder are replaced "
+                "(default: DIR-N-stages next "
                 "to the artifact)",
                 metavar="DIR",
             ),

@@ -1,4 +1,4 @@
-"""Name the extra to install if a module that the command needs is missing."""
+"""Name the extra to install if the command needs a module that is missing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -29,7 +29,10 @@ _GREATEST_INT = 2**31 - 1
 def add_flags(
     parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
 ) -> None:
-    """Add a flag for each setting, required flags first. defaults: field → another default."""
+    """Add a flag for each setting, required flags first.
+
+    Defaults: field → default to use instead.
+    """
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for setting in sorted(settings(struct), key=lambda setting: setting.default is not REQUIRED):
         if setting.group:
@@ -65,7 +68,7 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
 
 
 def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
-    """Build the settings from the flags. others: fields that have these values instead."""
+    """Build the settings from the flags. others: field → value to use instead of the flag's."""
     table = dict(others)
     for setting in settings(struct):
         if setting.name in table:
@@ -110,7 +113,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-# name in a setting's ``form`` → parser; `_reading` handles "keys"
+# parser of each name that a setting's ``form`` may have; `_reading` handles "keys"
 FORMS: dict[str, _Read] = {
     "duration": duration,
     "rate": rate,
@@ -123,7 +126,7 @@ FORMS: dict[str, _Read] = {
 def _reading(setting: Setting) -> dict[str, Any]:
     """Return the keywords of `add_argument` that parse a setting's values."""
     kind, form, extra = setting.type, setting.extra.get("form"), setting.extra
-    if form == "keys":  # no flag: None; flag without a value: the default folder
+    if form == "keys":  # without the flag: None; flag without a value: the default folder
         return {"type": Path, "nargs": "?", "const": default_directory()}
     if kind is bool:
         return {"action": "store_false" if setting.default is True else "store_true"}
@@ -171,7 +174,7 @@ def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
 def _help(setting: Setting, bare: object) -> str:
     text, default = setting.meta.description or "", setting.default
     if bare is not None:
-        text += f"; without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
+        text += f"; flag without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"
     silent = default is REQUIRED or default is None or isinstance(default, bool)
     if silent or default in ("", ()) or "default" in text:
         return text

@@ -19,13 +19,14 @@ examples:
   pilotfish flash --ssh user@board --check
   pilotfish flash --ssh user@board --rollback
 
-A bundle is installed if its signer is trusted here (the keys in --signers) and, where the board has
-a list of its own (/etc/pilotfish/signers), also there.
-Settings and keys that are in /etc/pilotfish stay as they are.
+A bundle is installed only if this machine trusts its signer (the keys in --signers). If the board
+has its own list (/etc/pilotfish/signers), the signer must be in that list, too.
+Settings and keys that /etc/pilotfish has already stay as they are.
 If the service does not start with the new version, the previous one is restored.
-Exit codes: 0 done, 1 --check found a fault, 65 the bundle is damaged, not signed, or not by a
-trusted signer, 73 it cannot be installed there, or is older than what is, 75 the service does not
-start, 77 not root, or there are no signers.
+
+Exit codes: 0 done; 1 --check found a fault; 65 the bundle is damaged, is not signed, or its signer
+is not trusted; 73 the bundle cannot be installed there, or a newer one is installed; 75 the service
+does not start; 77 the user is not root, or no signers are named.
 """
 
 
@@ -34,38 +35,60 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "flash",
         help="install a bundle on a board",
-        description="Installs a bundle into a root file system without running anything of it, or\n"
-        "onto a running board. Upgrades in place and keeps the previous version.",
+        description="Installs a bundle into a root file system, without running any program of\n"
+        "that system, or onto a running board. Upgrades in place and keeps the previous version.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("bundle", type=Path, nargs="?", metavar="BUNDLE", help="made by `pilotfish bundle`")
+    add(
+        "bundle",
+        type=Path,
+        nargs="?",
+        metavar="BUNDLE",
+        help="the folder that `pilotfish bundle` made",
+    )
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--rootfs", type=Path, metavar="DIR", help="a root file system; / is this")
+    where.add_argument(
+        "--rootfs", type=Path, metavar="DIR", help="a root file system; / is this machine's"
+    )
     where.add_argument("--ssh", metavar="USER@HOST", help="a running board")
-    add("--port", type=int_between(1, 65535), help="--ssh: its port")
+    add("--port", type=int_between(1, 65535), help="with --ssh: the board's port")
     add(
         "--ssh-option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="--ssh: as `ssh -o`; may be repeated",
+        help="with --ssh: an option for `ssh -o`; may be repeated",
     )
-    add("--root", metavar="DIR", help="--ssh: a root file system mounted there (default: /)")
+    add(
+        "--root",
+        metavar="DIR",
+        help="with --ssh: a root file system that is mounted on the board (default: /)",
+    )
     admission.add_arguments(parser)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare the files with their record")
+    action.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the installed files with the record of the installation",
+    )
     action.add_argument("--rollback", action="store_true", help="restore the previous version")
-    action.add_argument("--uninstall", action="store_true", help="remove it, but keep settings")
-    add("--purge", action="store_true", help="--uninstall: remove settings, keys and state, too")
+    action.add_argument(
+        "--uninstall", action="store_true", help="remove the installation, but keep settings"
+    )
+    add(
+        "--purge",
+        action="store_true",
+        help="with --uninstall: remove settings, keys and state, too",
+    )
     parser.set_defaults(run=_run, verify=False)
 
 
 def _run(args: argparse.Namespace) -> int:
     bare = args.check or args.rollback or args.uninstall
     if bare == (args.bundle is not None):
-        raise UnsupportedError("Name a bundle, or one of --check, --rollback and --uninstall.")
+        raise UnsupportedError("Name a bundle, or give one of --check, --rollback and --uninstall.")
     if args.purge and not args.uninstall:
         raise UnsupportedError("--purge goes with --uninstall.")
     demands = admission.policy_from_args(args)

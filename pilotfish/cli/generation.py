@@ -35,7 +35,7 @@ def bias(text: str) -> tuple[int, float]:
 def generation_options(
     parser: argparse.ArgumentParser, *, protocol: str, tokens: int, temperature: str
 ) -> None:
-    """Add the options of generation. temperature: its default, in words."""
+    """Add the options of generation. temperature: the default temperature, in words."""
     parser.add_argument(
         "--protocol",
         choices=(*names(), AUTO),
@@ -46,7 +46,7 @@ def generation_options(
         "--among",
         type=lambda text: text.split(","),
         metavar="P,P,…",
-        help="protocol auto: choose from these (default: all lossless ones)",
+        help="protocol auto: choose from these protocols (default: all lossless ones)",
     )
     parser.add_argument(
         "--lossy", action="store_true", help="protocol auto: choose lossy protocols, too"
@@ -54,46 +54,65 @@ def generation_options(
     parser.add_argument(
         "--policy",
         choices=tuple(POLICIES),
-        help=f"protocol auto: policy of the choice ({Auto.policy})",
+        help=f"protocol auto: the policy by which it chooses ({Auto.policy})",
     )
     parser.add_argument(
         "--rtt-threshold",
         type=positive,
         metavar="MS",
-        help="policy threshold: the RTT above which all hidden states are sent at once (10)",
+        help="policy threshold: above this RTT, all hidden states are sent at once (10)",
     )
     parser.add_argument(
         "--thrift",
         action="store_true",
-        help="protocol auto: take the cheapest for the edge that is no slower than stream",
+        help="protocol auto: take, of the protocols that are no slower than stream, the "
+        "cheapest for the edge",
     )
     parser.add_argument(
         "--window",
         type=window,
         metavar="N|auto",
-        help="draft tokens a round; auto: until the drafter loses confidence (4)",
+        help="number of draft tokens per round; auto: draft until the drafter is no longer "
+        "confident (4)",
     )
     parser.add_argument(
         "--expansion",
         type=expansion,
         metavar="K,K,…",
-        help="protocol tree, instead of a window: candidates of each level, e.g. 2,2,1 (default: "
+        help="protocol tree, instead of --window: number of candidates per node at each level, "
+        "e.g. 2,2,1 (default: "
         "2,2,1,… as deep as the window)",
     )
     parser.add_argument(
         "--max-tokens", type=int, default=tokens, metavar="N",
-        help="tokens at most (%(default)s)" + ("" if tokens else "; 0: as many as fit"),
+        help="maximum number of tokens of the answer (%(default)s)" + ("" if tokens else "; 0: "
+        "as many as the context holds"),
     )  # fmt: skip
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help=f"0 is greedy ({temperature})"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help=f"sampling temperature; 0 is greedy ({temperature})",
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="0: all tokens (default)")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="nucleus mass; 1: all (default)"
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="sample from the K likeliest tokens; 0: from all tokens (default)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="probability mass of the nucleus; 1: all tokens (default)",
     )
     parser.add_argument(
         "--min-p", type=float, default=0.0, metavar="P",
-        help="drop tokens below this share of the likeliest token's probability; 0: none",
+        help="drop tokens whose probability is below this share of the likeliest token's; 0: "
+        "drop none",
     )  # fmt: skip
     parser.add_argument(
         "--logit-bias",
@@ -105,34 +124,39 @@ def generation_options(
     )
     parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="F",
-        help="penalty factor of tokens in the prompt or the answer; 1: off (default)",
+        help="penalty factor for tokens that occur in the prompt or the answer; 1: off (default)",
     )  # fmt: skip
     parser.add_argument(
         "--frequency-penalty", type=float, default=0.0, metavar="B",
-        help="subtract B from a token's logit for each occurrence in the answer, -2 to 2",
+        help="subtract B, -2 to 2, from a token's logit once for each occurrence in the answer",
     )  # fmt: skip
     parser.add_argument(
         "--presence-penalty", type=float, default=0.0, metavar="B",
-        help="subtract B from a token's logit if the answer has it, -2 to 2",
+        help="subtract B, -2 to 2, from the logit of each token that occurs in the answer",
     )  # fmt: skip
     constraint_options(parser)
     parser.add_argument(
         "--draft-top-k",
         type=int,
         metavar="K",
-        help="truncate the drafter to K tokens: tslt's K (default: as the target; under tslt and "
-        "tree 64 where neither is truncated)",
+        help="truncate the drafter's distribution to K tokens: tslt's K (default: as the "
+        "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
     )
     parser.add_argument(
-        "--draft-top-p", type=float, metavar="P", help="truncate it to this nucleus mass: tslt's ρ"
+        "--draft-top-p",
+        type=float,
+        metavar="P",
+        help="truncate the drafter's distribution to a nucleus of this mass: tslt's ρ",
     )
     parser.add_argument(
         "--draft-temperature",
         type=float,
         metavar="T",
-        help="temperature of the drafter (the target's)",
+        help="temperature of the drafter (default: the target's)",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="makes a sampled run repeatable")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed that makes a sampled answer repeatable"
+    )
     protocol_options(parser)
     parser.add_argument(
         "--stop",
@@ -156,7 +180,7 @@ def constraint_options(parser: argparse.ArgumentParser) -> None:
         "--choice",
         action="append",
         metavar="TEXT",
-        help="answer one of these texts; repeat it for each",
+        help="constrain the answer to one of these texts; repeat the flag for each text",
     )
     group.add_argument(
         "--lark", type=Path, metavar="FILE", help="constrain the answer to this Lark grammar"
@@ -173,7 +197,7 @@ def talk_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--think", action=argparse.BooleanOptionalAction,
-        help="let a reasoning model think first, or not (default: its template's)",
+        help="let a reasoning model think first, or not (default: as its chat template does)",
     )  # fmt: skip
 
 
@@ -185,7 +209,9 @@ def talk_of(args: argparse.Namespace) -> TalkOptions:
     with reading_file(lambda problem: ConfigError(f"{args.tools} cannot be read: {problem}.")):
         tools = json.loads(read_text(args.tools))
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ConfigError(f'{args.tools} holds no list of {{"type": "function", …}}.')
+        raise ConfigError(
+            f'{args.tools} does not contain a JSON list of objects {{"type": "function", …}}.'
+        )
     options["tools"] = tools
     return options
 
@@ -203,14 +229,14 @@ def constraint_of(args: argparse.Namespace) -> Grammar | None:
 
 
 def protocol_options(parser: argparse.ArgumentParser) -> None:
-    """Add the protocols' own options; raise `ConfigError` if two have the same flag."""
+    """Add the protocols' own options; raise `ConfigError` if two options have the same flag."""
     try:
         for kind in option_types():
             add_flags(parser, kind)
     except argparse.ArgumentError as error:
         raise ConfigError(
-            f"{error}: the command has this flag; where the protocol declares the option, give it "
-            "another by flag=."
+            f"{error}: the command has this flag already; in the protocol's declaration of the "
+            f"option, set another flag by flag=."
         ) from error
 
 
@@ -256,7 +282,10 @@ def generation_of(args: argparse.Namespace) -> Options:
 
 
 def protocol_of(args: argparse.Namespace) -> "str | Auto":
-    """Return the protocol with its options; raise `UnsupportedError` for options without effect."""
+    """Return the protocol with its options.
+
+    Raise `UnsupportedError` for an option without effect.
+    """
     if args.protocol != AUTO:
         expect_effective(args.protocol, protocol_options_of(args), _flag)
     if args.protocol == AUTO:

@@ -18,7 +18,8 @@ from pilotfish.deploy import signatures
 from pilotfish.wire import keys, rotation
 
 SETTINGS = Path("/etc/pilotfish")  # configuration of installed services
-_EDGES = ("edge", "worker")  # services with an allow-list; each has a file SETTINGS/NAME.toml
+# services with an allow-list; the settings of each are in SETTINGS/NAME.toml
+_EDGES = ("edge", "worker")
 _SERVICES = (*_EDGES, keys.DEVICE)
 
 
@@ -28,8 +29,8 @@ def add_to(commands: Commands) -> None:
         "keys",
         help="make and list keys, allow devices",
         description="CURVE keys. The edge needs edge.key and the public keys of its devices in "
-        "allowed/; a device needs device.key and the edge's edge.pub. A pair of another kind, "
-        "OpenSSH's, signs bundles: signer.key and signers/signer.pub.",
+        "allowed/; a device needs device.key and the edge's edge.pub. A key pair in OpenSSH's "
+        "format signs bundles: signer.key and signers/signer.pub.",
     )
     actions = choices_of(parser)
     common = argparse.ArgumentParser(add_help=False)
@@ -37,17 +38,17 @@ def add_to(commands: Commands) -> None:
         "--keys",
         type=Path,
         metavar="DIR",
-        help="the key folder (default: $PILOTFISH_KEYS; for root, where a service is installed, "
-        f"the folder that its file in {SETTINGS} names; else {_own_folder()})",
+        help=f"the key folder (default: $PILOTFISH_KEYS; for root, if a service is installed "
+        f"here, the folder that the service's file in {SETTINGS} names; else {_own_folder()})",
     )
     new = actions.add_parser(
         "new",
         parents=[common],
         help="make a pair NAME.key and NAME.pub",
         description="Makes a CURVE pair, NAME.key and NAME.pub, for one end of the link. Never "
-        "overwrites. `signer` is another kind: signer.key signs bundles (`pilotfish bundle "
-        "--sign`), signers/signer.pub is for machines that shall trust them (`pilotfish flash "
-        "--signers`).",
+        "overwrites a key. The name `signer` makes another kind of pair: signer.key signs "
+        "bundles (`pilotfish bundle --sign`), and signers/signer.pub is for machines that "
+        "shall trust these bundles (`pilotfish flash --signers`).",
     )
     new.add_argument(
         "name", help="'edge' on an edge, 'device' on a device, 'signer' where bundles are made"
@@ -60,30 +61,33 @@ def add_to(commands: Commands) -> None:
         "allow",
         parents=[common],
         help="allow a device",
-        description="Puts a device's public key on the edge's allow-list, once. It takes effect at "
-        "the edge's next reload.",
+        description="Puts a device's public key on the edge's allow-list. The change takes "
+        "effect when the edge reloads its keys.",
     )
     allow.add_argument(
         "public", help="the device's public key file, or the name of a pair in this folder"
     )
-    allow.add_argument("--name", help="its name in the allow-list (default: the file's name)")
+    allow.add_argument(
+        "--name", help="the device's name in the allow-list (default: the name of the key file)"
+    )
     allow.set_defaults(run=_allow)
     deny = actions.add_parser(
         "deny",
         parents=[common],
         help="take a device off the allow-list",
-        description="Takes a device's key off the edge's allow-list, under all names that it has "
-        "there. At the edge's next reload its connections are cut.",
+        description="Takes a device's key off the edge's allow-list, under every name that the "
+        "key has there. When the edge reloads its keys, it cuts the device's connections.",
     )
-    deny.add_argument("name", help="its name in the allow-list")
+    deny.add_argument("name", help="the device's name in the allow-list")
     deny.set_defaults(run=_deny)
     rotate = actions.add_parser(
         "rotate",
         parents=[common],
-        help="replace the edge's key, with an overlap",
-        description="Makes a new edge.key and edge.pub. From its next reload on the edge answers "
-        "to the new key and to the former one, so that devices get the new edge.pub one by one; "
-        "--finish, and another reload, end that. docs/keys.md has all steps.",
+        help="replace the edge's key, with a time in which both keys work",
+        description="Makes a new edge.key and edge.pub. After its next reload, the edge "
+        "answers to the new key and to the former key, so that the devices can get the new "
+        "edge.pub one by one. Then `--finish` and another reload remove the former key. "
+        "docs/keys.md has all steps.",
     )
     rotate.add_argument(
         "--finish",
@@ -120,7 +124,7 @@ def _allow(args: argparse.Namespace) -> int:
     if not public.exists() and (folder / f"{args.public}.pub").exists():
         public = folder / f"{args.public}.pub"
     print(keys.allow(folder, public, args.name))
-    _advise(folder, "The edge lets this device in once it has reloaded")
+    _advise(folder, "The edge accepts this device after its next reload")
     return 0
 
 
@@ -128,7 +132,7 @@ def _deny(args: argparse.Namespace) -> int:
     folder = _folder(args.keys, _EDGES)
     for path in keys.deny(folder, args.name):
         print(path)
-    _advise(folder, "The edge cuts this device off once it has reloaded")
+    _advise(folder, "The edge cuts this device off after its next reload")
     return 0
 
 
@@ -137,13 +141,13 @@ def _rotate(args: argparse.Namespace) -> int:
     if args.finish:
         for path in rotation.finish(folder):
             print(path)
-        _advise(folder, "The edge answers to the new key only once it has reloaded")
+        _advise(folder, "After its next reload, the edge answers only to the new key")
         return 0
     print(rotation.begin(folder))
     _advise(
         folder,
-        "Give each device this file, and end with `pilotfish keys rotate --finish`. The edge "
-        "answers to both keys once it has reloaded",
+        "Give this file to each device, then run `pilotfish keys rotate --finish`. The edge "
+        "answers to both keys after its next reload",
     )
     return 0
 
@@ -156,7 +160,7 @@ def _own_folder() -> Path:
 
 
 def _folder(named: Path | None, services: Sequence[str]) -> Path:
-    """Return the folder of keys: ``named``, else the first of these services', else the user's.
+    """Return the folder of keys: ``named``, else the first installed service's, else the user's.
 
     Warns on stderr if another of the services has a different folder. Raises `KeysError` if the
     first installed service's file cannot be read, or no service's file names a folder.
@@ -168,8 +172,8 @@ def _folder(named: Path | None, services: Sequence[str]) -> Path:
         return _own_folder()
     if os.geteuid() != 0:
         print(
-            f"pilotfish: the service here has keys of its own ({_settings(installed[0])} says "
-            "where): for these use sudo.",
+            f"pilotfish: the service on this machine has its own folder of keys, which "
+            f"{_settings(installed[0])} names: to use that folder, run the command with sudo.",
             file=sys.stderr,
         )
         return _own_folder()
@@ -180,15 +184,15 @@ def _folder(named: Path | None, services: Sequence[str]) -> Path:
     named_folders = [(service, folder) for service, folder in folders.items() if folder is not None]
     if not named_folders:
         raise KeysError(
-            f"{_settings(installed[0])} names no folder of keys: write one there "
-            f'(keys = "{SETTINGS}/keys"), or name one with --keys.'
+            f"{_settings(installed[0])} names no folder of keys: write the folder into this file "
+            f'(keys = "{SETTINGS}/keys"), or name the folder with --keys.'
         )
     chosen, first = named_folders[0]
     for service, folder in named_folders:
         if not _same(first, folder):
             print(
-                f"pilotfish: these are the keys of pilotfish-{chosen}; those of "
-                f"pilotfish-{service} are in {folder} (--keys).",
+                f"pilotfish: these are the keys of pilotfish-{chosen}. The keys of "
+                f"pilotfish-{service} are in {folder}: name that folder with --keys.",
                 file=sys.stderr,
             )
     return first
@@ -221,6 +225,6 @@ def _advise(folder: Path, what: str) -> None:
                 units.append(f"pilotfish-{service}")
     first, *others = units or [""]
     how = f"`sudo systemctl reload {first}`" if first else "send it SIGHUP"
-    if others:  # both services' files may exist although only one runs
-        how += f", and {', '.join(others)} likewise if it runs here"
+    if others:  # the settings of both services may exist although only one service runs
+        how += f", and {', '.join(others)}, too, if that service runs here"
     print(f"pilotfish: {what}: {how}.", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 The journal adds the time itself, and takes a line's priority from a prefix ``<N>`` (sd-daemon(3)).
 The journal gets the program's entries from INFO on, since its readers can filter by priority
-(``journalctl -p warning``). Of entries about single answers, it gets those from WARNING on, unless
+(``journalctl -p warning``). Entries about single answers go there only from WARNING on, unless
 ``--verbose`` is set.
 """
 
@@ -26,7 +26,10 @@ _SYSLOG: Final = {  # level → priority of syslog(3)
 
 
 def set_up(*, verbose: bool) -> None:
-    """Send the log to stderr: from WARNING on, or from INFO on if ``verbose`` or in the journal."""
+    """Send the log to stderr: entries from WARNING on.
+
+    If ``verbose`` or in the journal, from INFO on.
+    """
     journal = is_journal()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JournalFormatter() if journal else logging.Formatter(_FOR_PEOPLE))
@@ -53,7 +56,7 @@ def is_journal() -> bool:
 def prefixed(text: str, level: int) -> str:
     """Return the text with the prefix of a priority before each line.
 
-    Lines end at NUL bytes, too, as in the journal.
+    A NUL byte ends a line, too, as it does in the journal.
     """
     lines = text.replace("\0", "\n").splitlines() or [""]
     return "\n".join(f"<{_SYSLOG.get(level, 6)}>{line}" for line in lines)

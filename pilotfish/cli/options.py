@@ -49,19 +49,19 @@ positive = bounded(float, Meta(gt=0))  # an argparse type: a number above 0
 
 
 def keys_option(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--keys [DIR]``: absent means no keys, bare means the default folder."""
+    """Add ``--keys [DIR]``. Without the flag: no keys; flag without DIR: the default folder."""
     add_flag(parser, Setting("keys", Path, None, setting(what, form="keys", metavar="DIR")))
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--json PATH``."""
     parser.add_argument(
-        "--json", metavar="PATH", help="write the figures as JSON to PATH ('-' for stdout)"
+        "--json", metavar="PATH", help="write the results as JSON to PATH ('-' for stdout)"
     )
 
 
 def write_json(path: str, value: Any) -> None:
-    """Write figures to the path of ``--json``."""
+    """Write results to the path of ``--json``."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if path == "-":
         sys.stdout.write(text)

@@ -33,8 +33,8 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "probe",
         help="measure the link to an edge",
-        description="Measures RTT, jitter and goodput over the very connection that carries "
-        "windows and verdicts, as a device does. Needs no model.",
+        description="Measures RTT, jitter and goodput over the same kind of connection that "
+        "carries windows and verdicts, as a device does. Needs no model.",
         epilog="example: pilotfish probe tcp://edge.example:7077 --keys --watch",
     )
     parser.add_argument("edge", metavar="ADDRESS", help="tcp://HOST:PORT")
@@ -55,11 +55,14 @@ def add_to(commands: Commands) -> None:
         "--patience",
         type=positive,
         metavar="S",
-        help="limit in seconds of connecting and of each answer; raise it for a satellite or full "
-        f"queues (connecting {CONNECT_S:g}, an answer {SILENT_S:g})",
+        help="time limit, in seconds, for connecting and for each answer; raise it for a "
+        f"satellite link or full queues (default: {CONNECT_S:g} for connecting, {SILENT_S:g} "
+        "for an answer)",
     )
     parser.add_argument(
-        "--watch", action="store_true", help="repeat until Ctrl-C, one line each time"
+        "--watch",
+        action="store_true",
+        help="measure repeatedly until Ctrl-C, and print a line each time",
     )
     parser.add_argument(
         "--every",
@@ -74,7 +77,9 @@ def add_to(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.watch and args.json:
-        raise UnsupportedError("--watch goes on for ever, and --json is written at the end.")
+        raise UnsupportedError(
+            "--watch never ends, but --json is written at the end: give only one of them."
+        )
     link = _connected(args)
     small_only: EdgeLostError | None = None
     try:
@@ -109,7 +114,8 @@ def _connected(args: argparse.Namespace) -> EdgeLink:
         if args.patience is not None:
             raise
         raise EdgeUnreachableError(
-            f"{error} A path whose RTT is above {CONNECT_S:g} s needs --patience, such as 20."
+            f"{error} If the RTT may exceed {CONNECT_S:g} s, raise the time limit, as with "
+            "--patience 20."
         ) from error
 
 
@@ -122,16 +128,17 @@ def _measure(link: EdgeLink, small: int, large: int) -> None:
             ping(link, PROBE_BYTES)
         except EdgeLostError as error:
             raise EdgeLostError(
-                f"Large messages do not arrive: small pings were answered, one of {PROBE_BYTES:,} "
-                "bytes was not. If that stays so, something on the path drops large packets "
-                "without saying so (an MTU black hole): run `sysctl -w net.ipv4.tcp_mtu_probing=1` "
+                f"Large messages do not arrive: the edge answered small pings, but not a ping "
+                f"of {PROBE_BYTES:,} bytes. If this persists, something on the path silently "
+                "drops large packets (an MTU black hole): run `sysctl -w "
+                "net.ipv4.tcp_mtu_probing=1` "
                 "on both ends, or lower the MTU of the interface (`ip link set DEVICE mtu 1280`). "
-                "On a very slow link, give it more --patience."
+                "If the link is very slow, raise --patience."
             ) from error
 
 
 def _watch(link: EdgeLink, args: argparse.Namespace) -> int:
-    """Print a line per measurement; every fifth one also measures the rates again."""
+    """Print a line per measurement; every fifth measurement also includes the rates."""
     print(_HEADINGS, flush=True)
     for turn in count():
         rates = 0 if args.no_rates or turn % 5 else 1

@@ -20,7 +20,9 @@ def rate(text: str) -> float:
     """Parse ``20mbit``, ``1.5gbit`` or ``800kbit`` as bit/s above 0. Units are powers of 1000."""
     value = _with_unit(text, _BITS_PER_S, "a rate; write it as 20mbit, 1.5gbit or 800kbit")
     if value == 0.0:
-        raise argparse.ArgumentTypeError(f"{text!r} carries nothing; a rate is above 0")
+        raise argparse.ArgumentTypeError(
+            f"a link of rate {text!r} carries nothing; give a rate above 0"
+        )
     return value
 
 
@@ -32,7 +34,7 @@ def share(text: str) -> float:
     value = float(match[1]) / (100.0 if match[2] else 1.0)
     if value >= 1.0:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is all or more; write a share below 100%, as 1% or 0.01"
+            f"{text!r} is 100% or more; write a share below 100%, as 1% or 0.01"
         )
     return value
 

@@ -12,12 +12,16 @@ def add_to(commands: Commands) -> None:
         "reload",
         help="make a unit's service read its configuration again (for ExecReload=)",
         description="Sends SIGHUP to a service and waits until it has read its configuration and "
-        "keys again. Exits with 78 and one line if any of it is broken. The units run this "
-        "for `systemctl reload`.",
+        "keys again. Exits with 78 and one line if the configuration or a key is broken. The "
+        "systemd units run this for `systemctl reload`.",
     )
     parser.add_argument("pid", type=int, help="the service's main process")
     parser.add_argument(
-        "--within", type=positive, default=60.0, metavar="S", help="how long to wait (%(default)s)"
+        "--within",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="how many seconds to wait (%(default)s)",
     )
     parser.set_defaults(run=_reload)
 

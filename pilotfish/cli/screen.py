@@ -33,6 +33,7 @@ class AnswerScreen:
     def legend(self) -> None:
         """Print what the colours mean."""
         legend = Text("tokens: ")
-        for origin in ("drafted", "corrected", "bonus"):  # the demo uses no grammar
+        # origin `forced` is missing, since the demo uses no grammar
+        for origin in ("drafted", "corrected", "bonus"):
             legend.append(f"{origin} ", style=STYLES[origin])
         self.notes.print(legend)

@@ -16,32 +16,32 @@ Compares every available provider (ONNX Runtime on the CPU and on CUDA, TensorRT
 TensorRT) with the plainest use of the CPU, on the default model and on tiny models with random
 weights, one for each kind of attention.
 
-  logits     one text into an empty slot: logits and hidden states
-  chain      a text in pieces, short and long
-  tree       a tree of drafts, and the same tree grown
+  logits     logits and hidden states of a text in an empty slot
+  chain      a text that several passes read in short and long pieces
+  tree       a tree of drafts, and the same tree after more nodes were added
   rollback   another text after a shared prefix
-  keep       the accepted path of a tree, and what follows it
-  slots      sequences of different lengths that share passes
-  growth     keys and values that outgrow their buffers
-  stages     a model that was cut into three
-  greedy, coupled, ahead   both ends over loopback write the tokens of stream
+  keep       the accepted path of a tree, and the tokens that follow it
+  slots      passes over several sequences of different lengths
+  growth     a text so long that keys and values move into larger buffers
+  stages     a model that was cut into three stages
+  greedy, coupled, ahead   whether both ends over loopback write the same tokens as stream
 
 Then times passes of 1, 4, 8 and 16 tokens. A check passes, differs (by how much, and where), fails
 (with the error; also if its process crashed or hung), or is left out. TensorRT builds an engine of
 each model, which takes most of the time; the cache keeps them.
 
-The figures go to {_FILE} unless --json or --out says otherwise. Send us that
+The results go to {_FILE} unless --json or --out is given. Please send us that
 file, above all from a GPU or a board. Needs an ONNX Runtime (the extra 'cpu' or 'gpu') and the
 extra 'export'."""
 _EPILOG = """\
 examples:
-  pilotfish selftest                          all that is there, in less than ten minutes
-  pilotfish selftest --quick                  tiny models alone: a minute at most on a CPU
+  pilotfish selftest                          all available providers, in less than ten minutes
+  pilotfish selftest --quick                  only tiny models: at most a minute on a CPU
   pilotfish selftest --provider tensorrt --minutes 30
   pilotfish selftest --json | jq .passed
 
-exit codes: 0 nothing differs; 1 something differs or failed; 69 a provider that was named is not
-there; 74 a file that cannot be written; 130 interrupted.
+exit codes: 0 nothing differs; 1 something differs or failed; 69 a named provider is not available;
+74 a file that cannot be written; 130 interrupted.
 """
 _DIFFERS, _ABSENT = 1, 69
 
@@ -61,7 +61,7 @@ def add_to(commands: Commands) -> None:
         "--provider",
         action="append",
         choices=tuple(PROVIDERS),
-        help="try this one; may be repeated (default: all that are available)",
+        help="check this provider; may be repeated (default: all available ones)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny models only, without the default model"
@@ -71,23 +71,23 @@ def add_to(commands: Commands) -> None:
         type=positive,
         default=10.0,
         metavar="M",
-        help="leave out checks that have not begun by then (%(default)g)",
+        help="time limit: leave out checks that have not begun by then (%(default)g)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the figures as JSON instead of the page"
+        "--json", action="store_true", help="print the results as JSON instead of the page"
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"write the figures as JSON there (without --json: {_FILE})",
+        help=f"write the results as JSON to this file (default without --json: {_FILE})",
     )
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
     with export_tools():
-        import pilotfish.export.model  # noqa: F401  # a missing extra shows now, not after a minute
+        import pilotfish.export.model  # noqa: F401  # a missing extra fails now, not after a minute
     from pilotfish.engines.backends import PROVIDERS
     from pilotfish.selftest.providers import ORDER
     from pilotfish.selftest.running import Runner
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
     assert set(ORDER) == set(PROVIDERS)
     out = args.out or (None if args.json else Path(_FILE))
     if out is not None:
-        out.open("a").close()  # an unwritable file shows now, too
+        out.open("a").close()  # an unwritable file shows now, not after the checks
     wanted = [name for name in ORDER if not args.provider or name in args.provider]
     with Bars() as bars:
         completed = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)

@@ -12,7 +12,7 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 
 def repair() -> None:
-    """Open closed standard streams on /dev/null, and let no character make a stream fail.
+    """Open closed standard streams on /dev/null, and make streams replace characters they lack.
 
     Otherwise a file opened later would get a closed stream's number, and libraries that write to
     standard output would write into the file. Characters that the encoding lacks become "?".
@@ -35,7 +35,7 @@ def repair() -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a line on stderr if that is open; in the journal, with the priority of an error."""
+    """Print a line on stderr if stderr is open; in the journal, with the priority of an error."""
     line = f"pilotfish: {sentence}"
     try:
         print(prefixed(line, ERROR) if is_journal() else line, file=sys.stderr, flush=True)
@@ -53,7 +53,7 @@ def abandon_unread() -> None:
 
 
 def _abandon(descriptor: int) -> None:
-    """Redirect a stream without a reader to /dev/null: else Python's flush at exit fails."""
+    """Redirect a stream without a reader to /dev/null, since Python's flush at exit would fail."""
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)

@@ -8,8 +8,8 @@ Every file is compared with this manifest when it is used (`manifest.reading`), 
 processes may write to the folder meanwhile.
 
 A root with a folder of signers trusts these signers only, even if the folder is empty. A root
-without a folder of signers has no installation yet, or an installation from before signatures: then
-the signers that the flashing machine trusts count, and become the root's own.
+without a folder of signers has no installation yet, or an installation of a version that knew no
+signatures. Then the root takes over the signers that the flashing machine trusts.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -45,7 +45,7 @@ class AdmissionPolicy:
     def __post_init__(self) -> None:
         if self.digest is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", self.digest):
             raise UnsupportedError(
-                "--digest takes the 64 hex digits that `pilotfish bundle` printed, and all of them."
+                "--digest needs all 64 hex digits that `pilotfish bundle` printed."
             )
 
 
@@ -81,8 +81,9 @@ def admit(
     if not policy.unsigned:
         if signature is None:
             raise SignatureError(
-                "The bundle is not signed: make it with `pilotfish bundle --sign KEY` (a key by "
-                "`pilotfish keys new signer`), or say --unsigned to install it all the same."
+                "The bundle is not signed: make it with `pilotfish bundle --sign KEY` "
+                "(`pilotfish keys new signer` makes the key), or give --unsigned to install it "
+                "without a signature."
             )
         signers = Signers.load(
             root_signers if root_signers is not None and root_signers.exists() else policy.signers
@@ -92,7 +93,9 @@ def admit(
         signer = signers.verify(raw, signature)
     contents = manifest.decode(raw)
     if policy.digest is not None and contents.digest != policy.digest.lower():
-        raise BundleError(f"The bundle's digest is {contents.digest}, not {policy.digest}.")
+        raise BundleError(
+            f"The bundle's digest is {contents.digest}, but --digest requires {policy.digest}."
+        )
     return AdmittedBundle(raw, signature, contents, signer, signers)
 
 
@@ -110,14 +113,14 @@ def _signature(bundle: Path) -> bytes | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a command that installs bundles."""
     add = parser.add_argument
-    add("--digest", metavar="HEX", help="required digest of the bundle, all 64 digits")
+    add("--digest", metavar="HEX", help="required digest of the bundle, 64 hex digits")
     add(
         "--signers",
         type=Path,
         default=signatures.FOLDER,
         metavar="DIR",
-        help="public keys (*.pub) of the signers trusted here, and by a root without its own "
-        "(%(default)s)",
+        help="folder of public keys (*.pub) of trusted signers; a root without its own list "
+        "takes over these keys (%(default)s)",
     )
     add("--unsigned", action="store_true", help="install a bundle without checking its signature")
     add("--downgrade", action="store_true", help="install a version older than the installed one")

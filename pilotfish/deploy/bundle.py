@@ -1,4 +1,4 @@
-"""Make a bundle: everything for turning a machine without a network into a device or an edge.
+"""Make a bundle: all files that turn a machine without a network into a device or an edge.
 
 In:  artifacts, an address, keys, a Python version and a machine. Out: a folder
 
@@ -37,7 +37,8 @@ from pilotfish.wire.transport import is_loopback
 # JetPack's version → its Python and its CPU (docs/jetson.md).
 JETPACKS = {"6.2": ("3.10", "aarch64"), "7.2": ("3.12", "aarch64")}
 _ADDRESS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]):([0-9]{1,5})")
-_OLD_RUNTIME_PYTHON = "3.10"  # the last ONNX Runtime for it, 1.23, cannot load opset 24
+# the last ONNX Runtime for Python 3.10 is 1.23, which cannot load opset 24
+_OLD_RUNTIME_PYTHON = "3.10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
     match = _ADDRESS.fullmatch(wanted.address)
     anywhere = match is not None and match[1] == "*"  # an edge may listen on all addresses
     if match is None or not 0 < int(match[2]) < 1 << 16 or (anywhere and wanted.role == "device"):
-        raise UnsupportedError(f"{wanted.address!r} is no address: write tcp://HOST:PORT.")
+        raise UnsupportedError(f"{wanted.address!r} is not an address: write tcp://HOST:PORT.")
     if wanted.secret is not None:
         signatures.require_secret(wanted.secret)
     artifacts = dict(_named(wanted))
@@ -104,18 +105,21 @@ def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
     for path in wanted.artifacts:
         name = path.resolve().name if taken else ARTIFACTS[wanted.role]
         if name in taken or not manifest.is_plain(name):
-            raise BundleError(f"{path} cannot be called {name!r} in the bundle: rename the folder.")
+            raise BundleError(
+                f"The folder {path} cannot be called {name!r} in the bundle: rename the folder."
+            )
         taken.add(name)
         artifact = Artifact.open(path)
         if artifact.manifest.dialect == LLAMACPP:
             raise BundleError(
-                f"{path} runs on llama.cpp, for which bundles hold no wheel: install the extra "
-                "llamacpp on the board, or export the model with another --dialect."
+                f"{path} runs on llama.cpp, but no bundle contains a wheel of llama.cpp: "
+                "install the extra llamacpp on the board, or export the model with another "
+                "--dialect."
             )
         if artifact.manifest.dialect == "opset24" and wanted.python == _OLD_RUNTIME_PYTHON:
             raise BundleError(
                 f"{path} has dialect opset24, which no ONNX Runtime for Python {wanted.python} "
-                "loads: export it with --dialect opset17 or contrib."
+                "can load: export the model with --dialect opset17 or contrib."
             )
         yield name, artifact
 
@@ -150,7 +154,9 @@ def _bring_signers(wanted: BundleContents, folder: Path) -> None:
         key = signatures.read_public(path)
         target = folder / f"{path.stem}.pub"
         if target.exists() or not manifest.is_plain(target.name):
-            raise BundleError(f"{path} cannot be called {target.name!r} in the bundle: rename it.")
+            raise BundleError(
+                f"The file {path} cannot be called {target.name!r} in the bundle: rename the file."
+            )
         folder.mkdir(exist_ok=True)
         target.write_bytes(signatures.public_file(key))
 
@@ -161,7 +167,7 @@ def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
     former: folder of the replaced bundle's keys, which the other end may know already.
     """
     if wanted.keys is not None and not wanted.keys.is_dir():
-        raise KeysError(f"{wanted.keys} is no folder of keys.")
+        raise KeysError(f"{wanted.keys} is not a folder of keys.")
     sources = [path for path in (wanted.keys, former) if path is not None]
     if wanted.role == "edge":
         return _bring_edge_keys(wanted, folder, sources, former)
@@ -170,16 +176,17 @@ def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
         if wanted.keys is None and is_loopback(wanted.address):
             return []
         raise KeysError(
-            f"{public} is missing: copy edge.pub from the edge's key folder, and name its folder "
-            "with --keys."
+            f"{public} is missing: copy edge.pub from the edge's key folder into a folder, and "
+            "name that folder with --keys."
         )
     with_pair = next((path for path in sources if (path / f"{keys.DEVICE}.key").exists()), None)
     pair = keys.DeviceKeys.load(with_pair) if with_pair else None
     _pair(folder, keys.DEVICE, (pair.secret, pair.public) if pair else None)
     _put(folder / public.name, keys.read_public(public))
-    if with_pair is not None and with_pair == former:  # the same pair as before: the edge knows it
+    # the pair is the same as before, so the edge may know it
+    if with_pair is not None and with_pair == former:
         return []
-    unless = "" if pair is None else ", unless it knows this device already"
+    unless = "" if pair is None else ", unless the edge knows this device already"
     return [f"on the edge{unless}: pilotfish keys allow device.pub, which is in the bundle's keys"]
 
 
@@ -194,7 +201,8 @@ def _bring_edge_keys(
         (folder / "allowed").mkdir(exist_ok=True)
         _put(folder / "allowed" / path.name, keys.read_public(path))
     advice = []
-    if with_pair is None or with_pair != former:  # a new pair: devices lack its public key
+    # the pair is new, so the devices lack its public key
+    if with_pair is None or with_pair != former:
         advice.append("give every device the edge's public key: the bundle's keys/edge.pub")
     if not allowed:
         advice.append("allow devices on the edge: pilotfish keys allow …")
@@ -219,9 +227,11 @@ def _put(path: Path, key: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
-    """Yield a hidden folder that replaces ``out`` at the end, or is removed after an error."""
+    """Yield a hidden folder; at the end it replaces ``out``, after an error it is removed."""
     if out.exists() and not _is_ours(out):
-        raise BundleError(f"{out} holds something that is no bundle: choose another --out.")
+        raise BundleError(
+            f"The folder {out} contains something other than a bundle: choose another --out."
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     old = out.parent / f".{out.name}.old-{os.getpid()}"
@@ -235,14 +245,14 @@ def _replacing(out: Path) -> Iterator[Path]:
     finally:
         if (
             old.exists() and not out.exists()
-        ):  # left by an interruption: this folder then holds the only keys
+        ):  # an interrupted run left this folder, which then has the only copy of the keys
             old.rename(out)
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_ours(out: Path) -> bool:
-    """Return whether a folder may be replaced, since it is empty or a bundle."""
+    """Return whether a folder may be replaced: it is empty or a bundle."""
     if not out.is_dir():
         return False
     try:

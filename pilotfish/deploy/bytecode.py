@@ -15,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-_TESTS = re.compile(r"/tests?/")  # tests of other projects: a third of all modules, never run here
+# tests of other projects make up a third of all modules, and never run here
+_TESTS = re.compile(r"/tests?/")
 
 
 def compile_modules(folder: Path, place: str, python: str) -> bool:

@@ -67,11 +67,11 @@ def build(
 
 
 def _program(home: Path, wheels: Path, python: str, machine: str) -> None:
-    """Install Pilotfish and its requirements as an installation from a bundle does."""
+    """Install Pilotfish and its requirements in the same way as an installation from a bundle."""
     for path in sorted(wheels.iterdir()):
         wheel = Wheel.from_path(path)
         if not wheel.fits(python, machine):
-            raise BundleError(f"{path} is not for Python {python} on {machine}.")
+            raise BundleError(f"The wheel {path} is not for Python {python} on {machine}.")
         wheel.unpack(home, f"/usr/bin/python{python}")
     shutil.rmtree(home / "bin", ignore_errors=True)  # scripts of the wheels
     _put(home / "bin" / "pilotfish", LAUNCHER.format(python=f"/usr/bin/python{python}"), 0o755)
@@ -121,7 +121,9 @@ def _control(tree: Path, version: str, python: str, architecture: str) -> None:
 
 def _pack(tree: Path, package: Path, epoch_s: int) -> None:
     if shutil.which("dpkg-deb") is None:
-        raise BundleError("dpkg-deb is missing here: a package is made on Debian or Ubuntu.")
+        raise BundleError(
+            "The command dpkg-deb is missing on this machine: make the package on Debian or Ubuntu."
+        )
     for folder, names, _ in os.walk(tree):
         os.chmod(folder, 0o755)
         names.sort()

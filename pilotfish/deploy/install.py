@@ -7,9 +7,9 @@ The command above is for a trusted bundle only, since the bundle's own code veri
 
 In:  a bundle (`deploy.admission`) and a root. Out: the current version, its configuration, keys
 and units, and a line for each step.
-Law: the bundle is checked completely before anything is written. One rename makes the new version
-current; until then the old version is untouched. After a kill or a power cut, another run completes
-the installation. Installing the same bundle again changes nothing.
+Guarantees: the bundle is checked completely before anything is written. One rename makes the new
+version current, and the old version is untouched before that rename. After a kill or a power cut,
+another run completes the installation. Installing the same bundle again changes nothing.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -74,7 +74,7 @@ class Installation:
     def __post_init__(self) -> None:
         if os.geteuid() != 0:
             raise PrivilegeError(
-                f"Files below {self.root.root} will belong to root: run this with sudo."
+                f"Files below {self.root.root} must belong to root: run this command with sudo."
             )
         system.require_tools()
         # HOME may be a link to another disk
@@ -86,7 +86,10 @@ class Installation:
         link = self.root.path(settings.SIGNERS)
         if os.path.lexists(link) and not signers.exists() and not policy.unsigned:
             # a broken link does not mean that there are no signers: their disk may not be mounted
-            raise KeysError(f"{link} leads nowhere: it is where the signers were, so mend it.")
+            raise KeysError(
+                f"{link} is a broken link to the folder of trusted signers: repair "
+                "the link, or mount the disk that it leads to."
+            )
         admitted = admission.admit(bundle, policy, self.say, signers)
         contents = admitted.manifest
         self.root.require(contents.python, contents.machine)
@@ -102,7 +105,8 @@ class Installation:
         contents = admitted.manifest
         os.umask(0o022)
         with self.versions.locked():
-            if not policy.downgrade:  # again: another installation may have ended meanwhile
+            # checked again, since another installation may have ended meanwhile
+            if not policy.downgrade:
                 self._require_no_older(contents)
             before, earlier = self.versions.current, self.versions.previous
             if contents.name not in self.versions.names() or self.versions.faults(contents.name):
@@ -166,7 +170,7 @@ class Installation:
             return faults or [f"{self.versions.folder(name) / manifest.NAME} is damaged."]
         self.say(f"version {name} (role {contents.role}) is current")
         if self.versions.previous not in (None, name):
-            self.say(f"version {self.versions.previous} is kept to go back to")
+            self.say(f"version {self.versions.previous} is kept for --rollback")
         for edited in settings.edited_files(self.root, self.versions, name):
             self.say(f"/{settings.FOLDER}/{edited} was edited")
         packaged = system.packaged(self.root)
@@ -190,7 +194,7 @@ class Installation:
         if precedence.is_older(contents.version, there) is not False:
             raise InstallError(
                 f"The bundle holds version {contents.version}, and {there} is installed in "
-                f"{self.root.root}: say --downgrade to install an older version."
+                f"{self.root.root}: give --downgrade to install an older version."
             )
 
     def _stage(self, bundle: Path, admitted: AdmittedBundle) -> None:
@@ -201,13 +205,15 @@ class Installation:
             self._fill(fresh, bundle, contents)
             # compiled now: the service may only read these folders
             if not compile_modules(fresh / "site", f"/{HOME}/current/site", contents.python):
-                self.say(f"no python{contents.python} here: modules are not compiled")
+                self.say(
+                    f"this machine has no python{contents.python}, so modules are not compiled"
+                )
             self.progress("writing to disk", 0, 1)
             self.versions.adopt(fresh, contents.name)
             self.progress("writing to disk", 1, 1)
         finally:
             files.remove_tree(fresh)
-        signed = f"signed by {admitted.signer}" if admitted.signer else "its signature unasked for"
+        signed = f"signed by {admitted.signer}" if admitted.signer else "its signature not checked"
         self.say(f"version {contents.name} installed, {signed}")
 
     def _fill(self, fresh: Path, bundle: Path, contents: BundleManifest) -> None:
@@ -235,7 +241,10 @@ class Installation:
         (fresh / manifest.NAME).write_bytes(contents.encode())
 
     def _settle(self, name: str) -> None:
-        """Apply a version outside its folder: write configuration and units, and enable units."""
+        """Write the parts of a version outside its folder: write configuration and units.
+
+        Enable units.
+        """
         role = self._manifest(name).role
         self._tell(settings.bring_configuration(self.root, self.versions, name))
         self._tell(system.apply_version(self.root, self.versions, name))
@@ -275,7 +284,9 @@ def _require_fitting(bundle: Path, contents: BundleManifest) -> None:
             board = f"Python {contents.python} on {contents.machine}"
             raise BundleError(f"{wheel.path.name} is not for {board}.")
     if "pilotfish" not in {wheel.name for wheel in wheels}:
-        raise BundleError("The bundle holds no wheel of pilotfish.")
+        raise BundleError(
+            "The bundle has no wheel of pilotfish: make it again with `pilotfish bundle`."
+        )
 
 
 def _copy(bundle: Path, path: str, target: Path, entry: manifest.Entry) -> None:
@@ -295,14 +306,18 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--root", type=Path, default=Path("/"), help="root file system (default: /)")
     admission.add_arguments(top)
     action = top.add_mutually_exclusive_group()
-    action.add_argument("--verify", action="store_true", help="verify the bundle only")
+    action.add_argument("--verify", action="store_true", help="only verify the bundle")
     action.add_argument("--rollback", action="store_true", help="restore the previous version")
     action.add_argument(
-        "--uninstall", action="store_true", help="remove it, but keep /etc/pilotfish"
+        "--uninstall", action="store_true", help="remove the installation, but keep /etc/pilotfish"
     )
-    action.add_argument("--check", action="store_true", help="compare the files with their record")
+    action.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the installed files with the record of the installation",
+    )
     top.add_argument(
-        "--purge", action="store_true", help="--uninstall: remove settings and state, too"
+        "--purge", action="store_true", help="with --uninstall: remove settings and state, too"
     )
     return top
 
@@ -323,7 +338,7 @@ def run(args: argparse.Namespace, progress: Progress = _silent) -> int:
             say(fault)
         return 1 if faults else 0
     elif args.bundle is None:
-        raise InstallError("Name a bundle, or one of --rollback, --uninstall and --check.")
+        raise InstallError("Name a bundle, or give one of --rollback, --uninstall and --check.")
     elif args.verify:
         here.verify(args.bundle, admission.policy_from_args(args))
     else:

@@ -5,8 +5,8 @@ In: a folder. Out: its `BundleManifest`, or a `BundleError`.
 A folder that passes `verify` holds exactly the files that the manifest names, byte for byte, and
 the manifest's signature (`deploy.signatures`): no links, nothing else. `reading` returns the bytes
 that the manifest describes, or fails if the folder has changed. The digest covers the whole
-manifest, so it identifies the bundle. The digest detects damage only, since a forger can compute a
-new one; signatures detect forgery.
+manifest, so it identifies the bundle. It detects damage only, since a forger can compute a new
+digest; signatures detect forgery.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -95,10 +95,12 @@ class BundleManifest:
             entry = self.files.get(path)
             if entry is None:
                 raise BundleError(
-                    f"The bundle holds {one_line(path)}, which its manifest does not name."
+                    f"The bundle contains {one_line(path)}, which its manifest does not name."
                 )
             if size != entry.size or hash_file(folder / path) != entry.sha256:
-                raise BundleError(f"{path} is not what the bundle's manifest says: copy it again.")
+                raise BundleError(
+                    f"{path} differs from the bundle's manifest: copy the bundle again."
+                )
             done += size
             progress("checking the bundle", done, self.size)
 
@@ -128,7 +130,7 @@ def read_bytes(folder: Path) -> bytes:
             raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise BundleError(
-            f"{folder} is no bundle: {NAME} cannot be read ({error.strerror})."
+            f"{folder} is not a bundle: {NAME} cannot be read ({error.strerror})."
         ) from error
     if len(raw) > _MAX_BYTES:
         raise BundleError(f"{path} is too large to be a bundle's manifest.")
@@ -141,8 +143,8 @@ def decode(raw: bytes) -> BundleManifest:
         fields = json.loads(raw, object_pairs_hook=_without_doubles)
         if fields["format"] != FORMAT:
             raise BundleError(
-                f"The bundle has format {fields['format']!r}; this pilotfish reads {FORMAT}: "
-                "make the bundle and install it with the same version."
+                f"The bundle has format {fields['format']!r}, but this pilotfish reads format "
+                f"{FORMAT}: make and install the bundle with the same version of pilotfish."
             )
         files = {path: Entry(**entry) for path, entry in fields["files"].items()}
         names = ("version", "role", "python", "machine")
@@ -151,7 +153,9 @@ def decode(raw: bytes) -> BundleManifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(f"{NAME} of the bundle is damaged: copy the bundle again.") from error
     if _checked(manifest).digest != digest or manifest.encode() != raw:
-        raise BundleError(f"{NAME} of the bundle was changed: its digest does not fit.")
+        raise BundleError(
+            f"{NAME} of the bundle was changed: its digest does not match its content."
+        )
     return manifest
 
 
@@ -233,7 +237,10 @@ def _checked(manifest: BundleManifest) -> BundleManifest:
         and manifest.role in ROLES
         and manifest.machine in MACHINES
     ):
-        raise BundleError(f"{NAME} of the bundle is damaged: version, role, Python or machine.")
+        raise BundleError(
+            f"{NAME} of the bundle is damaged: its version, role, Python or "
+            "machine has a wrong form."
+        )
     for path, entry in manifest.files.items():
         room, _, name = path.partition("/")
         fits = {  # "config" becomes the folder that also contains keys/ and signers/
@@ -241,14 +248,18 @@ def _checked(manifest: BundleManifest) -> BundleManifest:
             "signers": "/" not in name and name.endswith(".pub"),
         }
         if not is_plain(path) or room not in ROOMS or not name or not fits.get(room, True):
-            raise BundleError(f"The bundle names a file {path!r}, which no bundle may hold.")
+            raise BundleError(
+                f"The bundle's manifest names a file {path!r}, which no bundle may contain."
+            )
         if not (
             isinstance(entry.sha256, str)
             and isinstance(entry.size, int)
             and type(entry.mode) is int
             and entry.mode in MODES
         ):
-            raise BundleError(f"{NAME} of the bundle is damaged at {path}.")
+            raise BundleError(
+                f"{NAME} of the bundle is damaged: its entry {path} has a wrong form."
+            )
     return manifest
 
 
@@ -261,19 +272,20 @@ def _walk(folder: Path, below: str = "") -> Iterator[tuple[str, int]]:
             inside = list(_walk(Path(entry.path), f"{path}/"))
             if not inside:
                 raise BundleError(
-                    f"The bundle holds {one_line(path)}, an empty folder, which none should."
+                    f"The bundle contains the empty folder {one_line(path)}, but no bundle may "
+                    "contain empty folders."
                 )
             yield from inside
         elif stat.S_ISREG(status.st_mode):
             yield path, status.st_size
         else:
             raise BundleError(
-                f"The bundle holds {one_line(path)}, which is neither a file nor a folder."
+                f"The bundle contains {one_line(path)}, which is neither a file nor a folder."
             )
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a JSON object has the same key twice")
     return fields

@@ -4,7 +4,8 @@
 
 Mode numbers differ from board to board, so names are looked up in ``/etc/nvpmodel.conf``. NVIDIA's
 own `nvpmodel` sets the mode, and `jetson_clocks` the clocks. A mode that needs a restart of the
-board takes effect at the board's next restart; none is forced. Standard library only.
+board takes effect at the next restart; this program does not restart the board. Standard library
+only.
 """
 
 import argparse
@@ -43,18 +44,24 @@ def _run(*command: str) -> None:
     try:
         subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
     except FileNotFoundError:
-        raise InstallError(f"{command[0]} is missing: this is no Jetson.") from None
+        raise InstallError(
+            f"The command {command[0]} is missing: this machine is not a Jetson."
+        ) from None
     except subprocess.CalledProcessError as error:
-        raise InstallError(f"{command[0]} ended with {error.returncode}.") from None
+        raise InstallError(
+            f"The command {command[0]} ended with exit code {error.returncode}."
+        ) from None
 
 
 def main() -> int:
     """Run the command of `pilotfish-power.service`."""
     parser = argparse.ArgumentParser(prog="pilotfish.deploy.power", description=__doc__)
     parser.add_argument(
-        "--mode", default="", help="a mode's name in nvpmodel.conf; empty: no change"
+        "--mode", default="", help="name of a mode in nvpmodel.conf; empty: do not change the mode"
     )
-    parser.add_argument("--clocks", default="no", choices=("yes", "no"), help="yes: maximum clocks")
+    parser.add_argument(
+        "--clocks", default="no", choices=("yes", "no"), help="yes: set all clocks to their maximum"
+    )
     args = parser.parse_args()
     try:
         if args.mode:

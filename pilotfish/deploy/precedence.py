@@ -14,7 +14,7 @@ _FORM = re.compile(
     r"(\+(?P<local>[a-z0-9]+(\.[a-z0-9]+)*))?",
     re.ASCII,
 )
-_FIRST, _LAST = (-1,), (1,)  # sort keys before and after every (0, …)
+_FIRST, _LAST = (-1,), (1,)  # sort before and after every key (0, …)
 
 
 def is_older(version: str, than: str) -> bool | None:

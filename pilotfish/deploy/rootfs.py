@@ -1,7 +1,7 @@
 """Inspect a root file system: find its Pythons, machine and board.
 
-In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that says why the folder is no root
-file system.
+In: a folder, or ``/``. Out: a `Rootfs`, or an `InstallError` that states why the folder is not a
+    root file system.
 
 An absolute link in a root file system is resolved relative to that root, and no link is followed
 out of it.
@@ -39,14 +39,16 @@ class Rootfs:
         root = root.resolve()
         if (root / "rootfs").is_dir() and (root / "apply_binaries.sh").exists():
             raise InstallError(
-                f"{root} is the BSP, not the root file system in it: name {root / 'rootfs'}."
+                f"{root} is the folder of the BSP, not of its root file system: name "
+                f"{root / 'rootfs'}."
             )
         if not root.is_dir():
-            raise InstallError(f"{root} is no folder.")
+            raise InstallError(f"{root} is not a folder.")
         rootfs = cls(root, dict(_pythons(root)), _release(root))
         if not rootfs.pythons:
             raise InstallError(
-                f"{root} is no root file system with Python: usr/bin holds no python3.N. In a BSP, "
+                f"{root} is not a root file system with Python: its usr/bin has no python3.N. "
+                "In a BSP, "
                 "unpack the sample root file system and run apply_binaries.sh first."
             )
         return rootfs
@@ -61,14 +63,14 @@ class Rootfs:
         machines = sorted(set(self.pythons.values()))
         if machine not in machines:
             raise InstallError(
-                f"The bundle is for {machine}, but {self.root} is for {' and '.join(machines)}: "
-                "make another with --machine."
+                f"The bundle is for {machine}, but {self.root} is for "
+                f"{' and '.join(machines)}: make another bundle with --machine."
             )
         if self.pythons.get(python) != machine:
             there = ", ".join(sorted(self.pythons))
             raise InstallError(
                 f"The bundle is for Python {python}, but {self.root} has {there}: make another "
-                "with --python."
+                "bundle with --python."
             )
 
     def path(self, inside: str) -> Path:
@@ -91,7 +93,7 @@ def resolve(root: Path, inside: str) -> Path:
             if step.is_symlink():
                 links += 1
                 if links > _MAX_LINKS:
-                    raise InstallError(f"{step} is a link that leads nowhere.")
+                    raise InstallError(f"{step} is a broken link.")
                 target = os.readlink(step)
                 done = root if target.startswith("/") else done
                 rest = [piece for piece in target.split("/") if piece] + rest

@@ -40,7 +40,10 @@ def bring_configuration(root: Rootfs, versions: Versions, name: str) -> Iterator
             if files.put(target, content, 0o644 if there is None else _mode(target)):
                 yield f"{target} written"
         elif there != content and files.put(aside, content):
-            yield f"{target} was edited and stays; the new one is {aside.name} beside it"
+            yield (
+                f"{target} was edited and stays as it is; the new file is {aside.name} in "
+                "the same folder"
+            )
 
 
 def bring_keys(root: Rootfs, bundle: Path, contents: BundleManifest) -> Iterator[str]:
@@ -56,7 +59,7 @@ def bring_keys(root: Rootfs, bundle: Path, contents: BundleManifest) -> Iterator
             files.put(target, content, entry.mode)
             yield f"{target} written"
         elif target.read_bytes().strip() != content.strip():
-            yield f"{target} is another key than the bundle's, and stays"
+            yield f"{target} is not the bundle's key, and stays as it is"
 
 
 def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Iterator[str]:
@@ -82,7 +85,7 @@ def bring_signers(root: Rootfs, bundle: Path, admitted: AdmittedBundle) -> Itera
         if key in there.revoked:
             yield f"{path} is revoked in {folder}, and stays so"
         elif key not in there.trusted and target.exists():
-            yield f"{target} is another signer than the bundle's, and stays"
+            yield f"{target} is not the bundle's signer, and stays as it is"
         elif key not in there.trusted:
             files.put(target, signatures.public_file(key))
             yield f"signer {target.stem} is trusted by {folder}"

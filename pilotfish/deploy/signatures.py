@@ -1,4 +1,4 @@
-"""Sign and verify bundles with OpenSSH (`ssh-keygen -Y`), Ed25519 keys and a namespace of our own.
+"""Sign and verify bundles with OpenSSH (`ssh-keygen -Y`), Ed25519 keys and our own namespace.
 
     signer.key                     a secret key, readable by its owner only (`pilotfish keys new`)
     signers/signer.pub             its public key; the folder can be used as a list of signers
@@ -8,9 +8,9 @@
     manifest.json.sig              in a bundle: the signature of its manifest's bytes
 
 In:  a manifest's bytes and its signature. Out: the name of the trusted signer, or an error.
-Law: only signatures that `ssh-keygen` verifies for one trusted Ed25519 key pass. An unreadable
-`.pub` file is skipped; an unreadable `.revoked` file is an error, since the key that it revokes is
-unknown.
+Guarantee: only signatures that `ssh-keygen` verifies for one trusted Ed25519 key pass. An
+unreadable `.pub` file is skipped; an unreadable `.revoked` file is an error, since the key that it
+revokes is unknown.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -36,7 +36,7 @@ SIGNER = "signer"
 NAMESPACE = "pilotfish-bundle"
 FOLDER = Path("/etc/pilotfish/signers")
 NAME = "manifest.json.sig"
-MAX_BYTES = 4096  # limit of a public key's file, and of a signature
+MAX_BYTES = 4096  # maximum size of a public key's file and of a signature, bytes
 _KIND = b"ssh-ed25519"
 _BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
 _MAGIC = b"SSHSIG\0\0\0\1"  # preamble and version (OpenSSH, PROTOCOL.sshsig)
@@ -62,12 +62,13 @@ class Signers:
             open_to_all = folder.stat().st_mode & stat.S_IWOTH
         except OSError as error:
             raise KeysError(
-                f"The signers in {folder} cannot be read ({error.strerror}): put the .pub files of "
-                "those that you trust there, or name their folder with --signers."
+                f"The signers in {folder} cannot be read ({error.strerror}): put the .pub "
+                "files of the signers that you trust there, or name their folder with "
+                "--signers."
             ) from error
         if open_to_all:
             raise KeysError(f"Every user may write to {folder}: run `chmod o-w {folder}`.")
-        # any case: some file systems have capital letters only
+        # in any case, since some file systems have capital letters only
         ended = [name for name in names if name.lower().endswith(".revoked")]
         revoked = {read_public(folder / name): name for name in ended}
         trusted: dict[bytes, str] = {}
@@ -100,13 +101,13 @@ class Signers:
         if key in self.revoked:
             raise SignatureError(
                 f"The bundle is signed with a revoked key ({self.folder / self.revoked[key]}): "
-                "have it signed with another."
+                "have the bundle signed with another key."
             )
         if key not in self.trusted:
             raise SignatureError(
                 f"The bundle is signed by {fingerprint(key)}, which is not among the "
-                f"{len(self.trusted)} trusted signers in {self.folder}: put that signer's .pub "
-                "there if it is to be trusted."
+                f"{len(self.trusted)} trusted signers in {self.folder}: if you trust that "
+                "signer, put its .pub file there."
             )
         with tempfile.TemporaryDirectory() as scratch:
             allowed, signed = Path(scratch, "allowed"), Path(scratch, "signature")
@@ -129,12 +130,12 @@ def create(directory: Path) -> Path:
     secret, public = directory / f"{SIGNER}.key", directory / "signers" / f"{SIGNER}.pub"
     for path in (secret, public):
         if os.path.lexists(path):
-            raise KeysError(f"{path} exists already; remove it first if it is to be replaced.")
+            raise KeysError(f"{path} exists already; to replace it, remove it first.")
     with tempfile.TemporaryDirectory() as scratch:
         pair = Path(scratch) / SIGNER
         done = _keygen("-q", "-t", "ed25519", "-N", "", "-C", "", "-f", pair)
         if done.returncode != 0:
-            raise KeysError(f"ssh-keygen makes no key: {_last_line(done)}.")
+            raise KeysError(f"ssh-keygen could not make the key: {_last_line(done)}.")
         key = read_public(pair.with_suffix(".pub"))
         try:
             files.folder(directory, 0o700)
@@ -178,11 +179,13 @@ def sign(content: bytes, secret: Path) -> bytes:
     require_secret(secret)
     done = _keygen("-Y", "sign", "-q", "-n", NAMESPACE, "-f", secret, stdin=content)
     if done.returncode != 0:
-        raise KeysError(f"{secret} signs nothing: {_last_line(done)}.")
+        raise KeysError(f"The bundle could not be signed with {secret}: {_last_line(done)}.")
     try:
         _opened(done.stdout)
     except SignatureError as error:
-        raise KeysError(f"{secret} is not a key of Ed25519: make one that is.") from error
+        raise KeysError(
+            f"{secret} is not an Ed25519 key: make one with `pilotfish keys new signer`."
+        ) from error
     return done.stdout
 
 
@@ -209,7 +212,10 @@ def parse_public(content: bytes, what: str) -> bytes:
             return _raw(base64.b64decode(words[1], validate=True))
         except (binascii.Error, ValueError):
             pass
-    raise KeysError(f"{what} does not hold a signer's key: one line, ssh-ed25519, is expected.")
+    raise KeysError(
+        f"{what} does not contain a signer's key: the file must be one line that "
+        "begins with ssh-ed25519."
+    )
 
 
 def public_file(key: bytes) -> bytes:
@@ -230,7 +236,7 @@ def _raw(blob: bytes) -> bytes:
     """Return the 32 bytes of an Ed25519 key as SSH writes it; ValueError for anything else."""
     key = blob[-32:]
     if _blob(key) != blob:
-        raise ValueError("no key of Ed25519")
+        raise ValueError("not an Ed25519 key")
     return key
 
 
@@ -250,7 +256,8 @@ def _opened(signature: bytes) -> tuple[bytes, bytes]:
         return _raw(parts[0]), parts[1]
     except ValueError as error:
         raise SignatureError(
-            f"{NAME} of the bundle is no signature of an Ed25519 key: have the bundle signed again."
+            f"{NAME} of the bundle is not a signature by an Ed25519 key: have the bundle "
+            "signed again."
         ) from error
 
 
@@ -258,8 +265,8 @@ def _tool() -> str:
     path = shutil.which("ssh-keygen")
     if path is None:
         raise SignatureError(
-            "ssh-keygen is missing here, which signs and verifies bundles: install the package "
-            "openssh-client."
+            "The command ssh-keygen, which signs and verifies bundles, is missing on this "
+            "machine: install the package openssh-client."
         )
     return path
 

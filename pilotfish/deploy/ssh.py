@@ -2,11 +2,11 @@
 
 In:  ``user@host`` and an action. Out: the installer's exit code; its output passes through.
 
-Law: a bundle is admitted here before any byte is sent, and every sent file is compared with the
-admitted manifest. On the board the installed version verifies the bundle again, with the board's
-own signers, before any code of the bundle runs. If no installed version can verify bundles, a copy
-of this machine's version does. Python on the board imports only from the installer's folder or
-wheel and from its own library, not from the login's folder or from places that variables name.
+Guarantees: a bundle is admitted here before any byte is sent, and every sent file is compared with
+the admitted manifest. On the board the installed version verifies the bundle again, with the
+board's own signers, before any code of the bundle runs. If no installed version can verify bundles,
+a copy of this machine's version does. Python on the board imports only from the installer's folder
+or wheel and from its own library, not from the login's folder or from places that variables name.
 
 The user's ssh checks host keys; no command asks for a password (``BatchMode``, ``sudo -n``). The
 temporary copy on the board contains a secret key: only its owner can read the copy, and it is
@@ -52,13 +52,14 @@ umask 077
 mktemp -d "${{TMPDIR:-/var/tmp}}/pilotfish-XXXXXXXX" || exit 44
 """
 _REFUSALS = {
-    41: "it lacks python3 or tar",
-    42: "its python3 is older than 3.10",
-    43: "this user may not use sudo without a password: log in as root, or allow it in sudoers",
-    44: "no temporary folder can be made",
+    41: "the board lacks python3 or tar",
+    42: "the board's python3 is older than 3.10",
+    43: "this user may not use sudo without a password: log in as root, or allow it in the "
+    "board's sudoers file",
+    44: "the board cannot make a temporary folder",
 }
-# _TRUSTED: modules of the board's current version; _VERIFIER: a file in them, which versions from
-# before signatures lack.
+# _TRUSTED: modules of the board's current version. _VERIFIER: one of their files; versions that
+# knew no signatures lack it.
 _TRUSTED = "/opt/pilotfish/current/site"
 _VERIFIER = f"{_TRUSTED}/pilotfish/deploy/admission.py"
 _OWN = "flashing.whl"
@@ -98,7 +99,9 @@ class Board:
         wheels = [path for path in contents.files if path.startswith("wheels/")]
         wheel = next((path for path in wheels if _is_ours(path)), None)
         if wheel is None:
-            raise BundleError("The bundle holds no wheel of pilotfish.")
+            raise BundleError(
+                "The bundle has no wheel of pilotfish: make it again with `pilotfish bundle`."
+            )
         words = [*arguments, *(["--downgrade"] if policy.downgrade else [])]
         sources = {**_sources(bundle, admitted), **_running_pilotfish()}
         with self._copied(sources, progress, contents) as there:
@@ -127,8 +130,8 @@ class Board:
         )
         if done.returncode == _SSH_FAILED:
             raise RemoteError(
-                f"The connection to {self.address} broke. What was begun there is whole or not "
-                "there at all: run the same command again."
+                f"The connection to {self.address} broke. Each step there was either completed "
+                "or not begun: run the same command again."
             )
         return done.returncode
 
@@ -147,7 +150,8 @@ class Board:
             if contents is not None and machines and contents.machine not in machines:
                 raise InstallError(
                     f"The bundle is for {contents.machine}, but {self.address} is for "
-                    f"{' and '.join(sorted(machines))}: make another with --machine or --jetpack."
+                    f"{' and '.join(sorted(machines))}: make another bundle with --machine or "
+                    "--jetpack."
                 )
             self._send(sources, there, progress)
             yield there
@@ -158,7 +162,8 @@ class Board:
             left = self._ssh(f"rm -rf -- {shlex.quote(there)}")
             if subprocess.run(left, check=False, stdin=subprocess.DEVNULL).returncode != 0:
                 raise RemoteError(
-                    f"{trouble}{self.address} keeps a temporary copy: remove {there} there."
+                    f"{trouble}{self.address} still has a temporary copy of the bundle: remove "
+                    f"{there} there."
                 )
 
     def _probe(self) -> tuple[set[str], str]:
@@ -173,7 +178,9 @@ class Board:
             raise RemoteError(f"{self.address} cannot be used: {reason}.")
         lines = done.stdout.splitlines()[-2:]
         if len(lines) < 2 or not lines[1].startswith("/"):
-            raise RemoteError(f"{self.address} cannot be used: its shell runs no commands.")
+            raise RemoteError(
+                f"{self.address} cannot be used: the shell of this user runs no commands."
+            )
         numbers = (int(word) for word in lines[0].split() if word.isdecimal())
         return {ELF_MACHINES.get(number, f"machine {number}") for number in numbers}, lines[1]
 
@@ -206,7 +213,9 @@ class Board:
 
     def _ssh(self, command: str) -> list[str]:
         if shutil.which("ssh") is None:
-            raise RemoteError("ssh is missing here: install an OpenSSH client.")
+            raise RemoteError(
+                "The command ssh is missing on this machine: install an OpenSSH client."
+            )
         options = ("BatchMode=yes", "ServerAliveInterval=15", *self.options)
         port = [] if self.port is None else ["-p", str(self.port)]
         return [

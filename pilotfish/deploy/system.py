@@ -26,15 +26,18 @@ UNITS = "usr/lib/systemd/system"
 _SUFFIXES = (".service", ".socket", ".timer", ".path", ".target")
 _PACKAGED = "var/lib/dpkg/info/pilotfish-edge.list"
 _TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles")
-# Role → units that start at boot; other units can be enabled by hand.
+# Role → units that start at boot; the user can enable the other units with systemctl.
 ENABLED = {
     "device": ("pilotfish-device.service", "pilotfish-engine-build.service"),
     "edge": ("pilotfish-edge.service",),
 }
 _POLL_S = 0.5
-_STEADY = 3  # checks in a row that find the unit active; a failing unit is active only for a moment
+# number of checks in a row that must find the unit active; a failing unit is active only for a
+# moment
+_STEADY = 3
 _MAX_RESTARTS = 3
-_OTHERS_S = 2400.0  # limit for units that start first; systemd allows an engine's build 30 minutes
+# time limit for units that start first, in seconds; systemd allows an engine's build 30 minutes
+_OTHERS_S = 2400.0
 _JOURNAL_LINES = 30
 
 
@@ -74,7 +77,7 @@ def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
     others = packaged(root)
     for path, place in wanted.items():
         if place in others:
-            yield f"/{place} belongs to a package and stays"
+            yield f"/{place} belongs to a Debian package and stays as it is"
         elif files.put(root.path(place), path.read_bytes()):
             yield f"/{place} written"
     for other in versions.names():
@@ -94,9 +97,9 @@ def apply_version(root: Rootfs, versions: Versions, name: str) -> Iterator[str]:
 
 
 def enable(root: Rootfs, versions: Versions, name: str, role: str) -> Iterator[str]:
-    """Enable at boot those of the role's units that the previous version did not have.
+    """Enable, at boot, the role's units that the previous version did not have.
 
-    Its other units are left as before, so a disabled unit stays disabled over an upgrade.
+    The role's other units stay as they are, so an upgrade does not enable a disabled unit.
     """
     before = versions.previous
     known: set[str] = set()
@@ -151,7 +154,7 @@ def restart(unit: str, patience_s: float) -> str | None:
     `_OTHERS_S` in addition.
     """
     _run("systemctl", "stop", unit)
-    # resets the count of failures; its error is ignored: the unit may never have failed
+    # resets the count of failures; an error is ignored, since the unit may never have failed
     subprocess.run(["systemctl", "reset-failed", unit], check=False, capture_output=True)
     _run("systemctl", "start", "--no-block", unit)
     until_s = time.monotonic() + patience_s
@@ -166,11 +169,13 @@ def restart(unit: str, patience_s: float) -> str | None:
         if state["Job"]:
             if (
                 state["ActiveState"] == "inactive"
-            ):  # it waits for another unit, such as an engine's build
+            ):  # the unit waits for another unit, such as an engine's build
                 until_s = min(time.monotonic() + patience_s, latest_s)
             continue
         if state["ActiveState"] == "inactive" and state["ConditionResult"] == "no":
-            return f"{unit} does not start: one of its conditions does not hold.\n{journal(unit)}"
+            return (
+                f"{unit} does not start: a condition in its unit file is not met.\n{journal(unit)}"
+            )
     if active:
         return None
     return f"{unit} is not active after {patience_s:.0f} s.\n{journal(unit)}"

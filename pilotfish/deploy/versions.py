@@ -37,7 +37,7 @@ class Versions:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock out other installations; remove the remains of an interrupted run."""
+        """Lock out other installations, and remove the remains of an interrupted run."""
         files.folder(self.all)
         descriptor = os.open(self.home, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -45,7 +45,7 @@ class Versions:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InstallError(
-                    f"Another installation is at work in {self.home}: wait for it."
+                    f"Another installation is running in {self.home}: wait until it ends."
                 ) from None
             for left in self.all.glob(".*"):
                 files.remove_tree(left)
@@ -127,7 +127,7 @@ class Versions:
             files.link(self.home / "previous", f"versions/{others[-1]}")
             return current
         if current is None or previous is None or previous == current:
-            raise InstallError("There is no previous version to go back to.")
+            raise InstallError("There is no previous version to restore.")
         files.link(self.home / "current", f"versions/{previous}")
         files.link(self.home / "previous", f"versions/{current}")
         return previous
@@ -158,7 +158,7 @@ class Versions:
                 if path in expected and expected[path] != entry
             ),
             *(
-                f"{folder / path} does not belong there."
+                f"{folder / path} is not a file of this version."
                 for path in files_now
                 if path not in expected
             ),

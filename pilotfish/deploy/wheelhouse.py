@@ -2,9 +2,9 @@
 
 In:  the running pilotfish, its pins (`constraints.txt`), a Python version, a machine, extra wheels
      (for example, from a board's vendor). Out: a folder of wheels, each checked.
-Law: no source distribution is ever built; versions are those of the pins; every downloaded file has
-     the hash that the resolver gave. An extra wheel replaces the wheel of the same distribution; an
-     extra ONNX Runtime wheel of any name replaces the ONNX Runtime for CPUs.
+Guarantees: no source distribution is ever built; every version is the pinned one; every downloaded
+     file has the hash that the resolver gave. An extra wheel replaces the wheel of the same
+     distribution; an extra ONNX Runtime wheel of any name replaces the ONNX Runtime for CPUs.
 
 `uv` resolves, since it evaluates markers for the board's Python (pip evaluates them for the Python
 that runs pip); `pip` downloads. Both read their own configuration files and variables (mirrors,
@@ -36,7 +36,7 @@ RUNTIME_EXTRA = "cpu"
 # Minor version of the newest glibc 2.x that wheels may require; supported systems have a later one.
 _GLIBC_MINOR = 31
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-_DATE = (1980, 1, 1, 0, 0, 0)  # date of all members, so that wheels are reproducible
+_DATE = (1980, 1, 1, 0, 0, 0)  # date of all members of a wheel, so that wheels are reproducible
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _UNREACHABLE = re.compile(
     r"failed to fetch|error sending request|dns error|connection|timed out|network", re.IGNORECASE
@@ -169,8 +169,9 @@ def pack(out: Path) -> Wheel:
     known = (distribution.metadata.get_all("Provides-Extra") or []) if distribution else []
     if distribution is None or not {*EXTRAS, RUNTIME_EXTRA} <= {*known}:
         raise BundleError(
-            "This pilotfish was never installed, or its installation is older than its code: run "
-            "`pip install -e '.[bundle]'` in its folder."
+            "This pilotfish was not installed by pip, or its code is newer than the "
+            "installation: run "
+            "`pip install -e '.[bundle]'` in the folder of its source code."
         )
     files = dict(_modules(distribution))
     info = f"{NAME}-{distribution.version}.dist-info"
@@ -216,15 +217,15 @@ def _record_hash(content: bytes) -> str:
 def _checked_wheel(path: Path, python: str, machine: str) -> Wheel:
     """Return an extra wheel; raise `BundleError` if it does not fit the board."""
     if not path.is_file():
-        raise BundleError(f"{path} is no file.")
+        raise BundleError(f"{path} is not a file.")
     wheel = Wheel.from_path(path)
     if not wheel.fits(python, machine):
-        raise BundleError(f"{path.name} is not for Python {python} on {machine}.")
+        raise BundleError(f"The wheel {path.name} is not for Python {python} on {machine}.")
     return wheel
 
 
 def _pins(leave_out: set[str]) -> Iterator[str]:
-    """Read the tested pins, except those of extra wheels."""
+    """Read the tested pins, except the pins of extra wheels."""
     shipped = resources.files("pilotfish.deploy") / "constraints.txt"
     for line in shipped.read_text().splitlines():
         match = _PIN.match(line)
@@ -233,20 +234,22 @@ def _pins(leave_out: set[str]) -> Iterator[str]:
 
 
 def _requirements(locked: str) -> list[str]:
-    """Return the resolver's requirements in pip's form, without those of local files."""
+    """Return the resolver's requirements in pip's form, without requirements of local files."""
     return [line for line in locked.replace("\\\n", " ").splitlines() if _PIN.match(line)]
 
 
 def _command(tool: str, *arguments: object) -> list[str]:
     """Return the command line of a tool, a Python module here; `FetchError` if it is missing."""
     if find_spec(tool) is None:
-        raise FetchError(f"Bundles need {tool}, which is not installed: pip install {tool}.")
+        raise FetchError(
+            f"To make a bundle, {tool} is needed, which is not installed: run pip install {tool}."
+        )
     return [sys.executable, "-m", tool, *map(str, arguments)]
 
 
 def _reason(output: str) -> str:
     """Return the reason of a tool's failure, in one line."""
     if _UNREACHABLE.search(output):
-        return "the package index cannot be reached. Bundles are made where there is a network."
+        return "the package index cannot be reached. Make bundles on a machine with a network."
     lines = [line.strip(" │╰─▶×├") for line in output.splitlines() if line.strip()]
     return " ".join(lines) if lines else "no reason was given"

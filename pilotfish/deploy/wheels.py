@@ -1,9 +1,9 @@
 """Read, check and unpack wheels. A wheel is a zip archive with a list of its files.
 
 In:  `NAME-VERSION(-BUILD)-PYTHON-ABI-PLATFORM.whl`. Out: its files below a version's folder.
-Law: exactly the files that the wheel's RECORD lists are unpacked, and each has the listed hash; no
-path leaves the folder. The layout follows PyPA's binary distribution format: the wheel's root is
-`purelib` or `platlib`, and `NAME.data/…` goes elsewhere.
+Guarantees: exactly the files that the wheel's RECORD lists are unpacked, and each has the listed
+hash; no path leaves the folder. The layout follows PyPA's binary distribution format: the wheel's
+root is `purelib` or `platlib`, and `NAME.data/…` goes elsewhere.
 
 Standard library only: this runs on the board before anything is installed.
 """
@@ -139,7 +139,9 @@ def placed(name: str) -> str:
     if not parts[0].endswith(".data"):
         return f"{SITE}/{name}"
     if len(parts) < 3 or parts[1] not in _SCHEMES:
-        raise BundleError(f"A wheel holds {name}, for which there is no place.")
+        raise BundleError(
+            f"A wheel contains {name}, which has no target folder in an installation."
+        )
     return "/".join([_SCHEMES[parts[1]], *parts[2:]])
 
 
@@ -172,7 +174,7 @@ def _opened(path: Path, content: IO[bytes] | None = None) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path if content is None else content)
     except (OSError, *_DAMAGE) as error:
-        raise BundleError(f"{path.name} is no wheel, or is damaged: {error}.") from error
+        raise BundleError(f"{path.name} is not a wheel, or is damaged: {error}.") from error
 
 
 def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipInfo, bytes]]:
@@ -183,9 +185,9 @@ def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipI
         name for name in names if name.count("/") == 1 and name.endswith(".dist-info/RECORD")
     ]
     if len(records) != 1 or len(set(names)) != len(names):
-        raise BundleError(f"{wheel} is damaged: it has no RECORD, or a file twice.")
+        raise BundleError(f"{wheel} is damaged: it has no RECORD, or has a file twice.")
     if any(info.compress_type not in _METHODS for info in files):
-        raise BundleError(f"{wheel} is compressed in a way that wheels are not, or damaged.")
+        raise BundleError(f"{wheel} uses a compression that wheels may not use, or is damaged.")
     with _reading(f"The RECORD of {wheel}"):
         raw = archive.read(records[0])
     hashes = _record(raw, wheel)
@@ -195,9 +197,11 @@ def _listed(archive: zipfile.ZipFile, wheel: str) -> Iterator[tuple[zipfile.ZipI
     for info in files:
         mode = info.external_attr >> 16
         if not _is_inside(info.filename) or (stat.S_IFMT(mode) and not stat.S_ISREG(mode)):
-            raise BundleError(f"{wheel} holds {info.filename!r}, which no wheel may hold.")
+            raise BundleError(
+                f"{wheel} contains a file {info.filename!r}, which no wheel may contain."
+            )
         if info.filename not in hashes:
-            raise BundleError(f"{wheel} holds {info.filename}, which its RECORD does not name.")
+            raise BundleError(f"{wheel} contains {info.filename}, which its RECORD does not name.")
         yield info, hashes[info.filename]
 
 
@@ -227,7 +231,7 @@ def _copy(source: IO[bytes], out: IO[bytes] | None, sha: bytes, what: str) -> No
         if out is not None:
             out.write(chunk)
     if digest.digest() != sha:
-        raise BundleError(f"{what} is not what the wheel's RECORD says.")
+        raise BundleError(f"{what} differs from the wheel's RECORD.")
 
 
 def _name_interpreter(script: Path, interpreter: str) -> None:

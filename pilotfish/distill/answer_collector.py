@@ -17,10 +17,10 @@ from pilotfish.distill.prompt_selection import DistillPrompt, Selection
 from pilotfish.distill.training_rows import make_row
 from pilotfish.wire.protocols import STREAM
 
-_OWN_TOKENS = 2  # upper bound of the drafter tokens per target token, in ordinary text
+_OWN_TOKENS = 2  # maximum number of drafter tokens per target token in ordinary text
 
 Progress = Callable[[int, int], None]
-"""Called as progress(answers done, answers in all)."""
+"""A callback, called as progress(answers done, number of all answers)."""
 
 
 class AnswerCollector:
@@ -66,11 +66,11 @@ class AnswerCollector:
                     progress(done, len(fitting))
         except AWAY as error:
             raise EdgeLostError(
-                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give the "
-                "same command again to go on."
+                f"{error} {done} of {len(fitting)} answers are kept in {examples.path}: give "
+                "the same command again to continue."
             ) from error
         collected = [examples.answers[selected.key] for selected, _ in fitting]
-        # skip answers with more drafter tokens than `_OWN_TOKENS` allowed for
+        # skip answers that have more drafter tokens than `_OWN_TOKENS` allows
         readable = [
             example for example in collected if len(example.row.ids) <= self._device.context
         ]
@@ -80,8 +80,9 @@ class AnswerCollector:
     def _expect_any(self, fitting: Sequence[object]) -> None:
         if not fitting:
             raise UnsupportedError(
-                f"The drafter or the edge has {self._device.context} tokens of context, and no "
-                f"prompt fits into them with an answer of {self._options.tokens}: lower --tokens."
+                f"The context of drafter or edge is {self._device.context} tokens, and no "
+                f"prompt fits into it together with an answer of {self._options.tokens} "
+                "tokens: lower --tokens."
             )
 
     def _make_fitting_prompt(self, selected: DistillPrompt) -> Prompt | None:

@@ -1,4 +1,6 @@
-"""Store a run's answers in a file, one a line; a kill or a full disk loses at most the last one.
+"""Store a run's answers in a file, one per line.
+
+A kill or a full disk loses at most the last answer.
 
 All lines but the last are always complete. Opening the file cuts off an incomplete last line.
 """
@@ -80,7 +82,7 @@ class TrainingExampleFile:
     def _damage_error(self, number: int, problem: str) -> RunFileError:
         return RunFileError(
             f"{self.path} is not a file of answers, or its line {number} is damaged: {problem}. "
-            "Delete that line to have its prompt answered again, or name another --run-folder."
+            "Delete that line, so that its prompt is answered again, or name another --run-folder."
         )
 
 

@@ -50,8 +50,8 @@ def restore_facts(path: Path) -> dict[str, Any]:
 
     def damaged(problem: object) -> RunFileError:
         return RunFileError(
-            f"{path} cannot be read: {problem}. Delete checkpoint-* and best.safetensors there to "
-            "train from the start; the answers stay."
+            f"{path} cannot be read: {problem}. To train from the start, delete checkpoint-* "
+            "and best.safetensors in that folder; the answers stay."
         )
 
     with reading_file(damaged):

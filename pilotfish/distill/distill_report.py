@@ -1,4 +1,4 @@
-"""Write a run's report: a Markdown page with three plots, and a JSON file with the figures."""
+"""Write a run's report: a Markdown page with three plots, and a JSON file with the results."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def _page(outcome: Distilled) -> str:
     lines = [
         f"# {outcome.drafter} for {outcome.target}",
         "",
-        f"{outcome.learnt} answers of the target for training, {outcome.held} held out; "
-        f"{outcome.tokens} tokens in all. {outcome.left_out} prompts were too long. The best "
-        f"weights were those of step {outcome.step} of {outcome.steps}.",
+        f"{outcome.learnt} answers of the target were used for training, and {outcome.held} "
+        f"were held out; all answers have {outcome.tokens} tokens. {outcome.left_out} prompts "
+        f"were too long and left out. Step {outcome.step} of {outcome.steps} gave the best "
+        "weights.",
         "",
         f"On the held-out answers ({after.positions} positions), α went from {before.alpha:.3f} "
         f"to {after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
-        f"{after.survival[DEPTH - 1]:.3f}, measured with the two artifacts.",
+        f"{after.survival[DEPTH - 1]:.3f}, measured with the artifacts before and after training.",
         "",
         f"| kind | positions | α before | α after | change | S({DEPTH}) before "
         f"| S({DEPTH}) after |",
@@ -55,9 +56,10 @@ def _page(outcome: Distilled) -> str:
         )
     lines += [
         "",
-        "α: the share of positions at which the drafter's likeliest token is the target's, at "
-        "temperature 0, after the target's own text. S(k): the share of runs with k right drafts; "
-        "a run begins with an answer, and after each wrong draft.",
+        "α: the share of positions at which the drafter's likeliest token equals the target's "
+        "token, at temperature 0, after the target's own text. S(k): the share of runs that "
+        "begin with k correct drafts; a new run begins at the start of an answer and after "
+        "each wrong draft.",
         "",
         "![acceptance by depth](depths.png)",
         "![acceptance by kind](kinds.png)",
@@ -73,8 +75,8 @@ def _cell(text: str) -> str:
 
 def _depths(path: Path, outcome: Distilled) -> None:
     places = outcome.before[ALL].positions
-    title = f"Runs of right drafts (n = {places} held-out positions)"
-    with plot(path, title, "k, drafts in a row", "S(k), share of runs") as axes:
+    title = f"Runs of correct drafts (n = {places} held-out positions)"
+    with plot(path, title, "k, number of correct drafts in a row", "S(k), share of runs") as axes:
         for index, (name, figures) in enumerate(
             (("before", outcome.before[ALL]), ("after", outcome.after[ALL]))
         ):
@@ -90,8 +92,10 @@ def _depths(path: Path, outcome: Distilled) -> None:
 def _kinds(path: Path, outcome: Distilled) -> None:
     rows = outcome.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
-    title = "α by kind (○ before, ● after; * not learnt)"
-    with plot(path, title, "α, share of positions that agree", "", inches) as axes:
+    title = "α by kind of prompt (○ before, ● after training; * kind not in training)"
+    with plot(
+        path, title, "α, share of positions at which drafter and target agree", "", inches
+    ) as axes:
         for row, (_, _, before, after, *_) in enumerate(reversed(rows)):
             colour = PALETTE[0] if after >= before else PALETTE[1]
             axes.plot([before, after], [row, row], color=colour)
@@ -116,7 +120,7 @@ def _learning(path: Path, outcome: Distilled) -> None:
             other.plot(
                 *zip(*losses, strict=True), color=PALETTE[1], linewidth=0.8, alpha=0.7, label="loss"
             )
-            other.set_ylabel("loss, nats a token")
+            other.set_ylabel("loss, nats per token")
             other.grid(visible=False)
             other.spines["right"].set_visible(True)
         legend_below(axes)

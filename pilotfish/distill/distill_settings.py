@@ -21,20 +21,20 @@ _PRECISIONS = ("fp32", "fp16", "int8", "int4")
 class AnswerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that determine the target's answers."""
 
-    tokens: Annotated[int, setting("tokens of an answer, at most", ge=2, le=8192)] = 160
+    tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=2, le=8192)] = 160
     temperature: Annotated[
         float, setting("temperature of the target's sampling", ge=0.0, le=10.0)
     ] = 0.0
     top: Annotated[
         int,
         setting(
-            "likeliest tokens of each position whose probabilities are trained on, besides the "
-            "target's own token; 0: none",
+            "number of the target's likeliest tokens at each position whose probabilities are "
+            "used for training, besides the token in the answer; 0: none",
             ge=0,
             le=MAX_LOGPROBS,
         ),
     ] = 16
-    seed: Annotated[int, setting("seed of all draws", ge=0)] = 0
+    seed: Annotated[int, setting("seed of all random choices", ge=0)] = 0
 
 
 class DistillSettings(EngineSettings, frozen=True, kw_only=True):
@@ -60,7 +60,9 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
     target: (
         Annotated[
             Path,
-            setting("the target's artifact, to serve here", metavar="DIR", exclusive="target"),
+            setting(
+                "the target's artifact, served on this machine", metavar="DIR", exclusive="target"
+            ),
         ]
         | None
     ) = None
@@ -74,17 +76,17 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
     prompts: Annotated[
         tuple[Path, ...],
         setting(
-            "a file of prompts, one a line, or JSON lines with prompt, question or messages; may "
-            "be repeated",
+            "a file of prompts: one per line, or JSON lines with prompt, question or messages; "
+            "may be repeated",
             metavar="FILE",
             repeat=True,
         ),
     ] = ()
-    count: Annotated[int, setting("prompts of the files, at most", ge=0)] = 400
+    count: Annotated[int, setting("maximum number of prompts from the files", ge=0)] = 400
     measure: Annotated[
         tuple[Path, ...],
         setting(
-            "a file of prompts for measuring only, all of them; may be repeated",
+            "a file of prompts that are used only for measuring; may be repeated",
             metavar="FILE",
             repeat=True,
         ),
@@ -93,8 +95,8 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             int,
             setting(
-                "built-in prompts to add against forgetting, at most; 0: none (default: 100 with "
-                "files, else all)",
+                "maximum number of built-in prompts to add, so that the drafter does not "
+                "forget; 0: none (default: 100 with files, else all)",
                 ge=0,
             ),
         ]
@@ -104,7 +106,9 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         float,
         setting("share of the prompts to hold out for measuring", form="share", metavar="SHARE"),
     ] = 0.12
-    sessions: Annotated[int, setting("sessions with the edge at once", ge=1, le=256)] = 8
+    sessions: Annotated[
+        int, setting("number of simultaneous sessions with the edge", ge=1, le=256)
+    ] = 8
     precision: Annotated[str, setting("precision of the artifact", choices=_PRECISIONS)] = "int8"
     answering: Annotated[AnswerOptions, setting("", title="answers")] = AnswerOptions()
     training: Annotated[TrainingChoices, setting("", title="training")] = TrainingChoices()
@@ -123,7 +127,7 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         if most_built_in is None:
             most_built_in = 100 if file_prompts else len(prompt_selection.built_in())
         if not file_prompts and not most_built_in:
-            raise UnsupportedError("There is nothing to ask: give --prompts, or --built-in.")
+            raise UnsupportedError("There are no prompts: give --prompts, or --built-in.")
         selection = prompt_selection.select(
             file_prompts,
             prompt_selection.built_in(),

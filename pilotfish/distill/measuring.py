@@ -15,7 +15,7 @@ from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
 
-_AT_ONCE = 64  # rows of logits in one pass; at 150,000 tokens, 64 rows take 40 MB
+_AT_ONCE = 64  # rows of logits in one pass; with a vocabulary of 150,000 tokens, 64 rows take 40 MB
 ALL = "all"
 
 
@@ -44,7 +44,8 @@ class Measurer:
         The choice is NOWHERE if the row has no position for the token.
         """
         ids = np.array(row.ids)
-        first = max(0, row.prompt - 1)  # positions before the prompt's end predict no answer token
+        # positions before the prompt's last token predict no token of the answer
+        first = max(0, row.prompt - 1)
         self._decoder.rollback(0, 0)
         if first:
             self._decoder.forward([Pass(0, ids[:first], rows=0)])

@@ -1,4 +1,4 @@
-"""The figures of a run: agreement before and after training, by depth and kind; learning curve."""
+"""The results of a run: agreement before and after training, by depth and kind; learning curve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPTH = 4  # k of the survival S(k) that tables show: the default window of draf
 
 
 class Distilled(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's figures.
+    """A run's results.
 
     learnt: number of answers for training. held: number of held-out answers. tokens: number of
     tokens in all answers. left_out: number of prompts that exceed the context. kinds: kinds of
@@ -61,7 +61,7 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
         return kind != ALL and kind not in self.kinds
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures for JSON; each `Agreement` becomes an object with field names."""
+        """Return all results for JSON; each `Agreement` becomes an object with field names."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         for name, agreements in (("before", self.before), ("after", self.after)):
             values[name] = {kind: agreement._asdict() for kind, agreement in agreements.items()}

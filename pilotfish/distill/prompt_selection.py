@@ -20,8 +20,9 @@ from pilotfish.field.prompts import PromptLine, question_of, read_lines
 
 # Built-in kinds that training never uses. Agreement on them shows what the drafter forgets.
 UNTRAINED = ("stories", "translation")
-_MOST_UNTRAINED = 12  # upper bound of the prompts per untrained kind: each costs measuring time
-_LEAST_HELD = 1  # lower bound of the held-out prompts: early stopping and the report need one
+# maximum number of prompts per untrained kind, since each prompt costs measuring time
+_MOST_UNTRAINED = 12
+_LEAST_HELD = 1  # minimum number of held-out prompts: early stopping and the report need one
 
 
 class DistillPrompt(msgspec.Struct, frozen=True):
@@ -85,7 +86,8 @@ def select(
     learnt = [prompt for prompt in candidates.values() if prompt.key not in keys]
     if not learnt:
         raise UnsupportedError(
-            f"{len(candidates)} prompts leave none for training once some are held out: give more."
+            f"{len(candidates)} prompts are too few, since no prompt is left for training "
+            "after some are held out: give more prompts."
         )
     for kind in UNTRAINED:
         of_kind = sorted(
@@ -104,7 +106,7 @@ def select(
 def _take_by_kind(
     prompts: Sequence[DistillPrompt], most: int, excluded: Container[str]
 ) -> list[DistillPrompt]:
-    """Take up to ``most`` different prompts: one of each kind in turn, in the order of the hashes.
+    """Take up to ``most`` different prompts: one of each kind in turn, in the order of hashes.
 
     excluded: keys of the prompts that must not be taken.
     """
@@ -149,7 +151,7 @@ def _parse_prompt(path: Path, line: PromptLine) -> DistillPrompt:
 
 
 def built_in() -> list[DistillPrompt]:
-    """Return the built-in prompts: short prompts of several kinds."""
+    """Return the built-in prompts, which are short and of several kinds."""
     folder = files("pilotfish.distill") / "prompts"
     prompts = []
     for file in sorted(folder.iterdir(), key=lambda file: file.name):

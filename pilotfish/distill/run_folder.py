@@ -1,4 +1,4 @@
-"""The folder of a run: its settings and intermediate results. One process at a time uses it.
+"""The folder of a run, with its settings and intermediate results. One process at a time uses it.
 
 run.json                  facts: settings, drafter, target and results so far
 shared.i64                the drafter's ids of tokens that the target also has; empty: all ids
@@ -33,7 +33,9 @@ from pilotfish.device_runtime.bridge.shared import SharedTokens
 _LOCK = ".lock"
 _Facts = dict[str, Any]
 _FLAGS = ("settings", "training")  # sections of run.json with command-line options as names
-_OTHERWISE = {"training": "delete checkpoint-* and trained there to train anew, "}
+_OTHERWISE = {
+    "training": "or delete checkpoint-* and trained in that folder to train from the start, "
+}
 
 
 class RunFolder:
@@ -62,7 +64,9 @@ class RunFolder:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise RunFileError(f"Another process works in {path}: wait for it.") from error
+                raise RunFileError(
+                    f"Another process is using {path}: wait until it ends."
+                ) from error
             remove_partial_files(path)
             yield cls(path)
         finally:
@@ -76,8 +80,8 @@ class RunFolder:
                 others = [entry.name for entry in self.path.iterdir() if entry.name != _LOCK]
                 if others:
                     raise RunFileError(
-                        f"{self.path} holds {sorted(others)[0]}, but no run.json: name another "
-                        "--run-folder."
+                        f"The folder {self.path} contains {sorted(others)[0]}, but no "
+                        "run.json: name another --run-folder."
                     ) from None
                 return {}
 
@@ -104,8 +108,8 @@ class RunFolder:
             if values[name] != recorded[name]:
                 difference = _describe_difference(name, recorded[name], values[name], section)
                 raise RunFileError(
-                    f"{self.path} was begun with {difference}: give the same again, "
-                    f"{_OTHERWISE.get(section, '')}or name another --run-folder."
+                    f"The run in {self.path} was begun with {difference}: give the former "
+                    f"value, {_OTHERWISE.get(section, '')}or name another --run-folder."
                 )
 
     def write_shared_ids(self, shared: SharedTokens | None) -> None:
@@ -160,7 +164,7 @@ class RunFolder:
 
 def _damage_error(path: Path, problem: str) -> RunFileError:
     return RunFileError(
-        f"{path} is not a run's, or is damaged: {problem}. Name another --run-folder."
+        f"{path} does not belong to a run, or is damaged: {problem}. Name another --run-folder."
     )
 
 

@@ -33,9 +33,9 @@ from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
 from pilotfish.export.model import export_model
 
-# Lower bound of the share of positions at which torch's model and the artifact choose the same
-# token. A model with other weights or another forward pass has a share near 0. Quantisation to int4
-# changes only a minority of the choices.
+# Minimum share of positions at which torch's model and the artifact must choose the same token. A
+# model with other weights or another forward pass has a share near 0. Quantisation to int4 changes
+# only a minority of the choices.
 _ALIKE = 0.5
 _PROBES = 3  # number of answers on which torch's model and the artifact are compared
 
@@ -84,10 +84,13 @@ def _expect_possible(settings: DistillSettings) -> None:
     if (settings.edge is None) == (settings.target is None):
         raise UnsupportedError("Name the target: --edge ADDRESS, or --target DIR.")
     if not settings.answering.top and not settings.training.hard:
-        raise UnsupportedError("--top 0 and --hard 0 leave nothing to learn from: raise one.")
+        raise UnsupportedError(
+            "With --top 0 and --hard 0 there is nothing to learn from: "
+            "raise one of these two values."
+        )
     for flag, path in (("--target", settings.target), ("--run-folder", settings.folder)):
         if path is not None and path.resolve() == settings.out.resolve():
-            raise UnsupportedError(f"--out is the folder of {flag}: name another.")
+            raise UnsupportedError(f"--out names the same folder as {flag}: name another folder.")
     expect_replaceable(settings.out)
     expect_torch()
 
@@ -214,7 +217,7 @@ def _train(
     from pilotfish.distill.objective import Objective
     from pilotfish.distill.training import Trainer
 
-    progress("comparing it with its artifact", 0, 1, None)
+    progress("comparing the drafter in torch with its artifact", 0, 1, None)
     # The output layer may have more rows than the vocabulary has ids. An artifact never chooses
     # these rows, so they stay out of training.
     draft_ids = np.arange(before.manifest.vocab_size) if shared is None else shared
@@ -227,7 +230,8 @@ def _train(
     progress("writing the weights", 0, 1, None)
     drafter.save(_trained_folder(folder, before))
     folder.expect({"step": learnt.step, "steps": learnt.steps}, "learnt", binding=False)
-    for _, path in folder.checkpoints():  # delete them: each is as large as three models
+    # delete all checkpoints, since each is as large as three models
+    for _, path in folder.checkpoints():
         path.unlink()
     return {"step": learnt.step, "steps": learnt.steps}
 
@@ -242,7 +246,7 @@ def _expect_alike(
     artifact: Callable[[TrainingRow], NDArray[np.int64]],
     answers: Sequence[TrainingExample],
 ) -> None:
-    """Raise `UnsupportedError` unless torch's model and the artifact agree at most positions.
+    """Raise `UnsupportedError` unless torch's model and the artifact agree at enough positions.
 
     trained, artifact: functions that compute the choices of each. A resumed run is checked, too,
     because the drafter's files may have changed.
@@ -260,8 +264,9 @@ def _expect_alike(
     )
     if agreement < _ALIKE:
         raise UnsupportedError(
-            "transformers reads these weights otherwise than the artifact does (they agree at "
-            f"{agreement:.0%} of the positions), or they have changed since the run was begun. "
-            "Give the checkpoint's Hugging Face folder, and another --run-folder if the weights "
-            "have changed."
+            f"transformers computes other tokens with these weights than the artifact (both "
+            f"agree at {agreement:.0%} of the positions). Either transformers interprets the "
+            "weights differently, or the weights have changed since the run was begun. Give "
+            "the checkpoint's Hugging Face folder; if the weights have changed, name another "
+            "--run-folder."
         )

@@ -61,7 +61,7 @@ class TrainableDrafter:
         except (ValueError, OSError, KeyError, NotImplementedError, RuntimeError) as error:
             problem = str(error).strip().splitlines() or [type(error).__name__]
             raise UnsupportedError(
-                f"{source} cannot be trained, since transformers does not load it: {problem[0]}"
+                f"{source} cannot be trained, since transformers cannot load it: {problem[0]}"
             ) from error
 
     def _fill(self, progress: Progress) -> None:
@@ -78,8 +78,8 @@ class TrainableDrafter:
         mismatched = [*loaded.missing_keys, *loaded.unexpected_keys]
         if mismatched:
             raise UnsupportedError(
-                f"{self.source.config.name} cannot be trained: transformers' model of it has "
-                f"other weights ({mismatched[0]}). Give its Hugging Face folder."
+                f"{self.source.config.name} cannot be trained: the model class in transformers "
+                f"has other weights ({mismatched[0]}). Give the model's Hugging Face folder."
             )
         self.model.tie_weights()
 

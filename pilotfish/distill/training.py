@@ -1,7 +1,7 @@
 """Train a drafter on the target's answers, so that it chooses the target's tokens.
 
-In:  rows of answers (`distill.training_rows`). Out: the weights that agreed most with the held-out
-     answers.
+In:  rows of answers (`distill.training_rows`). Out: the weights with the highest agreement with the
+    held-out answers.
 
 A step's number alone determines its rows and its learning rate. So a killed run resumes from its
 last checkpoint and reaches the same result.
@@ -30,10 +30,10 @@ from pilotfish.distill.training_rows import TrainingRow
 
 _TIMED = range(3, 9)  # numbers of the steps that are timed; the first steps are slow
 _LAYER = re.compile(r"\.(\d+)\.")  # the first number in a weight's name is its layer
-_CLIP = 1.0  # upper bound of the gradient's norm
+_CLIP = 1.0  # maximum norm of the gradient
 _BETAS = (0.9, 0.95)
 _PACE_LEFT = 0.85  # share of the time limit for steps; evaluations and checkpoints take the rest
-_MOST_VALIDATION = 32  # upper bound of the answers in an evaluation, so that it is short
+_MOST_VALIDATION = 32  # maximum number of answers in an evaluation, which keeps evaluations short
 
 
 class Best(NamedTuple):
@@ -77,7 +77,7 @@ class Trainer:
             :_MOST_VALIDATION
         ]
         if not self._learnt or not held:
-            raise UnsupportedError("There is nothing to learn from: give more prompts.")
+            raise UnsupportedError("There is no answer to learn from: give more prompts.")
         self._rows = [example.row for example in self._learnt]
         self._optimizer = self._adamw()
         self._step, self._total = 0, self._most_steps
@@ -117,7 +117,7 @@ class Trainer:
             if now_s - saved_s >= self._choices.checkpoint_s or self._step == self._total:
                 self._save()
                 saved_s = time.monotonic()
-            timed_steps = self._step - first - 1  # the first step is slow, and is not counted
+            timed_steps = self._step - first - 1  # the first step is not counted, since it is slow
             if not timed_steps:
                 began_s = time.monotonic()
             left_s = self._left_s(time.monotonic() - began_s, timed_steps)
@@ -139,11 +139,14 @@ class Trainer:
         left_s = took_s / steps * (self._total - self._step)
         if self._choices.minutes is None or self._step >= _TIMED[-1]:
             return left_s
-        # until `_limit_steps` has run, the number of steps may exceed the time limit
+        # before `_limit_steps` has run, the steps may take longer than the time limit
         return min(left_s, 60 * self._choices.minutes)
 
     def _limit_steps(self, timed: Sequence[float]) -> None:
-        """Reduce the number of steps to what fits the time limit. timed: first steps' seconds."""
+        """Reduce the number of steps so that they fit the time limit.
+
+        Timed: seconds of the first steps.
+        """
         if self._choices.minutes is None:
             return
         limit = int(self._choices.minutes * 60 * _PACE_LEFT / (sum(timed) / len(timed)))
@@ -160,7 +163,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), _CLIP)
         self._optimizer.step()
         if not math.isfinite(loss.item()):
-            first = "delete checkpoint-* there and " if self._folder.checkpoints() else ""
+            first = "delete checkpoint-* in that folder, and " if self._folder.checkpoints() else ""
             raise UnsupportedError(
                 f"The loss is {loss.item()} at step {self._step} in {self._folder.path}: {first}"
                 "give the command again with a lower --rate; the answers stay."
@@ -209,7 +212,9 @@ class Trainer:
     def _load_best(self) -> None:
         tensors, facts = restore(self._folder.best)
         if facts["step"] != self._best.step:
-            raise RunFileError(f"{self._folder.best} is not this run's: name another --run-folder.")
+            raise RunFileError(
+                f"{self._folder.best} does not belong to this run: name another --run-folder."
+            )
         self._set_weights(tensors)
 
     # Checkpoints
@@ -255,7 +260,8 @@ class Trainer:
             self._set_moments(tensors)
         except (KeyError, RuntimeError) as error:
             raise RunFileError(
-                f"{checkpoints[0][1]} does not fit this drafter: name another --run-folder."
+                f"The checkpoint {checkpoints[0][1]} belongs to another drafter: name another "
+                "--run-folder."
             ) from error
         self._step, self._total = int(facts["step"]), int(facts["total"])
         self._best = Best(int(facts["best"]), float(facts["alpha"]))

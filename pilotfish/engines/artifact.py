@@ -56,8 +56,8 @@ class Artifact:
             stage: accept a stage of a model as well as a whole one.
 
         Raises:
-            ArtifactError: if the directory is no artifact, comes from a newer version, or lacks a
-            file; or if it is a stage and `stage` is false.
+            ArtifactError: if the directory is not an artifact, comes from a newer version, or lacks
+                a file; or if it is a stage of a model and `stage` is false.
         """
         directory = Path(path)
         manifest = read_manifest(directory)
@@ -127,7 +127,7 @@ def open_stages(folder: str | os.PathLike[str]) -> list[Artifact]:
     cuts = sorted((cut for cut in places if cut is not None), key=lambda cut: cut.index)
     if not artifacts or None in places or len(cuts) < len(artifacts):
         raise ArtifactError(
-            f"{folder} holds no stages of a model: make them with `pilotfish export split`"
+            f"{folder} has no stages of a model: make them with `pilotfish export split`"
         )
     check_chain(cuts)
     return [places[cut] for cut in cuts]
@@ -137,8 +137,8 @@ def check_whole(path: Path, manifest: Manifest) -> None:
     """Raise `ArtifactError` if the artifact is only a stage of a model."""
     if manifest.stage is not None:
         raise ArtifactError(
-            f"{path} is {manifest.stage} of {manifest.model}, which cannot run alone: name the "
-            "artifact that it was cut from"
+            f"{path} is {manifest.stage} of {manifest.model}, and a stage cannot run alone: "
+            "name the artifact that it was cut from"
         )
 
 
@@ -146,8 +146,9 @@ def check_head(artifact: Artifact) -> None:
     """Raise `ArtifactError` if the model's head was cut to a part of the vocabulary."""
     if artifact.head_tokens is not None:
         raise ArtifactError(
-            f"{artifact.path} computes logits for only {len(artifact.head_tokens)} of its tokens "
-            "(--keep-tokens), so it can only draft: name the artifact of the whole model"
+            f"{artifact.path} computes logits for only {len(artifact.head_tokens)} of its "
+            "tokens (it was exported with --keep-tokens), so it can only draft: name an "
+            "artifact with the whole head"
         )
 
 
@@ -164,16 +165,16 @@ def _read_head_tokens(directory: Path, manifest: Manifest) -> NDArray[np.int64] 
     right = len(data) == 4 * manifest.head_tokens and bool((np.diff(tokens) > 0).all())
     if not right or tokens[-1] >= manifest.vocab_size:
         raise ArtifactError(
-            f"{path} is no ascending list of {manifest.head_tokens} of {manifest.vocab_size} "
-            "tokens: export the model again"
+            f"{path} is not an ascending list of {manifest.head_tokens} token ids below "
+            f"{manifest.vocab_size}: export the model again"
         )
     return tokens
 
 
 def _altered_error(path: Path) -> ArtifactError:
     return ArtifactError(
-        f"{path} is not the file that was exported (its SHA-256 differs): export the model again, "
-        "or restore a copy of it"
+        f"{path} is not the file that was exported (its SHA-256 differs): export the model "
+        "again, or restore a copy of this file"
     )
 
 

@@ -45,8 +45,8 @@ def _temporary_folder() -> Path:
     except OSError:
         folder = Path(tempfile.mkdtemp(prefix="pilotfish-"))
     _log.warning(
-        "this user has no home folder: models and engines are cached in %s; set HOME, or "
-        "PILOTFISH_CACHE to a folder that lasts",
+        "this user has no home folder, so models and engines are cached in the temporary "
+        "folder %s; set HOME, or set PILOTFISH_CACHE to a permanent folder",
         folder,
     )
     return folder
@@ -59,7 +59,8 @@ def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> N
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*"):
-        if not Path(f"/proc/{leftover.suffix[1:]}").exists():  # the writing process was killed
+        # the process that wrote this file was killed
+        if not Path(f"/proc/{leftover.suffix[1:]}").exists():
             leftover.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{threading.get_native_id()}")
     try:

@@ -22,9 +22,9 @@ from pilotfish.engines.sandbox import Sandbox
 
 MAX_SECONDS = 5.0
 MAX_CHARACTERS = 1 << 24
-# Names of a message's thought; the first field present is used.
+# Names of the field with a message's thought; the first name that the message has is used.
 _THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_MOST_DATE_CHARACTERS = 1000  # longest strftime format that a template may use
+_MOST_DATE_CHARACTERS = 1000  # maximum characters of a strftime format that a template may use
 
 
 class ChatTemplate:
@@ -62,7 +62,7 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template does not compile: line {error.lineno}: {error.message}"
             ) from None
-        except Exception as error:  # Jinja's compiler calls Python's, which raises many types
+        except Exception as error:  # Python's compiler, which Jinja calls, raises many types
             raise TemplateError(f"the chat template does not compile: {error}") from None
 
     def render(
@@ -109,7 +109,10 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     if len(form) > _MOST_DATE_CHARACTERS:
-        raise TemplateError(f"the chat template wants a date in {len(form)} characters")
+        raise TemplateError(
+            f"the chat template formats a date by a format of {len(form)} "
+            "characters, which is too long"
+        )
     return datetime.now().strftime(form)
 
 

@@ -1,4 +1,4 @@
-"""Compile a grammar with llguidance; first refuse schemas that need too large an automaton.
+"""Compile a grammar with llguidance; before that, refuse schemas that need a huge automaton.
 
 In:  a `Grammar` and llguidance's view of a vocabulary. Out: a matcher, or a `GrammarError`.
 """
@@ -30,9 +30,9 @@ _JSON: "JsonCompileOptions" = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# Largest product of all ``multipleOf`` values in a schema. Each ``multipleOf`` needs an automaton
-# state per remainder, and the numbers of states multiply. Compilation takes some 50 ms at this
-# bound and 11 s at a hundred times this bound; llguidance itself has no bound.
+# Maximum product of all ``multipleOf`` values in a schema. Each ``multipleOf`` needs an automaton
+# state per remainder, and the numbers of states multiply. Compilation takes about 50 ms at this
+# bound, and 11 s at a hundred times this bound. llguidance itself has no bound.
 _MOST_DIVISORS = 10_000
 NO_CONTROLS = Controls({})
 # Lark constructs that are refused: JSON schemas and regexes (%json, %regex), because they would
@@ -64,7 +64,7 @@ def compile_grammar(
             _check_divisors([grammar.text] if grammar.kind == "json" else ())
             source = _plain_source(grammar)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"The schema is no JSON: {one_printable_line(error)}.") from error
+        raise GrammarError(f"The schema is not valid JSON: {one_printable_line(error)}.") from error
     # An enum of 500 words takes 100,000 units of initial_lexer_fuel. The other limits are a quarter
     # of llguidance's defaults.
     limits = LLParserLimits(
@@ -92,9 +92,9 @@ def _plain_source(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":
             if (match := _REFUSED.search(grammar.text)) is not None:
-                raise GrammarError(f"A Lark grammar cannot have {match[0]} here.")
+                raise GrammarError(f"A Lark grammar must not contain {match[0]}.")
             return LLMatcher.grammar_from_lark(grammar.text)
-    raise GrammarError(f"There is no kind of grammar {grammar.kind!r}.")
+    raise GrammarError(f"The kind of grammar {grammar.kind!r} is not known.")
 
 
 def _divisor(value: object) -> int:
@@ -103,7 +103,7 @@ def _divisor(value: object) -> int:
     The factor is at least 1.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return 1  # here multipleOf is a property's name
+        return 1  # multipleOf is, in this place, a property's name
     if not 0 < value <= _MOST_DIVISORS:
         return _MOST_DIVISORS + 1
     digits, exponent = Decimal(str(value)).normalize().as_tuple()[1:]
@@ -122,7 +122,9 @@ def _check_divisors(schemas: Iterable[str]) -> None:
         elif isinstance(node, list):
             waiting += node
         if product > _MOST_DIVISORS:
-            raise GrammarError(f"The schema's multipleOf multiply to more than {_MOST_DIVISORS:,}.")
+            raise GrammarError(
+                f"The product of all multipleOf values in the schema exceeds {_MOST_DIVISORS:,}."
+            )
 
 
 def on_deep_stack(work: Callable[[], T]) -> tuple[T, float]:

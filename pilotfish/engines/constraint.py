@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 # CPU budget of a constraint (s): a base, plus _TOKEN_S per row and token of the vocabulary (1 ms
-# per row for 50,000 tokens). A row takes some 20 µs, plus 1 ms per 2,000 bytes of forced text.
+# per row for 50,000 tokens). A row takes about 20 µs, plus 1 ms per 2,000 bytes of forced text.
 _BASE_S, _TOKEN_S = 0.1, 2e-8
-_CHEAP_PARSER_S = (
-    0.005  # CPU time (s) under which a parser may be made while a row waits for its mask
-)
+_CHEAP_PARSER_S = 0.005  # maximum CPU time (s) of making a parser while a row waits for its mask
 DEAD_END = "No token of this vocabulary continues what the grammar allows."
-_MOST_MESSAGE = 300  # longest part (characters) of llguidance's error text that we quote
+_MOST_MESSAGE = 300  # maximum characters of llguidance's error text in our messages
 
 
 class _SpentError(GrammarError):
@@ -80,14 +78,17 @@ class GrammarConstraint:
         if self._spares:
             return self._spares.pop()
         if self._spares is not None and self.cpu_s > _CHEAP_PARSER_S:
-            raise _SpentError("The grammar is too complex: drafts lead its parser astray.")
+            raise _SpentError(
+                "The grammar is too complex: drafts make its parser fail, and a "
+                "new parser takes too long to make."
+            )
         matcher, spent_s = self._parser()
         self._budget_s -= spent_s
         return matcher
 
     def _restart(self) -> None:
         self._matcher = self._fresh.deep_copy()
-        # Tokens that the parser has read: those of the answer, then those of a path.
+        # Tokens that the parser has read: first the answer's tokens, then a path's tokens.
         self._answer = np.empty(0, np.uint32)
         self._path: list[int] = []
         self._forced: list[int] | None = None  # tokens forced after the path; None if unknown
@@ -123,7 +124,8 @@ class GrammarConstraint:
         """Restart the parser if a draft made it fail; re-raise an error that the answer caused."""
         if not len(path) or isinstance(error, _SpentError):
             raise error
-        if not isinstance(error, _DeadEndError):  # the failure may be a limit that all copies share
+        # the parser may have reached a limit that all its copies share
+        if not isinstance(error, _DeadEndError):
             self._fresh = self._new_parser()
         with self._charge_time():
             self._restart()
@@ -163,7 +165,7 @@ class GrammarConstraint:
             read = self._consume(rest, back=len(self._answer) - common)
             self._answer = answer[: common + read].copy()
             if read < len(rest):
-                raise GrammarError("What the answer says so far is not of the grammar.")
+                raise GrammarError("The answer so far does not follow the grammar.")
         return True
 
     def _read_path(self, path: Sequence[int]) -> bool:
@@ -221,7 +223,10 @@ class GrammarConstraint:
 
     def _check_budget(self) -> None:
         if self._budget_s < 0.0:
-            raise _SpentError("The grammar costs too much: it forces too long a text, or the like.")
+            raise _SpentError(
+                "The grammar takes too much CPU time, for example because it "
+                "forces a very long text."
+            )
 
     def _check_parser(self) -> None:
         if self._matcher.is_error():

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.engine_errors import CudaError
 
-# File names of the library: without a version, then of CUDA 13, 12 and 11.
+# File names of the library: first without a version, then for CUDA 13, 12 and 11.
 NAMES = ("libcudart.so", "libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0")
 FOLDERS = ("/usr/local/cuda/lib64",)
 # Folders of pip's CUDA wheels, relative to site-packages.
@@ -69,7 +69,7 @@ class Copy3D(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """The facts about a GPU that built engines depend on: name and compute capability ("8.7")."""
+    """Facts about a GPU on which built engines depend: name and compute capability ("8.7")."""
 
     name: str
     compute: str

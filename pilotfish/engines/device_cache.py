@@ -2,8 +2,9 @@
 
 The buffers have the layout of `engines.kv`. Some runtimes must not write the buffer that they read
 (e.g. a TensorRT engine that writes its cache by ScatterND). Their runs write into a second set of
-buffers, `present`, and `take_in` copies the few new cells back, with one call per slot and plane
-shape. Copies run on the stream of `Cuda`; a reader on another stream must wait for that stream.
+buffers, `present`, and `take_in` copies the few new cells back, with one call per slot and shape of
+cache tensors. Copies run on the stream of `Cuda`; a reader on another stream must wait for that
+stream.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pilotfish.engines.manifest import Manifest
 
 @dataclass
 class _Buffer:
-    """The planes of one shape: the memory that runs read (`past`) and write (`present`)."""
+    """The cache tensors of one shape: the memory that runs read (`past`) and write (`present`)."""
 
     planes: int
     shape: PlaneShape
@@ -32,8 +33,8 @@ class DeviceCache(KVCache):
     """A K/V cache on the GPU.
 
     Args:
-        capacities: allowed capacities (cells per slot), ascending; the last is enough for every
-        run.
+        capacities: allowed capacities (cells per slot), ascending; the last one suffices for every
+            run.
         apart: whether runs write to `present`, not to the buffer that they read.
     """
 
@@ -59,7 +60,7 @@ class DeviceCache(KVCache):
         return _Buffer(planes, shape, cell, past, present)
 
     def addresses(self, plane: int, first: int) -> tuple[int, int]:
-        """Return the address to read and the address to write, for a plane from slot `first` on.
+        """Return the addresses to read and to write, for a cache tensor from slot `first` on.
 
         The memory there is contiguous, [slots, kv_heads, C, head_dim].
         """
@@ -70,7 +71,7 @@ class DeviceCache(KVCache):
         return buffer.past.address + offset, buffer.present.address + offset
 
     def shape(self, plane: int, count: int) -> tuple[int, int, int, int]:
-        """Return the shape of a plane's part for `count` neighbouring slots."""
+        """Return the shape of a cache tensor's part for `count` neighbouring slots."""
         heads, dim = self._buffers[self._places[plane][0]].shape
         return count, heads, self.capacity, dim
 
@@ -103,7 +104,7 @@ class DeviceCache(KVCache):
     def _copy(
         self, slot: int, buffer: _Buffer, source: Memory, start: int, target: int, count: int
     ) -> None:
-        """Copy `count` cells of a slot from `source` into the cache, for all planes and heads."""
+        """Copy `count` cells of a slot from `source` to the cache, for all tensors and heads."""
         heads = buffer.shape.kv_heads
         self._cuda.copy_block(
             buffer.past.address,
@@ -112,7 +113,7 @@ class DeviceCache(KVCache):
             start * buffer.cell,
             y=slot * heads,
             pitch=self.capacity * buffer.cell,
-            rows=len(self.lengths) * heads,  # rows per plane
+            rows=len(self.lengths) * heads,  # rows per cache tensor
             extent=(count * buffer.cell, heads, buffer.planes),
         )
 

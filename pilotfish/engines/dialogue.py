@@ -40,7 +40,7 @@ _PRIVATE = range(0xE000, 0xF900)  # Unicode's private use area: characters witho
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_BLUNT_GROWTH = 4  # bound on the ratio of tokens in blunted text to `most`
+_BLUNT_GROWTH = 4  # maximum number of tokens in blunted text, as a multiple of `most`
 
 
 class _TemplateInput(NamedTuple):
@@ -156,13 +156,15 @@ class Dialogue:
         used = inputs.characters().union(plain)
         free = [character for character in map(chr, _PRIVATE) if character not in used]
         if len(free) < len(self._signs):
-            raise TemplateError("the messages leave no character that could stand for others")
+            raise TemplateError(
+                "the messages contain every character that could serve as a substitute"
+            )
         return dict(zip(self._signs, free[: len(self._signs)], strict=True))
 
     def _encode_rendering(
         self, text: str, substitutes: Mapping[str, str], most: int | None
     ) -> list[int]:
-        """Encode a rendering in which all control tokens are the template's; the rest is text."""
+        """Encode a rendering in which only the template wrote control tokens; the rest is text."""
         originals = {mark: sign for sign, mark in substitutes.items()}
         ids: list[int] = []
         for piece, control in self._pieces(text):

@@ -1,7 +1,7 @@
 """Errors of opening or running an artifact.
 
 Each message tells the user what to do. `exit_code` is the exit status of the command line; the
-comment beside it gives its name in sysexits.h.
+comment beside each value is its name in sysexits.h.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 _THREADS = Meta(
-    description="CPU threads (default: all CPUs within affinity and quota)",
+    description="number of CPU threads (default: one for each CPU that this process may use)",
     ge=1,
     extra={"metavar": "N"},
 )

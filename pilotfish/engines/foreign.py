@@ -21,14 +21,15 @@ from pilotfish.engines.unigram import is_unigram
 
 MAX_TOKENS = 1 << 20
 UNIGRAM_UNSHARED = (
-    "a Unigram vocabulary is only used by a drafter and a target that both have it, each from its "
-    "own file"
+    "a Unigram vocabulary cannot be sent: drafter and target must both have it in their own files"
 )
-MAX_TEMPLATE = 1 << 19  # longest chat template (characters); its compilation takes seconds
-MAX_GROWTH = 64  # characters that the normalizer may make of one character
+# maximum characters of a chat template; compiling one of this size takes seconds
+MAX_TEMPLATE = 1 << 19
+MAX_GROWTH = 64  # maximum number of characters that the normalizer may make of one character
 _MAX_ADDED_TOKENS = 1 << 16
-_MAX_ADDED_TEXT = 1 << 20  # characters of all added tokens; each takes some 70 bytes of memory
-_MAX_STEP_CHARACTERS = 1 << 15  # size (characters of JSON) of the steps' description
+# maximum number of characters in all added tokens; each character takes some 70 bytes of memory
+_MAX_ADDED_TEXT = 1 << 20
+_MAX_STEP_CHARACTERS = 1 << 15  # maximum size (characters of JSON) of the steps' description
 
 _Id = Annotated[int, Meta(ge=0, lt=MAX_TOKENS)]
 _Pattern = dict[str, Annotated[str, Meta(max_length=1 << 13)]]  # {"Regex": …} or {"String": …}
@@ -36,7 +37,10 @@ _Empty = Annotated[str, Meta(max_length=0)]
 
 
 class _Step(Struct, frozen=True, tag_field="type", tag=lambda name: name.lstrip("_")):
-    """A step of a tokenizer, chosen by its type; fields that are not listed are harmless."""
+    """A step of a tokenizer; its type selects the subclass.
+
+    Fields that are not listed are harmless.
+    """
 
 
 class _NFC(_Step, frozen=True): ...
@@ -101,7 +105,7 @@ class _SpecialToken(Struct, frozen=True):
 
 _Template = Annotated[
     list[Any], Meta(max_length=16)
-]  # parts of the template; the text may be inserted several times
+]  # parts of the template, in which the text may be inserted several times
 
 
 class _TemplateProcessing(_Step, frozen=True):
@@ -188,7 +192,7 @@ def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object; refuse repeated keys, because JSON readers disagree on their meaning."""
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("an object has the same key twice")
+        raise ValueError("a JSON object has the same key twice")
     return result
 
 

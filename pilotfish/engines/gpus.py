@@ -19,7 +19,7 @@ def gpu_nodes(dev: Path | None = None) -> list[Path]:
 
 
 def warn_of_idle_gpu(reasons: str) -> None:
-    """Warn that a model runs on the CPU although there is a GPU; `reasons` are for people."""
+    """Warn that a model runs on the CPU although there is a GPU; `reasons` is text for the log."""
     if nodes := gpu_nodes():
         log.warning(
             "the model runs on the CPU, although this machine has a GPU (%s): %s. docs/engines.md "

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pilotfish.engines.tokenizer import Tokenizer
 
 MOST_GRAMMAR_BYTES = 64 * 1024
-_MOST_VERDICTS = 256  # trial results that are remembered
-_MOST_CPU_S = 1.0  # limit (CPU seconds) for compiling a grammar that passed its trial
+_MOST_VERDICTS = 256  # maximum number of trial results that are remembered
+_MOST_CPU_S = 1.0  # maximum CPU seconds for compiling a grammar that passed its trial
 _CONTROL_PREFIX = b"\xff"  # marks a token that llguidance must not treat as text
 
 
@@ -114,7 +114,9 @@ class Grammars:
             try:
                 from llguidance import LLTokenizer
             except ImportError as error:
-                raise GrammarError("This end lacks llguidance: pip install llguidance.") from error
+                raise GrammarError(
+                    "The package llguidance is missing on this end: run pip install llguidance."
+                ) from error
 
             token_list: Any = _TokenList(tokenizer, size, ends)
             self._token_list = LLTokenizer(token_list, n_vocab=size, eos_token=ends)
@@ -141,7 +143,7 @@ class Grammars:
         _, size, ends = self._vocabulary
         parser = partial(compile_grammar, grammar, token_list, self._controls)
         constraint = GrammarConstraint(partial(on_deep_stack, parser), size, ends)
-        if constraint.cpu_s > _MOST_CPU_S:  # longer than in the trial
+        if constraint.cpu_s > _MOST_CPU_S:  # it took longer than in the trial
             self._record(grammar, TOO_LONG)
             error = GrammarError(TOO_LONG)
             error.costly = True
@@ -169,7 +171,7 @@ class Grammars:
             raise GrammarError(verdict)
 
     def _record(self, grammar: Grammar, verdict: str) -> None:
-        """Remember the result of a trial; do not call this for a fault of the machine."""
+        """Remember the result of a trial; do not call this if the machine was at fault."""
         with self._lock:
             self._verdicts.pop(grammar, None)
             self._verdicts[grammar] = verdict  # the newest is last

@@ -2,7 +2,7 @@
 
 In:  a `Grammar`. Out: nothing, or a `GrammarError` if the grammar does not compile, or takes too
 much CPU time or memory. A grammar that passes is compiled again in the main process, at about the
-same cost: the trial has no control tokens and treats those of a turn as plain text.
+same cost: the trial has no control tokens, and treats the control tokens of a turn as plain text.
 
 All threads of the main process share one trial process. The trial process reads grammars from its
 stdin and ends with its parent. Its vocabulary is the 256 bytes: what makes a grammar costly does
@@ -32,7 +32,7 @@ from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.speculation.logits_options import Grammar
 
 CPU_S: Final = 0.25  # limit (CPU seconds) for one grammar
-TOO_LONG: Final = "The grammar takes too long to compile, or too much memory."
+TOO_LONG: Final = "The grammar takes too much time or memory to compile."
 _MEMORY_BYTES = 1 << 30
 # Wall-clock limits (s): for a reply, start of the process included; and without any CPU use, after
 # which the process counts as stalled.
@@ -46,13 +46,14 @@ _SINGLE_THREADED: Final = {
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
 }
-_START_CPU_S = 0.3  # cost (CPU seconds) of starting a trial process, about
+_START_CPU_S = 0.3  # approximate CPU seconds of starting a trial process
 _MOST_FORCED_BYTES = (
-    4096  # longest text (bytes) that a grammar may force at its start: a row takes 1 µs per byte
+    # maximum bytes of the text that a grammar may force at its start; a row takes 1 µs per byte
+    4096
 )
-# Signals that blame the grammar if they end the process: SIGPROF for CPU time, which is a lasting
-# verdict; the others for stack depth and memory, which are not lasting, because the machine may be
-# at fault.
+# Signals that blame the grammar if they end the process: SIGPROF stands for too much CPU time, and
+# this verdict is lasting. The other signals stand for stack depth and memory, and their verdict is
+# not lasting, because the machine may be at fault.
 _GRAMMAR_SIGNALS = {signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 
 
@@ -67,7 +68,7 @@ class Trial:
 
     @property
     def cpu_s(self) -> float:
-        """The CPU seconds that trials of the calling thread took, about.
+        """The approximate CPU seconds that trials of the calling thread took.
 
         Other threads' trials do not count.
         """
@@ -116,7 +117,7 @@ class Trial:
         self._add_cost(_START_CPU_S)
         if status is not None and -status in _GRAMMAR_SIGNALS:
             self._add_cost(CPU_S)
-            self._running_process()  # start the next one early
+            self._running_process()  # start the next process early
             error = GrammarError(TOO_LONG)
             error.costly, error.lasting = True, -status == signal.SIGPROF
             raise error
@@ -133,7 +134,7 @@ class Trial:
                     env=os.environ | _SINGLE_THREADED,
                     start_new_session=True,  # so that Ctrl-C reaches only the parent
                 )
-            except OSError as error:  # no descriptors, no memory, no processes left
+            except OSError as error:  # the machine has no descriptors, memory or processes left
                 raise GrammarBusyError(
                     f"The process that tries grammars cannot start: {error.strerror}. "
                     "Try again later."

@@ -22,7 +22,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 _log = logging.getLogger("pilotfish.engines")
 
 SHARE = 0.2  # fraction of a core's time that hashing may use
-PIECE_BYTES = 1 << 18  # hashed in well under 1 ms, so a pass hardly waits
+PIECE_BYTES = 1 << 18  # a piece is hashed in well under 1 ms, so a pass of the model hardly waits
 
 
 class Inspection:
@@ -31,7 +31,7 @@ class Inspection:
     Without an artifact (a drafter without a model) there is nothing to hash, and `passed` is true
     at once. The files are opened in the constructor: if another model replaces them later, the old
     files are still the ones hashed. passed: whether every file matches the manifest. damage: the
-    problem, also logged; "" while none is known. Any thread may read these two.
+    problem, also logged; "" while none is known. Any thread may read `passed` and `damage`.
 
     Raises:
         ArtifactError: if a file cannot be opened.
@@ -83,7 +83,7 @@ class Inspection:
         except _ClosedError:
             return
         except OSError as error:
-            self._report(f"{path} cannot be read ({error.strerror}): restore a copy of it")
+            self._report(f"{path} cannot be read ({error.strerror}): restore a copy of this file")
         except ArtifactError as error:
             self._report(str(error))
         else:
@@ -92,7 +92,8 @@ class Inspection:
                 "the files of %s match their hashes, verified in %.1f s",
                 self._artifact.path, time.monotonic() - began_s,
             )  # fmt: skip
-        finally:  # files of a replaced model occupy the disk while they are open
+        # close the files, since files of a replaced model occupy the disk while they are open
+        finally:
             self._opened.close()
 
     def _report(self, damage: str) -> None:

@@ -1,9 +1,10 @@
 """The K/V cache of all slots: buffers of one capacity, which grows on demand.
 
-The i-th layer with keys and values has its keys in plane 2i and its values in plane 2i + 1. A run
-over neighbouring slots gets a part of each plane. Planes of equal shape share a buffer, [planes,
-slots, kv_heads, C, head_dim]; nearly every model has only one buffer. Only cells below a slot's
-length are read, so a rollback just lowers the length.
+A *plane* is a cache tensor: the keys, or the values, of one layer for all slots. The i-th layer
+with keys and values has its keys in plane 2i and its values in plane 2i + 1. A run over
+neighbouring slots gets a part of each plane. Planes of equal shape share a buffer, [planes, slots,
+kv_heads, C, head_dim]; nearly every model has only one buffer. Only cells below a slot's length are
+read, so a rollback just lowers the length.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import Manifest
 
 STEP = 64  # capacities are multiples of this number of cells
-GROWTH = 1.0625  # least factor of growth; small, because attention takes time proportional to C
+# minimum factor by which the capacity C grows; small, because attention takes time proportional to
+# C
+GROWTH = 1.0625
 
 
 class PlaneShape(NamedTuple):
-    """The shape of what a plane stores per token: heads, and numbers per head."""
+    """The shape of a plane's content per token: heads, and numbers per head."""
 
     kv_heads: int
     head_dim: int
@@ -115,7 +118,7 @@ class HostCache(KVCache):
             return False
         wanted = max(cells, int(self.capacity * GROWTH))
         wanted = -(-wanted // STEP) * STEP
-        # capacity exceeds the limit only for a run's padding
+        # capacity exceeds the limit only to hold a run's padding
         self.capacity = min(wanted, max(cells, self._limit))
         for i, old in enumerate(self._buffers):
             planes, slots, heads, _, dim = old.shape

@@ -24,7 +24,8 @@ from pilotfish.engines.passes import Pass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_GRAPH_ENGINE = "pilotfish.engines.onnx_decoder:Decoder"  # runs every dialect not in ENGINES
+# runs every dialect that ENGINES does not list
+_GRAPH_ENGINE = "pilotfish.engines.onnx_decoder:Decoder"
 ENGINES = {
     "llamacpp": "pilotfish.engines.llamacpp.llama_decoder:LlamaDecoder",
     "genai": "pilotfish.engines.genai.genai_decoder:GenaiDecoder",
@@ -164,11 +165,11 @@ def open_model(
         threads: CPU threads per run; None = one per core that this process may use.
         provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best provider that works
         without building an engine first (see docs/engines.md).
-        drafts: also accept a model with a cut head. Its logits suit only drafts, and the caller
-        must map them to the whole vocabulary.
+        drafts: also accept a model with a cut head. The logits of such a model suit only drafts,
+            and the caller must map them to the whole vocabulary.
 
     Raises:
-        ArtifactError: if the directory is no artifact, is a stage of a model, or has a cut head
+        ArtifactError: if the directory is not an artifact, is a stage of a model, or has a cut head
             while `drafts` is false.
         ProviderError: if no inference runtime can run the model.
     """

@@ -18,10 +18,11 @@ from pilotfish.engines.stage_range import StageRange
 
 MANIFEST_NAME = "manifest.json"
 GRAPH_NAME = "model.onnx"
-GGUF_NAME = "model.gguf"  # instead of a graph, if llama.cpp runs the model
-GENAI_NAME = "genai_config.json"  # next to the graph; written by ONNX Runtime GenAI's builder
-HEAD_NAME = "head.onnx"  # in a first stage: graph from hidden states to logits
-HEAD_TOKENS_NAME = "head_tokens.bin"  # with a cut head: token id of each row of the head
+GGUF_NAME = "model.gguf"  # the file that replaces the graph if llama.cpp runs the model
+# a file next to the graph, written by ONNX Runtime GenAI's builder
+GENAI_NAME = "genai_config.json"
+HEAD_NAME = "head.onnx"  # a first stage's graph from hidden states to logits
+HEAD_TOKENS_NAME = "head_tokens.bin"  # for a cut head: token id of each row of the head
 TOKENIZER_NAME = "tokenizer.json"
 FORMAT = 1
 
@@ -31,8 +32,8 @@ STORED: Literal["stored"] = "stored"  # every weight in the format of the checkp
 # output projection loses a drafter more acceptance than any other layer, and 8 bits take hardly
 # more time.
 HEADS: dict[Precision, Precision] = {"int4": "int8"}
-# Precision in a manifest. "gguf": that of the GGUF file's blocks, of any type; "genai": that of the
-# graph from ONNX Runtime GenAI's builder.
+# Precision in a manifest. "gguf": the precision of the GGUF file's blocks, of any type; "genai":
+# the precision of the graph from ONNX Runtime GenAI's builder.
 Stored = Literal[Precision, "gguf", "genai"]
 LLAMACPP: Literal["llamacpp"] = "llamacpp"
 GENAI: Literal["genai"] = "genai"
@@ -126,15 +127,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `bos_id` and `eos_ids` determine them. `warnings` are the export's warnings, a sentence each.
 
     An artifact of the dialect llamacpp has no graph: `opset` is None and `kv_dtype` has no effect.
-    `stage` is None for a whole model; in a stage, `files` are the stage's and all other fields
-    describe the whole model. `window` is the size (positions) of the smallest attention window of
-    any layer; None without windows. `states` describes the layers with recurrent states; None if
-    there are none. `caches` lists the layers that store keys and values; None if these are all
-    layers without states, in the shape of `dimensions`. `cost` is the cost of the precision; None
-    if it was not measured. `trees` is whether the graph has a mask for token trees, `hidden_states`
-    whether it returns hidden states; only graphs of the dialect genai may lack these. `head_tokens`
-    is the number of logits of a cut head; None for a whole head. A model with a cut head still
-    reads all tokens.
+    `stage` is None for a whole model; in a stage, `files` lists the stage's files, and all other
+    fields describe the whole model. `window` is the size (positions) of the smallest attention
+    window of any layer; None without windows. `states` describes the layers with recurrent states;
+    None if there are none. `caches` lists the layers that store keys and values; None if these are
+    all layers without states, in the shape of `dimensions`. `cost` is the cost of the precision;
+    None if it was not measured. `trees` is whether the graph has a mask for token trees,
+    `hidden_states` whether it returns hidden states; only graphs of the dialect genai may lack
+    these. `head_tokens` is the number of logits of a cut head; None for a whole head. A model with
+    a cut head still reads all tokens.
     """
 
     format: int = FORMAT
@@ -168,7 +169,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def why_chains_only(self) -> str | None:
-        """The reason why the model reads no token trees, as a predicate; None if it reads them."""
+        """The reason why the model reads no token trees, as a predicate.
+
+        None if the model reads trees.
+        """
         if self.states is not None:
             return "has recurrent states, which follow one chain of tokens"
         return None if self.trees else "has a graph without a mask for token trees"
@@ -228,7 +232,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Encode the manifest as indented JSON, the content of `manifest.json`."""
         fields = msgspec.to_builtins(self)
         if self.stage is None:
-            del fields["stage"]  # fields without content are omitted, as before they existed
+            # fields without content are omitted, so that the bytes equal those of older versions
+            del fields["stage"]
         if self.head is None:
             del fields["head"]
         for name in ("chat_templates", "warnings"):
@@ -257,7 +262,7 @@ def read_manifest(directory: Path) -> Manifest:
         except (FileNotFoundError, NotADirectoryError):
             state = (
                 "holds no manifest.json" if directory.is_dir()
-                else "is no folder" if directory.exists()
+                else "is not a folder" if directory.exists()
                 else "does not exist"
             )  # fmt: skip
             raise ArtifactError(
@@ -268,7 +273,8 @@ def read_manifest(directory: Path) -> Manifest:
         number = msgspec.json.decode(data, type=FormatNumber).format
         if number != FORMAT:
             raise ArtifactError(
-                f"{directory} has manifest format {number}, and this version reads {FORMAT}: "
+                f"The manifest of {directory} has format {number}, but this version reads "
+                f"format {FORMAT}: "
                 "export the model again, or install the version that made it"
             )
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -294,25 +300,27 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
     elif any(Path(name).name != name for name in manifest.files):
         problem = "files must be plain names, without a path"
     elif manifest.states is not None and not _states_fit(manifest.states, manifest):
-        problem = "states does not fit the dimensions"
+        problem = "states contradicts the dimensions"
     elif manifest.dialect == GENAI and (manifest.trees or manifest.stage or manifest.states):
-        problem = "a graph of ONNX Runtime GenAI reads no trees, is no stage and has no states here"
+        problem = "a graph of ONNX Runtime GenAI must not have trees, stage or states"
     elif manifest.caches is not None and not _caches_fit(manifest.caches, manifest):
-        problem = "caches does not fit the dimensions"
+        problem = "caches contradicts the dimensions"
     elif manifest.head_tokens is not None and not _head_fits(manifest.head_tokens, manifest):
-        problem = "head_tokens does not fit the model"
+        problem = "head_tokens contradicts the model"
     elif missing := _required_files(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _stage_fits(manifest.stage, manifest.dimensions.layers):
-        problem = f"{manifest.stage} is no part of {manifest.dimensions.layers} layers"
+        problem = (
+            f"{manifest.stage} is not a part of a model of {manifest.dimensions.layers} layers"
+        )
     if problem:
         raise _invalid_error(directory, problem)
 
 
 def _invalid_error(directory: Path, problem: str) -> ArtifactError:
     return ArtifactError(
-        f"{directory / MANIFEST_NAME} is not valid ({problem}): export the model again, or restore "
-        "a copy of it"
+        f"{directory / MANIFEST_NAME} is not valid ({problem}): export the model again, or "
+        "restore a copy of this file"
     )
 
 
@@ -357,7 +365,7 @@ def _stage_fits(stage: StageRange, layers: int) -> bool:
     before, after = (
         stage.index - 1,
         stage.count - stage.index,
-    )  # other stages; each has at least one layer
+    )  # number of other stages, each of which has at least one layer
     return (
         before <= stage.first_layer
         and 0 <= after <= layers - stage.end

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 
 _log = logging.getLogger("pilotfish.engines")
 
-_MOST_REMEMBERED = 512  # sentences that are remembered
+_MOST_REMEMBERED = 512  # maximum number of sentences that are remembered
 _MOST_PER_PERIOD, _PERIOD_S = 30, 60.0
 
 
@@ -36,7 +36,11 @@ class Notices:
             if len(self._logged) > _MOST_REMEMBERED:
                 self._logged.popitem(last=False)
             full = len(self._times_s) == _MOST_PER_PERIOD and now_s - self._times_s[0] < _PERIOD_S
-        _log.warning("%s%s", sentence, " (more of this kind follows, unlogged)" if full else "")
+        _log.warning(
+            "%s%s",
+            sentence,
+            " (further warnings of this kind are not logged for a while)" if full else "",
+        )
 
 
 NOTICES = Notices()

@@ -32,7 +32,7 @@ class Decoder(Slots, LanguageModel):
         without building an engine first (see docs/engines.md).
 
     Raises:
-        ArtifactError: if the directory is no artifact or is a stage of a model, or if graph and
+        ArtifactError: if the directory is not an artifact or is a stage of a model, or if graph and
         manifest contradict each other.
         ProviderError: if no inference runtime can run the model.
     """
@@ -53,8 +53,8 @@ class Decoder(Slots, LanguageModel):
         dialect = opened.manifest.dialect
         if dialect in ENGINES and dialect != self.engine_dialect:
             raise ProviderError(
-                f"{opened.path} has dialect {dialect}, which another engine runs: open it with "
-                "open_model"
+                f"{opened.path} has dialect {dialect}, which another engine runs: open the "
+                "artifact with open_model"
             )
         self.vocab_size = opened.manifest.vocab_size
         super().__init__(
@@ -75,8 +75,8 @@ class Decoder(Slots, LanguageModel):
             head_tokens is not None and width > expected
         ):  # only a whole head is padded
             raise ArtifactError(
-                f"{self.artifact.path} contradicts itself: its graph has logits of {width} tokens, "
-                f"its manifest states {expected}: export the model again"
+                f"{self.artifact.path} is inconsistent: its graph computes logits of {width} "
+                f"tokens, but its manifest states {expected}: export the model again"
             )
 
     @property

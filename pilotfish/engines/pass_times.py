@@ -9,13 +9,14 @@ import numpy as np
 from pilotfish.engines.language_model import LanguageModel
 from pilotfish.engines.passes import Pass
 
-_SWEEPS = 4  # number of sweeps over all widths; in a sweep, other load affects all widths alike
+_SWEEPS = 4  # number of sweeps over all widths; in a sweep, other programs affect all widths alike
 # time limit (s): a daemon waits for this when it starts, so slow models get fewer sweeps
 _MOST_SWEEPS_S = 0.6
-# A pass that took this many times as long as its neighbours suggest counts as disturbed and is
-# timed again, _RETRIES times.
+# A pass counts as disturbed if its time exceeds this multiple of the time that its neighbours
+# suggest. It is then timed again, up to _RETRIES times.
 _DISTURBED_FACTOR, _RETRIES = 1.25, 2
-_MOST_TURNS, _FEWEST_TURNS = 12, 3  # after _MOST_TURNS_S (s), only the minimum is completed
+# after _MOST_TURNS_S (s), only the minimum number of turns is made
+_MOST_TURNS, _FEWEST_TURNS = 12, 3
 _MOST_TURNS_S = 20.0
 
 
@@ -31,7 +32,9 @@ def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float
 def least_times(
     pass_s: Callable[[int], float], widths: Sequence[int], context: int
 ) -> dict[int, float]:
-    """Time each width several times; return the least time (s) by width, made non-decreasing.
+    """Time each width several times; return the minimum time (s) by width.
+
+    The times are made non-decreasing.
 
     ``pass_s`` times one pass of a width. `widths` ascend; widths beyond the context are skipped.
     The process uses the times as long as it runs, so a pass that was interrupted (suspend, a paused
@@ -40,7 +43,8 @@ def least_times(
     least: dict[int, float] = {}
 
     def time_pass(width: int) -> None:
-        # The first pass of a shape is slow; the minimum ignores it if there is another.
+        # The first pass of a shape is slow; taking the minimum ignores the first pass if there is
+        # another one.
         least[width] = min(least.get(width, math.inf), pass_s(width))
 
     for sweep in range(1 + _SWEEPS):
@@ -89,7 +93,7 @@ def time_interleaved(
     timers: Sequence[Callable[[], float]],
     progress: Callable[[str, int, int | None], None] = lambda label, done, total: None,
 ) -> list[float]:
-    """Time several operations in turns, so that other load affects all alike; return seconds.
+    """Time several operations in turns, so that other programs affect all alike; return seconds.
 
     A timer runs its operation once and returns the seconds. Each turn calls each timer three times;
     the first call warms caches and threads and does not count. The result is the lower quartile for

@@ -129,8 +129,8 @@ def check_all(
         total = lengths[item.slot] + len(item.tokens)
         if total > context:
             raise CapacityError(
-                f"{total} tokens do not fit into a context of {context}: "
-                "shorten the prompt or ask for fewer tokens"
+                f"{total} tokens do not fit into a context of {context} tokens: shorten the "
+                "prompt or request fewer tokens"
             )
 
 
@@ -141,15 +141,16 @@ def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:
     """
     size, slots = len(item.tokens), len(lengths)
     if not 0 <= item.slot < slots:
-        raise ValueError(f"slot {item.slot} is not among the {slots} of this decoder")
+        raise ValueError(f"slot {item.slot} is not among the {slots} slots of this decoder")
     if item.tokens.ndim != 1 or size == 0:
-        raise ValueError("a pass needs a row of at least one token")
+        raise ValueError("a pass needs a one-dimensional array of at least one token")
     if vocabulary is not None:
-        ids = item.tokens.tolist()  # Python is faster than numpy for a few numbers
+        # a Python list, since Python is faster than numpy for a few numbers
+        ids = item.tokens.tolist()
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise ValueError(f"token ids must lie in 0…{vocabulary - 1}")
     if not 0 <= item.row_count <= size:
-        raise ValueError(f"{item.row_count} rows are wanted of {size} tokens")
+        raise ValueError(f"the pass asks for {item.row_count} output rows, but has {size} tokens")
     if item.parents is not None:
         _check_tree(item.parents, size, lengths[item.slot])
 
@@ -158,8 +159,8 @@ def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
     """Raise ValueError if a tree does not fit a pass of `size` tokens after `length` tokens."""
     if parents.ndim != 1 or not size <= len(parents) <= length + size:
         raise ValueError(
-            f"parents needs a row of {size} to {length + size} nodes: the tokens of the pass, and "
-            "before them those of the tree that the slot holds"
+            f"parents needs a one-dimensional array of {size} to {length + size} nodes: first "
+            "the nodes of the tree that the slot has already, then the tokens of the pass"
         )
     if any(not -1 <= parent < i for i, parent in enumerate(parents.tolist())):
         raise ValueError("parents[i] must be -1 or an earlier node of the tree")
@@ -190,7 +191,7 @@ def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[i
 
 def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
     """Write the indices of the tokens that need outputs; return the number of output rows."""
-    # Some runtimes fail on an empty output, so at least one row is computed.
+    # At least one row is computed, because some runtimes fail on an empty output.
     wanted = max(sum(item.row_count for item in passes), 1)
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
@@ -212,8 +213,8 @@ def fill_padded(
 ) -> None:
     """Write the inputs of attention for slots first, first + 1, …, of these `lengths`.
 
-    The outputs of idle slots and of padding are never read: any mask with finite values will do for
-    them.
+    The outputs of idle slots and of padding are never read: for them, any mask with finite values
+        is valid.
     """
     count = len(lengths)
     size = max(len(item.tokens) for item in passes)
@@ -258,9 +259,9 @@ def fill_single(
 ) -> None:
     """Write the inputs of attention for one slot in the contrib dialect.
 
-    The input `total_sequence_length` is the capacity, not the length: the bias must have that
-    width, and a changing width would have to be bound for each pass. The kernel computes only up to
-    `seqlens_k`.
+    The input `total_sequence_length` is the capacity, not the length. The bias must have this
+    width, and an input whose width changes would have to be bound again for each pass. The kernel
+    computes only up to `seqlens_k`.
     """
     size = len(item.tokens)
     binding.input("seqlens_k", (1,), np.int32)[0] = length + size - 1

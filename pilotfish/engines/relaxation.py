@@ -28,12 +28,12 @@ from pilotfish.engines.schemas import KeywordPlace
 from pilotfish.speculation.logits_options import Grammar
 
 ANYTHING = '{"type":"object"}'
-_MOST_REMEMBERED = 256  # schemas; an agent sends the same tools with each request
-_MOST_TRIALS = 128  # trials for one schema
-_MOST_CPU_S = 1.0  # limit (CPU seconds) of the trials for one schema
-_MOST_TOTAL_CPU_S = 2.0  # limit (CPU seconds) of the trials for all schemas of an answer
-_MOST_NAMED = 3  # places that a message names
-_MOST_LISTED = 16  # removed places that a result stores
+_MOST_REMEMBERED = 256  # number of schemas; an agent sends the same tools with each request
+_MOST_TRIALS = 128  # maximum number of trials for one schema
+_MOST_CPU_S = 1.0  # maximum CPU seconds of the trials for one schema
+_MOST_TOTAL_CPU_S = 2.0  # maximum CPU seconds of the trials for all schemas of an answer
+_MOST_NAMED = 3  # maximum number of places that a message names
+_MOST_LISTED = 16  # maximum number of removed places that a result stores
 
 
 class Relaxed(NamedTuple):
@@ -82,7 +82,10 @@ def with_relaxed_tools(
     free = [name for name in whole if name not in strict]
     tools = whole | {name: _without_multiples(whole[name]) for name in free}
     if tools != whole and fits(with_tools(tools)):
-        NOTICES.warn("the tools are too much for one grammar: no multipleOf is enforced")
+        NOTICES.warn(
+            "the tools together are too complex for one grammar: multipleOf is not "
+            "enforced in any schema"
+        )
         return with_tools(tools)
     by_size = sorted(free, key=lambda name: len(tools[name]), reverse=True)
 
@@ -100,7 +103,8 @@ def with_relaxed_tools(
             failing = middle
     names = one_printable_line(", ".join(by_size[:fitting]))
     NOTICES.warn(
-        f"the tools are too much for one grammar: nothing is enforced of the schemas of {names}"
+        f"the tools together are too complex for one grammar: the schemas of {names} are not "
+        "enforced at all"
     )
     return relax_largest(fitting)
 
@@ -131,7 +135,7 @@ def find_obstacle(outline: Outline) -> tuple[str, str] | None:
             if summary:
                 return name, summary
     except (GrammarBusyError, ValueError):
-        pass  # the caller has a better error already
+        pass  # ignored, since the caller has a better error already
     return None
 
 

@@ -95,16 +95,19 @@ def open_session(
     import onnxruntime
 
     if provider not in onnxruntime.get_available_providers():
-        raise ProviderError(f"onnxruntime {onnxruntime.__version__} was built without it")
+        raise ProviderError(
+            f"onnxruntime {onnxruntime.__version__} was built without this provider"
+        )
     cuda_problem = _load_cuda() if CUDA in (provider, *others) else ""
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = threads or usable_cpus()
     session_options.log_severity_level = FATAL
-    onnxruntime.set_default_logger_severity(FATAL)  # kernels bypass the session's log level
+    # set globally, since kernels ignore the session's log level
+    onnxruntime.set_default_logger_severity(FATAL)
     for key, value in (*SESSION_CONFIG.items(), spinning):
         session_options.add_session_config_entry(key, value)
     with reading_file(
-        lambda problem: ProviderError(f"its path does not suit onnxruntime: {problem}")
+        lambda problem: ProviderError(f"onnxruntime cannot open this path: {problem}")
     ):
         place = utf8_path(graph)
     session = onnxruntime.InferenceSession(
@@ -120,7 +123,9 @@ def open_session(
         enable_fallback=False,
     )
     if session.get_providers()[0] != provider:
-        raise ProviderError(cuda_problem or "onnxruntime could not load it and chose another")
+        raise ProviderError(
+            cuda_problem or "onnxruntime could not load this provider and chose another"
+        )
     return session
 
 
@@ -134,6 +139,7 @@ def _load_cuda() -> str:
 
     if not hasattr(onnxruntime, "preload_dlls"):  # a version before 1.21
         return ""
-    with redirect_stdout(io.StringIO()) as output:  # preload_dlls prints problems, and never raises
+    # preload_dlls prints problems instead of raising errors
+    with redirect_stdout(io.StringIO()) as output:
         onnxruntime.preload_dlls()
     return output.getvalue().strip()

@@ -33,7 +33,7 @@ _MOST_TOKENS = 16_000
 _MOST_NAMES_IN_SCOPES = 2_000_000  # number of scopes (loops, branches, …) × number of names
 _MOST_STEPS = 250_000  # sum over all nodes of the syntax tree of 1 + the number of enclosing scopes
 _MOST_CODE_CHARACTERS = 1 << 22
-_MADE_FACTOR = 8  # bound on the size of all intermediate values, as a multiple of max_characters
+_MADE_FACTOR = 8  # maximum size of all intermediate values, as a multiple of max_characters
 _SCOPES = (
     *(nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.With),
     *(nodes.Block, nodes.AssignBlock, nodes.Include, nodes.Import, nodes.FromImport),
@@ -126,7 +126,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Make a call of the template: check its operands before it and its result after it."""
         method = getattr(function, "__wrapped__", function)  # Jinja wraps `format`
         text, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
-        # these do not look inside arguments
+        # these functions do not look inside their arguments
         if not isinstance(function, type | Macro | LoopContext):
             self._check_printable(*args, *kwargs.values())
         if isinstance(text, str):
@@ -137,7 +137,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._count_made(super().call(context, function, *args, **kwargs))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look up an item; check the key first, because hashing a nested key takes time."""
+        """Look up an item; check the key before that, because hashing a nested key takes time."""
         self._check_printable(argument)
         return super().getitem(obj, argument)
 
@@ -284,8 +284,8 @@ def _check_complexity(tree: nodes.Template) -> None:
         if isinstance(node, nodes.EvalContextModifier) and not all(
             isinstance(option.value, nodes.Const) for option in node.options
         ):
-            # the compiler would evaluate other expressions
-            raise TemplateError("autoescape wants true or false")
+            # other expressions are refused, since the compiler would evaluate them
+            raise TemplateError("the option autoescape must be true or false")
         if isinstance(node, _SCOPES):
             scopes, depth = scopes + 1, depth + 1
         steps += depth
@@ -296,6 +296,6 @@ def _check_complexity(tree: nodes.Template) -> None:
 
 def _complexity_error() -> TemplateError:
     return TemplateError(
-        "it is longer or more intricate than any language model's: shorten it, or use the "
-        "template of the model's makers"
+        "it is longer or more complex than the template of any known language model: shorten "
+        "it, or use the model's original template"
     )

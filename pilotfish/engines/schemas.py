@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas: which are assertions, and which of these llguidance 1.9 can enforce.
+"""Keywords of JSON schemas: which are assertions, and which assertions llguidance 1.9 enforces.
 
 In:  a schema as JSON. Out: the schema without annotations; a list of its places; a copy without
 some of these places, which accepts everything that the schema accepts. A place is a keyword of a
@@ -65,7 +65,7 @@ _IDLE: dict[str, tuple[object, ...]] = {
 _COUNTS = frozenset(
     ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 )
-_MOST_COPIED = 4096  # bound (characters) on all copies of a schema for several properties
+_MOST_COPIED = 4096  # maximum characters of all copies of a schema for several properties
 # Keywords that apply to the remaining properties or items; the key says which those are.
 _REST = {
     "properties": ("additionalProperties",),
@@ -190,7 +190,7 @@ def without_keywords(schema: Any, left_out: Collection[KeywordPlace]) -> Any:
     for place in left_out:
         node = value_at(copy, place.path)
         if not isinstance(node, dict):
-            continue  # the place was in a subschema that is removed already
+            continue  # the place was in a subschema that has been removed already
         for keyword in (place.keyword, *_REST.get(place.keyword, ())):
             node.pop(keyword, None)
     return copy
@@ -293,7 +293,7 @@ def _reference_targets(schema: Any) -> list[tuple[str | int, ...]]:
 
 
 def _leads_to_schema(path: tuple[str | int, ...]) -> bool:
-    """Whether a path can be that of a subschema, not of data or of a map of properties."""
+    """Whether a path can lead to a subschema, not to data or to a map of properties."""
     steps = iter(path)
     for step in steps:
         if step in ("enum", "const"):

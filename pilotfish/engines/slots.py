@@ -20,12 +20,12 @@ from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_bac
 from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
 
-# Most idle slots between two passes in one run. Attention computes idle slots, too; but a separate
-# run would read all weights again.
+# Maximum number of idle slots between two passes in one run. Attention computes idle slots, too,
+# but a separate run would read all weights again.
 MOST_IDLE_BETWEEN = 4
-# Tokens per run when lost states are recomputed; equal to a prefill's chunk.
+# Number of tokens per run when lost states are recomputed; equals the chunk of a prefill.
 RECOMPUTE_TOKENS = 128
-# Bound on the relative error of outputs that rounding causes, in half precision with 4-bit weights.
+# Maximum relative error of outputs by rounding, in half precision with 4-bit weights.
 PROBE_TOLERANCE = 0.1
 
 
@@ -100,10 +100,13 @@ class Slots(ABC):
         trunk, count = self._trees[slot]
         offsets = [int(offset) for offset in path]
         if any(not 0 <= offset < count for offset in offsets) or offsets != sorted(set(offsets)):
-            raise ValueError(f"path must ascend within the last {count} tokens, not {offsets}")
+            raise ValueError(
+                f"path must ascend within the last {count} tokens, but it is {offsets}"
+            )
         if self._why_chains_only and offsets != list(range(len(offsets))):
             raise ValueError(
-                f"a model that reads only chains keeps the first tokens of a chain, not {offsets}"
+                f"a model that reads only chains can only keep the first tokens of a chain, "
+                f"not {offsets}"
             )
         self._cache.gather(slot, trunk, offsets)
         self._trees[slot] = (trunk, len(offsets))
@@ -112,7 +115,7 @@ class Slots(ABC):
 
     @abstractmethod
     def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        """Fill a run's inputs, except those of attention; return the number of output rows."""
+        """Fill a run's inputs except the inputs of attention; return the number of output rows."""
 
     @abstractmethod
     def _example_pass(self) -> Pass:
@@ -147,12 +150,13 @@ class Slots(ABC):
         check_all(passes, self._cache.lengths, self.context, self._vocabulary)
         if self._why_chains_only and any(item.branches for item in passes):
             raise TreeError(
-                f"{self.artifact.manifest.model} {self._why_chains_only}: it reads no token trees"
+                f"{self.artifact.manifest.model} {self._why_chains_only}, so it cannot read "
+                "token trees"
             )
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run passes that `check` accepted; return for each pass its rows in `_answers`."""
-        # One more than wanted, because a run always computes at least one row.
+        # One row more than wanted, because a run always computes at least one row.
         rows = sum(item.row_count for item in passes) + 1
         if rows > self._rows:
             self._allocate(rows)
@@ -268,8 +272,8 @@ class Slots(ABC):
         """Run a token, then check that a second token reads the first token's cells.
 
         Raises:
-            ProviderError: if outputs are not finite, or if the second token does not see the
-            first's keys and values.
+            ProviderError: if outputs contain NaN or infinite numbers, or if the second token does
+                not see the first token's keys and values.
         """
         self._backend, self._cache = backend, backend.cache
         self._bindings.clear()
@@ -277,11 +281,13 @@ class Slots(ABC):
         earlier, following = pair.pieces(1)
         self._allocate(1 + pair.row_count)
         name, answer = list(self._answers.items())[-1]  # logits if the graph has logits
-        answer.fill(np.nan)  # so that outputs which the run did not write are detected
+        answer.fill(np.nan)  # detects outputs that the run did not write
         self._run(0, 1, [earlier], 0)
         if not np.isfinite(answer[0]).all():
             label = name.replace("_", " ")
-            raise ProviderError(f"it ran the model, but its {label} are not finite")
+            raise ProviderError(
+                f"the provider ran the model, but the {label} contain NaN or infinite numbers"
+            )
         if backend.trusted or self.context < len(pair.tokens):
             return
         self._cache.lengths[0] = 1
@@ -290,7 +296,9 @@ class Slots(ABC):
         self._run(0, 1, [pair], 1)
         apart, together = (row - row.mean() for row in answer[[0, pair.row_count]])
         if not np.linalg.norm(apart - together) <= PROBE_TOLERANCE * np.linalg.norm(together):
-            raise ProviderError("it ran the model, but loses keys and values between passes")
+            raise ProviderError(
+                "the provider ran the model, but loses keys and values between passes"
+            )
 
     def _allocate(self, rows: int) -> None:
         """Allocate buffers for `rows` rows of outputs."""

@@ -37,7 +37,7 @@ States = NDArray[np.float32]
 
 # ONNX Runtime's names of the providers that run stages, best first.
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-# Largest magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
+# Maximum magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
 # still fits in float32: no norm overflows, which would leave NaN in the cache for good.
 LARGEST = {"float32": 2.0**56, "float16": 65504.0}
 
@@ -68,7 +68,7 @@ class Stage(Slots):
         provider: "cpu", "cuda" or "auto".
 
     Raises:
-        ArtifactError: if the directory is no stage of a model.
+        ArtifactError: if the directory is not a stage of a model.
         ProviderError: if no inference runtime can run it.
     """
 
@@ -138,8 +138,8 @@ class Stage(Slots):
         total = sum(len(item.tokens) for item in passes)
         wanted = None if self.first else (total, self.width)
         if wanted != (None if states is None else states.shape):
-            raise ValueError(f"{self.cut} of {total} tokens needs states of shape {wanted}")
-        # If a state is NaN, the maximum is NaN, and the comparison is false.
+            raise ValueError(f"{self.cut} needs states of shape {wanted} for {total} tokens")
+        # A NaN state is refused, too: it makes the maximum NaN and the comparison false.
         if states is not None and not np.abs(states).max(initial=0.0) <= self._largest:
             raise ValueError(f"states must be finite and within ±{self._largest:g}")
         fed, end = [], 0
@@ -230,8 +230,8 @@ def _open_stage(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
     opened = artifact if isinstance(artifact, Artifact) else Artifact.open(artifact, stage=True)
     if opened.manifest.stage is None:
         raise ArtifactError(
-            f"{opened.path} is a whole model, not a stage of one: cut it with "
-            "`pilotfish export split`"
+            f"{opened.path} is a whole model, not a stage: cut the model with `pilotfish "
+            "export split`"
         )
     return opened, opened.manifest.stage
 

@@ -58,17 +58,18 @@ def check_chain(cuts: Sequence[StageRange]) -> None:
     if [cut.index for cut in cuts] != list(range(1, wanted + 1)):
         indices = ", ".join(str(cut.index) for cut in cuts) or "none"
         raise ArtifactError(
-            f"a model in {wanted} stages needs each of them, from the first to the last, not "
-            f"{indices}"
+            f"a model in {wanted} stages needs each of its stages in order, from the first to the "
+            f"last, but got {indices}"
         )
     for before, following in pairwise(cuts):
         if (following.whole, following.count) != (before.whole, before.count):
             raise ArtifactError(
-                f"{following} is of another cut than {before}, of artifact {following.whole} and "
-                f"not {before.whole}: take the stages that one `pilotfish export split` has made"
+                f"{following} was cut from artifact {following.whole}, but {before} from "
+                f"artifact {before.whole}: take the stages that one run of `pilotfish export "
+                "split` has made"
             )
         if following.first_layer != before.end:
             raise ArtifactError(
-                f"{following} does not go on where {before} ends: take the stages that one "
-                "`pilotfish export split` has made"
+                f"{following} does not begin where {before} ends: take the stages that one run "
+                "of `pilotfish export split` has made"
             )

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import RecurrentStates
 
-WINDOW = 16  # longest rollback (tokens) that never makes other tokens run again
-TRAIL = 64  # length (tokens) of the trail; more than WINDOW, as not every position has a snapshot
-SNAPSHOTS = 8  # snapshots per slot
+WINDOW = 16  # maximum tokens of a rollback after which no other token has to run again
+# length (tokens) of the trail; longer than WINDOW, because not every position has a snapshot
+TRAIL = 64
+SNAPSHOTS = 8  # number of snapshots per slot
 
 Floats = NDArray[np.float32]
 
@@ -52,10 +53,11 @@ class StateStep:
         earlier: f32 [layers, M, width], read: inputs of the tokens before the run that are not yet
         in the state, and of the taps − 1 tokens before these.
         inputs: f32 [layers, T, width], written: inputs of the run's T tokens.
-        past: f32 [layers, heads, key_dim, value_dim], read: state of the snapshot. This and the
-        next two are None if layers have only convolutions.
-        settled: the same shape, written: state just before the run's tokens.
-        present: the same shape, written: state after the run's tokens.
+        past: f32 [layers, heads, key_dim, value_dim], read: state of the snapshot. `past`,
+            `settled` and `present` are None if layers have only convolutions.
+        settled: f32 [layers, heads, key_dim, value_dim], written: state just before the run's
+            tokens.
+        present: f32 [layers, heads, key_dim, value_dim], written: state after the run's tokens.
     """
 
     earlier: Floats
@@ -156,7 +158,7 @@ class _SlotStates:
 
     def _inputs(self, start: int, end: int) -> Floats:
         """Copy the inputs of positions start … end − 1; f32 [layers, end − start, width]."""
-        # `take` returns a contiguous array; fancy indexing may not.
+        # `take` returns a contiguous array; indexing by an array may not.
         return self._trail.take([position % TRAIL for position in range(start, end)], axis=1)
 
     def _write(self, start: int, inputs: Floats) -> None:

@@ -19,8 +19,10 @@ BARRED = frozenset(
     {"encode", "decode", "translate", "maketrans", "expandtabs", "to_bytes", "from_bytes"}
 )
 SLOW = ("striptags", "urlize", "wordwrap", "pprint", "title", "xmlattr")  # filters
-_SLOW_CHARACTERS = 1 << 16  # longest input of a slow filter; some filters take quadratic time
-_MOST_DIGITS = 4300  # longest text to convert to a number: Python's bound for decimals
+# maximum characters of a slow filter's input; some of these filters take quadratic time
+_SLOW_CHARACTERS = 1 << 16
+# maximum digits of a text that is converted to a number: Python's bound for decimals
+_MOST_DIGITS = 4300
 _TOO_MUCH = 1 << 62
 _CONVERSION = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?")
 _FIELD = re.compile(r"\{([^{}]*)")
@@ -31,7 +33,10 @@ _Extents = dict[int, tuple[int, int]]
 
 
 def printed_size(value: object) -> int:
-    """Bound the characters of ``str(value)``; a list that occurs several times counts each time."""
+    """Bound the characters of ``str(value)``.
+
+    A list that occurs several times is counted each time.
+    """
     return len(value) if isinstance(value, str) else _extent(value, {})[0]
 
 

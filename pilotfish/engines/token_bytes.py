@@ -1,8 +1,9 @@
 """The bytes that the tokens of a vocabulary stand for.
 
-Two families of vocabularies are supported: byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2), where
-each character of a token stands for one byte; and SentencePiece, BPE (Llama 2, Mistral) or Unigram,
-where "▁" is a space and <0x0A> is a byte. The file's `decoder` shows which family it is.
+Two families of vocabularies are supported. In byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2), each
+character of a token stands for one byte. In SentencePiece, as BPE (Llama 2, Mistral) or Unigram,
+"▁" is a space and <0x0A> is a byte. The file's `decoder` shows to which family a vocabulary
+belongs.
 """
 
 from __future__ import annotations

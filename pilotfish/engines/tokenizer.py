@@ -28,12 +28,12 @@ from pilotfish.engines.manifest import TOKENIZER_NAME
 from pilotfish.engines.token_bytes import byte_scheme
 from pilotfish.engines.unigram import check_marks, hide_controls, is_unigram
 
-# Texts are encoded one by one in the calling thread: a thread pool would take cores from the
-# drafter. The library reads this variable at its first encoding.
+# No thread pool: texts are encoded one by one in the calling thread, because a pool would take
+# cores from the drafter. The library reads this variable at its first encoding.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _CHUNK = 1 << 16  # size (characters) of the parts in which a long text's tokens are counted
-_LONGEST_TOKEN = 1 << 10  # bound on the bytes of a token; Llama 3's longest has 128
+_LONGEST_TOKEN = 1 << 10  # maximum bytes of a token; Llama 3's longest token has 128
 
 
 class Tokenizer:
@@ -71,7 +71,7 @@ class Tokenizer:
             check_marks(parsed, name)
         self._bytes: dict[int, bytes] = {}  # cache by token id
         self._special = frozenset(self.special_tokens)
-        self._tokenizer.no_truncation()  # some files ask for truncation or padding
+        self._tokenizer.no_truncation()  # called because some files request truncation or padding
         self._tokenizer.no_padding()
         self._json = text
 
@@ -303,8 +303,8 @@ class TextStream:
     """A decoder of tokens that arrive a few at a time. Not thread-safe.
 
     The text that `push` returns is final: an unfinished UTF-8 sequence is held back until more
-    tokens arrive. The cost of a push depends only on the tokens pushed. Control tokens are omitted
-    unless ``special`` is true or ``visible`` lists them.
+    tokens arrive. The time of a push depends only on the number of tokens pushed. Control tokens
+    are omitted unless ``special`` is true or ``visible`` lists them.
     """
 
     def __init__(
@@ -344,7 +344,8 @@ def _build_plain_tokenizer(text: str) -> tokenizers.Tokenizer:
         text = json.dumps(hide_controls(parsed))
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
-    tokenizer.post_processor = None  # the processor would add tokens and trim offsets
+    # removed, since the processor would add tokens and trim offsets
+    tokenizer.post_processor = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

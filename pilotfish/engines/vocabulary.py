@@ -68,7 +68,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
         )
         vocabulary.__dict__["fingerprint"] = (
             manifest.tokenizer_fingerprint
-        )  # so that the tokenizer need not be loaded for it
+        )  # stored, so that the tokenizer need not be loaded to compute it
         vocabulary.__dict__["_tokenizer_name"] = str(path)
         return vocabulary
 
@@ -79,12 +79,14 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
             nameless = msgspec.msgpack.decode(data, type=cls)
         vocabulary = msgspec.structs.replace(nameless, model=model)
         if vocabulary.vocab_size > MAX_TOKENS:
-            raise ArtifactError(f"{vocabulary.vocab_size} tokens are more than any vocabulary has")
+            raise ArtifactError(
+                f"a vocabulary of {vocabulary.vocab_size} tokens is larger than any known one"
+            )
         check_foreign(vocabulary.tokenizer_json)
         tokenizer, size = vocabulary.tokenizer, vocabulary.vocab_size
         ids = [*vocabulary.eos_ids, vocabulary.bos_id or 0, *tokenizer.beginning]
         if tokenizer.vocab_size > size or max(ids) >= size:
-            raise ArtifactError("this vocabulary names tokens that it does not have")
+            raise ArtifactError("this vocabulary has token ids beyond its size")
         return vocabulary
 
     def encode(self) -> bytes:
@@ -138,7 +140,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
             return None
         from pilotfish.engines.chat import (
             ChatTemplate,
-        )  # import here: Jinja loads slowly, and an edge never needs it
+        )  # imported here, because Jinja loads slowly and an edge never needs it
 
         return ChatTemplate(self.chat_template, self._named_tokens)
 
@@ -197,5 +199,5 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
 
 
 def used_templates(templates: dict[str, str]) -> dict[str, str]:
-    """Return the templates that this package uses; the others need not be sent to devices."""
+    """Return the templates that this package uses; other templates need not be sent to devices."""
     return {name: source for name, source in templates.items() if name == TOOL_USE}

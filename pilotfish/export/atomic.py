@@ -60,7 +60,7 @@ def replacing(
 def expect_replaceable(out: Path, is_ours: Callable[[Path], bool] = is_artifact) -> None:
     """Raise `ExportError` if `out` exists and is neither empty nor accepted by `is_ours`."""
     if out.exists() and not (out.is_dir() and (_is_empty(out) or is_ours(out))):
-        raise ExportError(f"{out} holds something that is no export: choose another --out")
+        raise ExportError(f"{out} contains something other than an export: choose another --out")
 
 
 def link_or_copy(source: Path, target: Path) -> None:

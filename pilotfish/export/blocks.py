@@ -3,8 +3,8 @@
     w[n, order[k]] = (codes[n, k] − zero) · scales[n, k // block] + offsets[n, k // block]
 
 `zero` is 2^(bits−1), unless the weight has zero points per block. Kernels apply integer zero points
-at no cost. A block has an offset if its smallest weight is no multiple of its scale; offsets need a
-second product (`export.dialects.quantized_weights`).
+at no cost. A block has an offset if its smallest weight is not a multiple of its scale. Offsets
+need a second product (`export.dialects.quantized_weights`).
 """
 
 from __future__ import annotations

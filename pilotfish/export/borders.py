@@ -61,7 +61,7 @@ class Dependencies:
             if at is None or self._is_written_after(layer - 1, at):
                 raise ExportError(
                     f"this graph cannot be cut before layer {layer}: more than one value that "
-                    "depends on the tokens crosses there, so run the model whole"
+                    "depends on the tokens crosses that border. Run the model whole"
                 )
             names.extend(live[at])
         return names
@@ -74,10 +74,13 @@ class Dependencies:
         """
         node = self._nodes[self._producer[HIDDEN]]
         if node.op_type not in COPIES:
-            raise ExportError(f"this graph computes {HIDDEN} by {node.op_type}, not as a copy")
+            raise ExportError(
+                f"this graph computes {HIDDEN} by the operator {node.op_type}, "
+                "but only a copy is supported"
+            )
         border = str(node.input[0])
         if self.subgraph([LOGITS], [border]).inputs:
-            raise ExportError(f"this graph computes {LOGITS} from more than {HIDDEN}")
+            raise ExportError(f"this graph computes {LOGITS} from further values besides {HIDDEN}")
         return border
 
     def subgraph(self, outputs: Sequence[str], known: Collection[str]) -> Subgraph:
@@ -112,7 +115,7 @@ class Dependencies:
         for at, node in enumerate(self._nodes):
             if not cached.isdisjoint(node.input) and not self._main_stream.isdisjoint(node.output):
                 return at
-        raise ExportError(f"this graph reads no cache of layer {layer}")
+        raise ExportError(f"this graph does not read the cache of layer {layer}")
 
     def _live_values(self) -> list[set[str]]:
         """List for each node the values of the main stream that exist then and are read later."""

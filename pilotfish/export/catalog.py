@@ -37,7 +37,7 @@ def list_artifacts(folder: str | os.PathLike[str]) -> list[ListedArtifact]:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ArtifactError(f"{root} is no folder: name one that holds artifacts")
+        raise ArtifactError(f"{root} is not a folder: name a folder of artifacts")
     entries = []
     for name, children, files in os.walk(root):
         children[:] = [child for child in children if not child.startswith(".")]

@@ -17,8 +17,8 @@ from pilotfish.export.sources.source import WeightSource
 
 log = logging.getLogger("pilotfish.export")
 _PLACES = (
-    "name it by eos_token_id in generation_config.json (genai_config.json, or a GGUF file's "
-    "tokenizer.ggml.eot_token_id)"
+    "name the end token by eos_token_id in generation_config.json (for other sources: in "
+    "genai_config.json, or as a GGUF file's tokenizer.ggml.eot_token_id)"
 )
 
 
@@ -57,8 +57,8 @@ def _check_template(vocabulary: Vocabulary, name: str) -> None:
     except TemplateError as error:
         problem = str(error).replace("the chat template", f"the chat template{name}", 1)
         raise ExportError(
-            f"{vocabulary.model}: {problem}. Correct it, or export the model without chats by "
-            f"--ignore-key {TEMPLATE_KEY}"
+            f"{vocabulary.model}: {problem}. Correct the template, or export the model without "
+            f"chats by --ignore-key {TEMPLATE_KEY}"
         ) from None
 
 
@@ -76,6 +76,6 @@ def _end_warnings(vocabulary: Vocabulary) -> list[str]:
         return []
     ends = ", ".join(map(spell, vocabulary.eos_ids))
     return [
-        f"the chat template puts {spell(mark)} after an answer, which is no end token ({ends}), "
-        f"so answers may continue after it: {_PLACES}"
+        f"the chat template puts {spell(mark)} after an answer, but this token is not an end "
+        f"token ({ends}), so answers may continue after it: {_PLACES}"
     ]

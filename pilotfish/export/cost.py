@@ -25,7 +25,7 @@ from pilotfish.speculation.theory import beta
 
 log = logging.getLogger("pilotfish.export")
 ROWS = 32  # number of positions that are compared at a time
-LONGEST = 512  # limit on the text (tokens), for vocabularies of bytes
+LONGEST = 512  # maximum number of tokens of the text, for vocabularies of bytes
 MEMORY = Path("/proc/meminfo")
 GIB = float(1 << 30)
 
@@ -55,15 +55,19 @@ def measure_cost(
 def _shortage(artifact: Artifact, config: ModelConfig) -> str:
     """Describe a lack of disk space or memory; return "" if both are sufficient.
 
-    Needed are one layer's graph on disk, and twice this graph plus twice the artifact in memory.
+    The measurement needs one layer's graph on disk, and memory for twice this graph plus twice the
+    artifact.
     """
     part = largest_part(config)
     if shutil.disk_usage(artifact.path).free < part:
-        return f"it needs {part / GIB:.1f} GiB of free disk space"
+        return f"the measurement needs {part / GIB:.1f} GiB of free disk space"
     size = sum((artifact.path / name).stat().st_size for name in artifact.manifest.files)
     needed, free = 2 * part + 2 * size, _free_memory()
     if free is not None and free < needed:
-        return f"it needs {needed / GIB:.1f} GiB of memory, and {free / GIB:.1f} are free"
+        return (
+            f"the measurement needs {needed / GIB:.1f} GiB of memory, but only "
+            f"{free / GIB:.1f} GiB are free"
+        )
     return ""
 
 
@@ -128,7 +132,7 @@ def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return result
 
 
-# The text on which source and artifact are compared: prose, a dialogue, code, figures.
+# The text on which source and artifact are compared: prose, a dialogue, code and numbers.
 TEXT = '''\
 The harbour had been quiet since the ferries stopped running, and the old lamp at the end of the \
 pier was only lit on Sundays. Anna walked out to it all the same, most evenings, with the dog \

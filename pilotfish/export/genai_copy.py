@@ -1,9 +1,10 @@
 """Export a folder of ONNX Runtime GenAI's model builder unchanged.
 
 In: a folder with genai_config.json, a graph, its weights and a tokenizer. Out: an artifact with
-these files (hard links if the file system allows) and a manifest. Models that could not run
-correctly are refused: states that cannot be rolled back, several graphs, unknown inputs. If the
-graph ignores the configured attention window, the artifact's context is limited to the window.
+these files (hard links if the file system allows) and a manifest. Models that would not run
+correctly are refused: models with states that cannot be rolled back, with several graphs, or with
+unknown inputs. If the graph ignores the configured attention window, the artifact's context is
+limited to the window.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def copy_genai(
     folder = Path(source)
     if not (folder / GENAI_NAME).is_file():
         raise ExportError(
-            f"{source} holds no {GENAI_NAME}: the dialect {GENAI} needs a folder of ONNX Runtime "
+            f"{source} has no {GENAI_NAME}: the dialect {GENAI} needs a folder of ONNX Runtime "
             "GenAI's model builder"
         )
     try:
@@ -76,7 +77,12 @@ def copy_genai(
         raise ExportError(str(error)) from None
     graph = read_graph(folder, config)
     if graph.reason:
-        log.warning("%s: only %d positions, for %s", folder.name, graph.context, graph.reason)
+        log.warning(
+            "%s: the context is limited to %d positions, because %s",
+            folder.name,
+            graph.context,
+            graph.reason,
+        )
     template, named = (None, {}) if TEMPLATE_KEY in ignored else read_templates(folder)
     templates = [template or "", *named.values()]
     text, tokenizer_files = read_tokenizer(folder, ignored)
@@ -88,7 +94,9 @@ def copy_genai(
         [name, *data] = graph.files
         targets = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
         if len({*targets.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(targets) + 2:
-            raise ExportError(f"{folder}: two files of its graph would have the same name")
+            raise ExportError(
+                f"{folder}: two files of the graph would have the same name in the artifact"
+            )
         for name_in_source, target in targets.items():
             link_or_copy(folder / name_in_source, directory / target)
         # Hash the artifact's files, because the source's files may change at any time.
@@ -122,7 +130,8 @@ def _open_tokenizer(path: Path, graph: GenaiGraph) -> Tokenizer:
         raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
     if tokenizer.vocab_size > graph.form.widths["logits"]:
         raise ExportError(
-            f"the folder's tokenizer has {tokenizer.vocab_size} tokens, its graph only "
+            f"the folder's tokenizer has {tokenizer.vocab_size} tokens, but its graph has "
+            "logits of only "
             f"{graph.form.widths['logits']}"
         )
     return tokenizer
@@ -171,7 +180,8 @@ def _manifest(
             heads=section.num_attention_heads,
             kv_heads=section.num_key_value_heads,
             head_dim=section.head_size,
-            intermediate=section.hidden_size,  # the real width is unknown, and not used
+            # a placeholder: the real width is unknown and not used
+            intermediate=section.hidden_size,
             context=graph.context,
         ),
         vocab_size=size,

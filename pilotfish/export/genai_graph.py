@@ -17,7 +17,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.genai.genai_config import GenaiConfig, GraphForm, Port, Ports, check_graph
 from pilotfish.export.export_errors import ExportError
 
-MOST_BYTES = 2**31  # largest graph file (bytes): the limit of a protobuf message
+MOST_BYTES = 2**31  # maximum size of a graph file (bytes): the limit of a protobuf message
 _ATTENTION = "GroupQueryAttention"  # the operator that can update keys and values in place
 _KINDS: dict[int, str] = {
     TensorProto.INT64: "int64",
@@ -34,7 +34,7 @@ class GenaiGraph:
         files: names of the graph file and its weight files, within the folder.
         form: inputs and outputs.
         opset: opset version of ONNX's standard operators.
-        window: smallest attention window in the graph, positions; None if it has none.
+        window: smallest attention window in the graph, positions; None if the graph has no windows.
         context: number of positions up to which the graph computes correctly.
         reason: reason why `context` is less than stated in genai_config.json; "" if it is equal.
     """
@@ -56,13 +56,13 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
     name = config.model.decoder.filename
     path = folder / name
     if Path(name).name != name or not path.is_file():
-        raise ExportError(f"{folder} lacks the graph {name!r} that its genai_config.json names")
+        raise ExportError(f"{folder} lacks the graph {name!r}, which its genai_config.json names")
     if path.stat().st_size > MOST_BYTES:
         raise ExportError(f"{path} is too large to be a graph")
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf raises several error classes
-        raise ExportError(f"{path} is no ONNX graph: {error}") from None
+        raise ExportError(f"{path} is not an ONNX graph: {error}") from None
     graph = model.graph
     try:
         form = check_graph(config, _ports(graph.input), _ports(graph.output))
@@ -106,9 +106,9 @@ def _windows(path: Path, graph: GraphProto, config: GenaiConfig) -> list[int]:
     layers = config.model.decoder.num_hidden_layers
     if len(windows) < layers:
         raise ExportError(
-            f"{path} has layers without {_ATTENTION}, the only supported attention: build it in "
-            "fp32 or int4 (the builder's fp16 for the CPU has none, that for CUDA does), or export "
-            "the checkpoint itself"
+            f"{path} has layers without {_ATTENTION}, the only supported attention: build the "
+            "graph in fp32 or int4, or in fp16 for CUDA (the builder's fp16 for the CPU lacks "
+            "the operator), or export the original checkpoint"
         )
     return [windows[layer] for layer in range(layers)]
 
@@ -137,14 +137,15 @@ def _context(
             continue
         limit = _branch_length(graph, node)
         if limit is None:
-            raise ExportError(f"{path} branches (If) on a condition that is not supported")
+            raise ExportError(f"{path} has an If operator whose condition is not supported")
         if limit < context:
             context = limit
             reason = (
-                "beyond them the graph uses other rotary factors for new tokens but keeps old keys"
+                "beyond this number the graph uses other rotary factors for new tokens, but "
+                "keeps old keys"
             )
     if context < 2:
-        raise ExportError(f"{path} is correct for {context} positions only")
+        raise ExportError(f"{path} is correct only for {context} positions")
     return context, reason
 
 

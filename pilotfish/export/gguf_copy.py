@@ -1,4 +1,4 @@
-"""Export a GGUF file unchanged, so that llama.cpp runs it; llama.cpp's architectures are supported.
+"""Export a GGUF file unchanged, so that llama.cpp runs it, for every architecture of llama.cpp.
 
 In: "default" or a GGUF file. Out: an artifact with that file (a hard link if the file system
 allows), its tokenizer and a manifest. Files with an unknown tokenizer, and models that cannot be
@@ -42,7 +42,7 @@ from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 STATES = ("ssm.", "wkv.", "shortconv.")
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BLOCK = re.compile(r"blk\.(\d+)\.")
-EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # files from before 2024 have a tensor per expert
+EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # files written before 2024 have a tensor per expert
 
 
 def copy_gguf(
@@ -64,7 +64,9 @@ def copy_gguf(
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
     path = fetch_default(report) if kind == "default" else Path(source)
     if not path.is_file():
-        raise ExportError(f"{source} is no GGUF file: the dialect {LLAMACPP} accepts nothing else")
+        raise ExportError(
+            f"{source} is not a GGUF file: the dialect {LLAMACPP} accepts only GGUF files"
+        )
     file = GgufFile(path)
     dimensions, architecture = _dimensions(file), str(file.metadata["general.architecture"])
     vocabulary = GgufVocabulary(file.metadata, path)
@@ -122,21 +124,23 @@ def copy_gguf(
 def _dimensions(file: GgufFile) -> Dimensions:
     """Read the sizes that every architecture states; refuse unusable models.
 
-    Some architectures state a number per layer; then the largest number is used.
+    If an architecture states a number per layer, the largest number is used.
     """
     path, metadata = file.path, file.metadata
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture.isprintable():
-        raise ExportError(f"{path} does not say its general.architecture")
+        raise ExportError(f"{path} does not state general.architecture")
     if metadata.get("split.count", 1) not in (0, 1):
-        raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
+        raise ExportError(
+            f"{path} is one of several parts of a model: merge the parts with llama-gguf-split"
+        )
     prefix = f"{architecture}."
     settings = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
            if key.startswith(prefix)}  # fmt: skip
     if any(key.startswith(STATES) for key in settings):
         raise ExportError(
             f"{path}: {architecture} has recurrent states, which llama.cpp cannot roll back: "
-            "speculative decoding needs a model with attention in all layers"
+            "choose a model with attention in all layers"
         )
     if settings.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
         raise ExportError(f"{path}: {architecture} does not generate a text token by token")
@@ -144,7 +148,9 @@ def _dimensions(file: GgufFile) -> Dimensions:
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
     layers = fields.count("block_count")
     if layers > MOST_LAYERS:
-        raise fields.error(f"{prefix}block_count is {layers}, more than {MOST_LAYERS}")
+        raise fields.error(
+            f"{prefix}block_count is {layers}, but at most {MOST_LAYERS} are supported"
+        )
     dimensions = Dimensions(
         layers=layers,
         hidden=hidden,
@@ -162,18 +168,21 @@ def _check_consistency(fields: Fields, tensors: Collection[str], layers: int) ->
     """Refuse files with contradictions that make llama.cpp abort the process."""
     for key in EPSILONS:
         if key in fields.values and not math.isfinite(fields.positive(key)):
-            raise fields.error(f"{fields.prefix}{key} is no number")
+            raise fields.error(f"{fields.prefix}{key} is not a number")
     numbers = {int(match[1]) for match in map(BLOCK.match, tensors) if match is not None}
     if numbers != set(range(layers)):
         raise fields.error(
-            f"{fields.prefix}block_count is {layers}, but the file has tensors of {len(numbers)}"
+            f"{fields.prefix}block_count is {layers}, but the file has tensors of "
+            f"{len(numbers)} blocks"
         )
     experts = fields.get("expert_count", int, 0)
     if experts and not any("_exps." in name or EXPERT.search(name) for name in tensors):
-        raise fields.error(f"{fields.prefix}expert_count is {experts}, but no tensor holds experts")
+        raise fields.error(f"{fields.prefix}expert_count is {experts}, but no tensor has experts")
     used = fields.get("expert_used_count", int, 0)
     if used > experts:
-        raise fields.error(f"{fields.prefix}expert_used_count is {used} of {experts} experts")
+        raise fields.error(
+            f"{fields.prefix}expert_used_count is {used}, but there are {experts} experts"
+        )
 
 
 def _largest(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Choose the tokens to keep in a drafter's head: the tokens that the target uses most.
+"""Choose the tokens to keep in a drafter's head: the tokens that the target uses most often.
 
 In: texts that resemble the target's answers. Out: N tokens, ranked by their frequency in the texts,
 then by id, because byte-pair encodings give low ids to frequent tokens (FR-Spec, Zhao et al. 2025;
@@ -28,7 +28,7 @@ from pilotfish.export.sources import WeightSource
 
 Counts = NDArray[np.int64]
 PIECE = 1 << 16  # size (characters) of the pieces in which texts are read
-LONGEST_LINE = 1 << 24  # longest line of JSON (characters)
+LONGEST_LINE = 1 << 24  # maximum characters of a line of JSON
 # Keys that hold a model's answer in a data set, and keys that hold a list of messages.
 ANSWERS = ("answer", "text", "output", "response", "completion", "solution", "chosen")
 LISTS = ("messages", "conversations")
@@ -41,8 +41,8 @@ def choose_tokens(
 
     Args:
         counts: i64 [V], occurrences of each token.
-        useful: bool [V], whether a token can be drafted; tokens that cannot are chosen last. None =
-        all can.
+        useful: bool [V], whether a token can be drafted; other tokens are chosen last. None = all
+            tokens can be drafted.
 
     Raises:
         ExportError: if `count` is not less than the vocabulary, or is less than the number of
@@ -51,7 +51,8 @@ def choose_tokens(
     size = source.vocab_size
     if count >= size:
         raise ExportError(
-            f"{source.config.name} has {size} tokens: --keep-tokens must be less, not {count}"
+            f"{source.config.name} has {size} tokens: --keep-tokens must be less than that "
+            f"number, not {count}"
         )
     needed = needed_tokens(source)
     if count < len(needed):
@@ -98,11 +99,11 @@ def read_texts(path: Path) -> Iterator[str]:
         pieces = _json_texts(path, file) if path.suffix == ".jsonl" else _pieces(file)
         for piece in pieces:
             if "\0" in piece:
-                raise ExportError(f"{path} is no text: it contains NUL characters")
+                raise ExportError(f"{path} is not a text file: it contains NUL characters")
             has_text = has_text or bool(piece.strip())
             yield piece
     if not has_text:
-        raise ExportError(f"{path} holds no text: give texts that the target wrote")
+        raise ExportError(f"{path} contains no text: give texts that the target wrote")
 
 
 def _pieces(file: Any) -> Iterator[str]:

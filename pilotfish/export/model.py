@@ -52,9 +52,10 @@ from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
-MOST_POSITIONS = 2**22  # bound on the context (positions): rotary tables of 64 pairs are 2 GB then
+MOST_POSITIONS = 2**22  # maximum context (positions): with it, rotary tables of 64 pairs take 2 GB
 NEWEST_RUNTIME = (1, 31)  # version of ONNX Runtime to assume if none is installed
-# Dialects that copy their source → what to call the source in errors, function that copies it.
+# Dialects that copy their source → name of the source in errors, and function that copies the
+# source.
 COPIED = {LLAMACPP: ("a GGUF file", copy_gguf), GENAI: ("a folder", copy_genai)}
 
 
@@ -122,7 +123,7 @@ def export_model(
     config = _with_context(weights.config, context)
     if precision == STORED and not weights.blocks():
         raise ExportError(
-            f"{config.name} is stored as floats, without blocks to keep: choose "
+            f"{config.name} stores its weights as floats, so there are no blocks to keep: choose "
             "--precision fp32, fp16, int8 or int4"
         )
     warnings = check_chat(build_vocabulary(weights))
@@ -151,13 +152,13 @@ def _with_context(config: ModelConfig, context: int | None) -> ModelConfig:
         raise ExportError(f"{config.name} has {config.context} positions, not {wanted}")
     if wanted > MOST_POSITIONS:
         raise ExportError(
-            f"{config.name} has {wanted} positions, and an artifact holds tables of at most "
-            f"{MOST_POSITIONS}: choose fewer, as by --context 131072"
+            f"{config.name} has {wanted} positions, but the tables of an artifact can have at "
+            f"most {MOST_POSITIONS}: choose a smaller context, such as --context 131072"
         )
     if context is None and wanted < config.context:
         log.warning(
-            "%s: exported for the %d positions of its short rotary factors; --context %d uses the "
-            "long ones at all positions",
+            "%s: exported for the %d positions of its short rotary factors; --context %d would "
+            "use the long factors at all positions",
             config.name,
             wanted,
             config.context,
@@ -266,8 +267,8 @@ def _states(config: ModelConfig) -> RecurrentStates | None:
     recurrence, layers = config.recurrence, config.recurrent
     if not layers and not all(config.layer(i).has_mixer for i in range(config.layers)):
         raise ExportError(
-            f"{config.name} has layers with only a feed-forward part and no layer with a state, "
-            "which is not supported: keep a layer with a state, or more layers"
+            f"{config.name} has layers with only a feed-forward part, but no layer with a "
+            "state, which is not supported: keep more layers, so that one has a state"
         )
     if recurrence is None or not layers:
         return None

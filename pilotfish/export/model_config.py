@@ -33,8 +33,8 @@ class Layer(msgspec.Struct, frozen=True):
         feed-forward part has only one norm, input_layernorm.
         head_dim, kv_heads, intermediate: sizes; None = the model's.
         kv_source: index of the earlier layer with the keys and values that this layer reads; this
-        layer then has no k and v projections and no cache. None = the layer has its keys and
-        values.
+        layer then has no k and v projections and no cache. None = the layer computes its own keys
+        and values.
         tied_values: whether values equal the keys before norm and rotation.
         sparsity: fraction of the gate's channels that is set to 0 (Gemma 3n). The cutoff for a
         token is the mean of its channels + z · their standard deviation.
@@ -138,12 +138,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         experts: sizes of the mixtures of experts, if any layer has one.
         embedding: width of the embedding if it differs from `hidden` (opt-350m: project_in/out).
         position_offset: row of the learned position table for position 0 (opt: 2).
-        score_scale: factor of q · k; None = 1 / √head_dim.
+        score_scale: factor by which q · k is multiplied; None = 1 / √head_dim.
         score_cap, logit_cap: c in c · tanh(x / c), applied to scores and to logits; None = no cap.
-        embed_scale, residual_scale, logit_scale: factors of embeddings, of a part's output before
-        the residual sum, and of logits (gemma, granite, cohere).
+        embed_scale, residual_scale, logit_scale: factors by which the following are multiplied:
+            embeddings, a part's output before the residual sum, and logits (gemma, granite,
+            cohere).
         recurrence: sizes of the recurrent layers; None if there are none.
-        factors: factors of a layer's parts (Falcon-H1).
+        factors: factors by which inputs and outputs of a layer's parts are multiplied (Falcon-H1).
         token_inputs: sizes of the per-layer embeddings; None if there are none.
         streams: sizes of parallel residual streams; None with a single stream.
         head_tokens: number of rows of a cut output projection, which is never tied; None if it is

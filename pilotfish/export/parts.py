@@ -1,4 +1,4 @@
-"""The sizes of parts that only some models have: rotation, experts, states, inputs, streams."""
+"""The sizes of parts that some models have: rotation, experts, states, layer inputs, streams."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Rope(msgspec.Struct, frozen=True):
     Attributes:
         frequencies: angle per position of each pair of channels, rad. n frequencies rotate the
         first 2n channels; the other channels do not rotate.
-        scale: factor of cos and sin (the attention factor of yarn and longrope).
+        scale: factor by which cos and sin are multiplied (the attention factor of yarn and
+            longrope).
         interleaved: whether channels 2i and 2i + 1 are a pair, instead of i and i + n.
-        long: frequencies for contexts greater than `short_context` (longrope).
+        long: the frequencies for contexts greater than `short_context` (longrope).
         short_context: largest context, positions, for which `frequencies` apply (longrope).
     """
 
@@ -43,7 +44,7 @@ class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         width: numbers per layer.
-        rows: number of rows of the table; tokens with greater ids use row 0.
+        rows: number of rows of the table; tokens with ids beyond the table use row 0.
     """
 
     width: int
@@ -51,7 +52,7 @@ class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True):
-    """The parallel residual streams of Gemma 3n: AltUp, with Laurel.
+    """The parallel residual streams of Gemma 3n: AltUp, combined with Laurel's low-rank path.
 
     A layer predicts each stream from all streams, computes the active stream, and corrects all
     streams by the error in the prediction of the active stream.
@@ -107,10 +108,11 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shortest, longest: bounds of the step Δ of a token.
-        norm: position of the output's group norm: after the gate ("behind"), before the gate, or
-        none.
-        scales: factors of the projected gate, x, B, C and Δ (Falcon-H1).
-        rank: width of the low-rank projection of Δ in a selective state space; None in a plain one.
+        norm: position of the output's group norm: after the gate ("behind"), before the gate, or no
+            norm.
+        scales: factors by which the projected gate, x, B, C and Δ are multiplied (Falcon-H1).
+        rank: width of the low-rank projection of Δ in a selective state space; None in a state
+            space that is not selective.
         epsilon: epsilon of the norms of the low-rank Δ, B and C (Falcon Mamba); None without norms.
     """
 
@@ -154,7 +156,8 @@ class Recurrence(msgspec.Struct, frozen=True):
     def channels(self) -> int:
         """The number of the convolution's channels: queries, keys and values.
 
-        In a selective state space only values, because its output is projected to queries and keys.
+        In a selective state space, there are only channels of values, because the convolution's
+        output is projected to queries and keys.
         """
         return self.values if self._selective else 2 * self.keys + self.values
 
@@ -186,7 +189,7 @@ class Recurrence(msgspec.Struct, frozen=True):
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True):
-    """The factors of the inputs and outputs of a layer's parts (Falcon-H1).
+    """The factors by which inputs and outputs of a layer's parts are multiplied (Falcon-H1).
 
     Attributes:
         attention_in, attention_out, space_in, space_out: factors of input and output of attention

@@ -27,7 +27,7 @@ from pilotfish.export.export_errors import ExportError
 
 CHUNK = 1 << 18  # number of weights that are quantised at a time, to fit the CPU's cache
 SAMPLE = 64  # number of blocks that are examined to detect earlier quantisation
-ROUNDING = 1e-6  # bound on the rounding error in float32, relative to a block's largest weight
+ROUNDING = 1e-6  # maximum rounding error in float32, relative to a block's largest weight
 
 
 class _Blocks(NamedTuple):
@@ -69,7 +69,7 @@ def quantize(
     rows, width = weight.shape
     if width % BLOCK:
         raise ExportError(
-            f"{name} has width {width}, and int{bits} needs a multiple of {BLOCK}: use fp32 or fp16"
+            f"{name} has width {width}, but int{bits} needs a multiple of {BLOCK}: use fp32 or fp16"
         )
     codes = np.empty((rows, width), np.uint8)
     scales, offsets = np.empty((2, rows, width // BLOCK), np.float32)
@@ -85,7 +85,7 @@ def quantize(
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
-    """Round blocks [n, BLOCK]: exactly if some step count of the grid permits, else to nearest."""
+    """Round blocks [n, BLOCK]: exactly if a step count of the grid allows it, else to nearest."""
     rounded = grid.method(blocks, half, grid.most)
     for count in grid.others:
         inexact = np.flatnonzero(~rounded.equal(blocks, half))

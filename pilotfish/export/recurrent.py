@@ -22,7 +22,7 @@ from pilotfish.export.graph import Dim
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
 
-L2_EPS = 1e-6  # added to the squared lengths of queries and keys
+L2_EPS = 1e-6  # added to the squared lengths of queries and keys, against division by 0
 ALL = np.iinfo(np.int64).max
 
 

@@ -190,7 +190,7 @@ def _feeds(
     for wanted in session.get_inputs():
         if wanted.name in known:
             feeds[wanted.name] = known[wanted.name]
-        else:  # empty keys, values or states
+        else:  # these inputs are empty keys, values or states
             shape = [sizes.get(size, size) for size in wanted.shape]
             feeds[wanted.name] = np.zeros(shape, np.float32)
     return feeds

@@ -50,8 +50,8 @@ def split_artifact(
     stages.
 
     Args:
-        stages: number of stages of equal size; if layers remain, the first stages get one more
-        each.
+        stages: number of stages of equal size; if layers remain, each of the first stages gets one
+            more layer.
         layers: number of layers of each stage.
         progress: called as progress(label, done, total), in bytes.
 
@@ -65,22 +65,23 @@ def split_artifact(
     check_head(artifact)
     if artifact.manifest.states is not None:
         raise ExportError(
-            f"{path} is a model with recurrent states, which stages do not support: run it whole"
+            f"{path} is a model with recurrent states, which stages do not support: run the "
+            "model whole"
         )
     if artifact.manifest.dialect == GENAI:
         raise ExportError(
-            f"{path} is a graph of ONNX Runtime GenAI, which runs whole: export the checkpoint "
-            "itself, with --dialect opset24 (or opset17)"
+            f"{path} is a graph of ONNX Runtime GenAI, which cannot be cut: export the "
+            "original checkpoint with --dialect opset24 (or opset17)"
         )
     if artifact.manifest.dialect == LLAMACPP:
         raise ExportError(
-            f"{path} is a GGUF file, which llama.cpp runs whole: export the model itself, with "
+            f"{path} is a GGUF file for llama.cpp, which cannot be cut: export the model with "
             "--dialect opset24 (or opset17)"
         )
     if artifact.manifest.shares_caches:
         raise ExportError(
-            f"{path} has layers that read the keys and values of earlier ones, possibly in another "
-            "stage: run it whole"
+            f"{path} has layers that read the keys and values of earlier layers, which may be "
+            "in another stage: run the model whole"
         )
     if artifact.manifest.dialect == "contrib":
         raise ExportError(
@@ -120,7 +121,8 @@ def plan_cuts(
     if sum(sizes) != total or min(sizes) < 1:
         listed = ",".join(map(str, sizes))
         raise ExportError(
-            f"stages of {listed} layers do not add up to the model's {total}; each needs 1 or more"
+            f"stages of {listed} layers do not add up to the model's {total} layers, or a "
+            "stage has less than 1 layer"
         )
     return [
         StageRange(
@@ -137,7 +139,9 @@ def plan_cuts(
 def _even_sizes(total: int, stages: int | None) -> list[int]:
     count = stages or 0
     if not 1 <= count <= total:
-        raise ExportError(f"a model of {total} layers makes 1 to {total} stages, not {count}")
+        raise ExportError(
+            f"a model of {total} layers can be cut into 1 to {total} stages, not {count}"
+        )
     least, more = divmod(total, count)
     return [least + 1] * more + [least] * (count - more)
 
@@ -168,7 +172,7 @@ def _cut(artifact: Artifact, cuts: Sequence[StageRange]) -> list[dict[str, Model
         raise
     except Exception as error:  # onnx raises many error classes, and KeyError for a missing name
         raise ExportError(
-            f"{artifact.graph_path} is no graph as `pilotfish export model` writes it: {error}"
+            f"{artifact.graph_path} is not a graph that `pilotfish export model` wrote: {error}"
         ) from error
     return stages
 

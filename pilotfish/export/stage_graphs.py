@@ -25,7 +25,7 @@ FLOAT = TensorProto.FLOAT
 
 
 class StageGraphs:
-    """A cutter of a graph of `layers` layers; weights stay in their file.
+    """Cuts a graph of `layers` layers into stages; the weights stay in their file.
 
     Raises:
         ExportError: if the graph cannot be cut between all layers.
@@ -44,7 +44,7 @@ class StageGraphs:
         """Build layers first … first + layers − 1, with embedding or norm at the model's ends."""
         end = first + layers
         before, after = self._borders[first], self._borders[end]
-        cache_names = {  # name in the whole graph → name in this stage
+        cache_names = {  # maps each name in the whole graph to the name in this stage
             f"{when}.{name}": f"{when}.{renumbered}"
             for name, renumbered in zip(
                 kv_names(range(first, end)), kv_names(range(layers)), strict=True
@@ -57,7 +57,7 @@ class StageGraphs:
         excluded |= ({TOKENS} if before else set()) | ({ROWS} if after else set())
         if part.inputs & excluded:
             read = ", ".join(sorted(part.inputs & excluded))
-            raise ExportError(f"layers {first}–{end - 1} of this graph read {read} as well")
+            raise ExportError(f"layers {first}–{end - 1} of this graph also read {read}")
         # All stages declare the same inputs, even those that they do not read.
         inputs = [item for item in self._whole.graph.input if item.name not in excluded]
         outputs = [self._infos[name] for name in caches]

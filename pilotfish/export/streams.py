@@ -15,8 +15,9 @@ from pilotfish.export.parts import Streams
 from pilotfish.export.token_inputs import add_layer_inputs
 
 Part = Callable[[str], str]
-"""Writes a part of a layer, [T, hidden] → [T, hidden]."""
-MIN_MEAN_SQUARE = 1e-5  # lower bound of the mean square that divides, against division by 0
+"""A function that writes a part of a layer, [T, hidden] → [T, hidden]."""
+# minimum of the mean square by which a value is divided, against division by 0
+MIN_MEAN_SQUARE = 1e-5
 
 
 def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:

@@ -22,7 +22,10 @@ class WeightSize(NamedTuple):
 
 
 Weights = Iterator[tuple[str, tuple[WeightSize, ...]]]
-"""Yields name and shape of each weight; an iterator, since a damaged layer count may be huge."""
+"""An iterator of each weight's name and shape.
+
+Not a list, since a damaged layer count may be huge.
+"""
 
 
 def linear_weights(

@@ -150,7 +150,7 @@ def _layer_weights(config: ModelConfig, index: int) -> Weights:
 def _experts(config: ModelConfig) -> Weights:
     hidden, experts = size_of(config, "hidden"), config.experts
     if experts is None:
-        raise ValueError("layers of experts need the configuration of experts")
+        raise ValueError("layers with experts need `ModelConfig.experts`")
     yield from linear_weights(config, "mlp.router", size_of(config, "experts.count"), hidden)
     for j in range(experts.count):
         yield from _mlp(config, f"mlp.experts.{j}", size_of(config, "experts.width"))

@@ -1,15 +1,16 @@
-"""Find where a drafter agrees with its target, by reading the target's answer once.
+"""Find the tokens at which a drafter agrees with its target, by reading the target's answer once.
 
 In:  a drafter with its bridge, a prompt, and the target's answer. Out: for each t, whether the
-     drafter, after the prompt and the answer's first t tokens, drafts the target's next token; and
-     counts of these agreements.
+    drafter drafts the target's next token after the prompt and the answer's first t tokens; and
+    counts of these agreements.
 
 No rounds over a link are needed. A protocol compares a draft only if all earlier drafts of the
 round were accepted, and accepted drafts are the target's tokens. So if both models are greedy, or
 draw with the same noise (`speculation.agreement`), the agreement alone determines how many drafts
 each protocol and window accepts.
 
-With one vocabulary the result is exact, except for ties: a pass over many tokens rounds differently
+If both models have the same vocabulary, the result is exact, except for ties: a pass over many
+    tokens rounds differently
 from a pass over one token. Across a bridge it is nearly exact: in a round, drafts are appended
 token by token, whereas here the text is tokenised as a whole.
 """
@@ -83,22 +84,23 @@ def _predict_in_wide_passes(
 ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
     """Yield all positions of the answer, m at a time, i64 [m], with their logits, [m, V].
 
-    Wide passes over the whole text serve most positions. The rest are positions at which the text
-    so far, tokenised alone, is no prefix of the whole text's tokens. Each of these has its own
-    pass at the end.
+    Wide passes over the whole text serve most positions. At the other positions, the text so far,
+    tokenised alone, is not a prefix of the whole text's tokens. Each of these positions gets a
+    separate pass at the end.
     """
     if start == len(text):
         return
     full_context = drafter.bridge.context(text[:-1]).copy()
     if len(full_context) >= drafter.context:
         raise PromptTooLongError(
-            f"{drafter.name} takes {drafter.context} tokens, and this prompt and its "
-            f"answer are {len(full_context) + 1} of its own."
+            f"The context of drafter {drafter.name} is {drafter.context} tokens, but this "
+            f"prompt and its answer have {len(full_context) + 1} tokens in its vocabulary."
         )
-    lengths = np.empty(
-        len(text) - start, dtype=np.int64
-    )  # number of drafter tokens before each position; -1: they are no prefix of the whole text's
-    # position, length of the prefix shared with the whole text's tokens, other tokens
+    # number of drafter tokens before each position; -1: these tokens are no prefix of the whole
+    # text's tokens
+    lengths = np.empty(len(text) - start, dtype=np.int64)
+    # each entry: position, length of the prefix shared with the whole text's tokens, remaining
+    # tokens
     retokenized: list[tuple[int, int, NDArray[Any]]] = []
     for position in range(len(lengths)):
         context = drafter.bridge.context(text[: start + position])

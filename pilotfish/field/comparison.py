@@ -1,11 +1,13 @@
 """Compare drafters for one target, and recommend one for each RTT.
 
 In:  each drafter's agreement by prompt and its seconds per draft; the seconds of the target's
-     passes. Out: each drafter's figures (`field.drafter_figures`); a recommendation for each RTT.
+     passes. Out: each drafter's measured values (`field.drafter_figures`); a recommendation for
+         each RTT.
 
 Intervals come from a percentile bootstrap over prompts (Efron 1979): the tokens of one answer
-depend on each other, but answers to different prompts do not. A resample takes the same prompts for
-all drafters, so that differences are paired. With fewer than 3 prompts there are no intervals.
+depend on each other, but answers to different prompts do not. A resample uses the same prompts for
+all drafters, so that differences between drafters are paired. With fewer than 3 prompts there are
+no intervals.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pilotfish.speculation.speeds import ALIKE, GAIN, pick_drafter
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
-WINDOWS = 16  # longest window (tokens) that the comparison considers
+WINDOWS = 16  # maximum window (tokens) that the comparison considers
 Progress = Callable[[str, int, "int | None"], None]
 
 
@@ -52,7 +54,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterComparison:
-    """All figures of a comparison.
+    """All results of a comparison.
 
     pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream`.
     ship: recommendation for each RTT.
@@ -109,7 +111,7 @@ def compare(
         DrafterCounts(entry, prompts, min(longest, len(target_s) - 1), in_rounds)
         for entry in ordered
     ]
-    rates: list[dict[str, Rates]] = []  # rates by drafter's name, one dictionary for each RTT
+    rates: list[dict[str, Rates]] = []  # one dictionary for each RTT: rates by drafter's name
     for rtt_s in rtts_s:
         progress("computing speeds", len(rates), len(rtts_s))
         rates.append(

@@ -12,14 +12,14 @@ from pilotfish.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
 _LETTERS = 34
-_XLABELS = ("drafts right before it", "drafts in a row", "RTT (ms)")
-_YLABELS = ("α, right there", "all of them right", "expected tokens/s")
+_XLABELS = ("accepted drafts right before it", "k, drafts in a row", "RTT (ms)")
+_YLABELS = ("α at this depth", "S(k), share of runs", "expected tokens/s")
 _APART = 0.06  # horizontal distance (data units) between drafters' marks, so that none is hidden
 
 
 def draw(path: Path, comparison: DrafterComparison) -> None:
     """Draw a comparison into a PNG file."""
-    title = f"Drafters for one target (n = {comparison.prompts} prompts, bars: 95 %)"
+    title = f"Drafters for one target (n = {comparison.prompts} prompts, bars: 95 % intervals)"
     with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
         styles = PlotStyle(figures.name for figures in comparison.drafters)
         for index, figures in enumerate(comparison.drafters):
@@ -53,7 +53,7 @@ def _draw(
     style: dict[str, Any],
     index: int,
 ) -> None:
-    """Draw one drafter's figures into all three panels."""
+    """Draw one drafter's results into all three panels."""
     for axes, estimates in (
         (depths, [depth.reliable_acceptance for depth in figures.by_depth]),
         (runs, list(figures.survival.values())),
@@ -75,7 +75,7 @@ def _draw(
 def _points(
     axes: Axes, positions: Sequence[float], estimates: Sequence[Estimate], style: dict[str, Any]
 ) -> None:
-    """Draw each estimate that has a value, with its interval."""
+    """Draw each estimate that has a value, with its confidence interval."""
     x, y, below, above = [], [], [], []
     for position, (value, low, high) in zip(positions, estimates, strict=True):
         if value is not None:

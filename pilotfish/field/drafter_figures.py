@@ -1,12 +1,12 @@
-"""Compute a drafter's figures from its agreement with the target's answers and its speed.
+"""Compute a drafter's measured values from its speed and its agreement with the target's answers.
 
-In:  agreement by prompt, seconds per draft, and seconds of the target's passes. Out: figures with
-     95 % intervals (`field.resampling`).
+In:  agreement by prompt, seconds per draft, and seconds of the target's passes. Out: acceptance,
+    survival and expected tokens/s, with 95 % intervals (`field.resampling`).
 
 Expected tokens/s hold for a single session, after the prompt has been read. For protocols in rounds
 they are computed from the number of rounds that these answers need with the best window. For
-`ahead` they are computed by its model (`speculation.ahead`) from α by depth. The seconds per draft
-are measured on this machine while it does nothing else.
+`ahead` they are computed from α by depth, by the model in `speculation.ahead`. The seconds per
+draft are measured on this machine while it does nothing else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from pilotfish.speculation.speeds import best_window, hinted_token_s
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS
 
 AHEAD = "ahead"
-DEPTHS = 64  # number of depths that are counted separately; the last includes all deeper drafts
+# number of depths that are counted separately; the last depth also counts all deeper drafts
+DEPTHS = 64
 GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # ranges of depths in tables
 RUNS = (1, 2, 4, 8, 16)
-SPEEDS = 100  # number of resamples for a speed; few, because each runs the model of `ahead`
-FEW = 10  # lower bound of the drafts for which a share is shown
-_HOPE = 0.0  # α that is assumed at depths without any draft
+# number of resamples for a speed; small, because each resample runs the model of `ahead`
+SPEEDS = 100
+FEW = 10  # minimum number of drafts for which a share is shown
+_HOPE = 0.0  # assumed α at depths without any draft
 Floats = NDArray[np.float64]
 
 
@@ -84,7 +86,7 @@ class DrafterEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterFigures:
-    """The figures of a drafter.
+    """The measured values of a drafter.
 
     survival: by k, S(k), the share of runs that begin with k right drafts. expected: expected speed
     for each RTT.
@@ -173,7 +175,7 @@ class DrafterCounts:
     def figures(
         self, weights: Floats, rates_by_rtt: Sequence[Rates], target_s: Sequence[float]
     ) -> DrafterFigures:
-        """Compute all figures of the drafter."""
+        """Compute acceptance, survival, agreement by depth and expected speeds of the drafter."""
         entry = self.entry
         reached, right = weights @ self._reached, weights @ self._right
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,4 +1,4 @@
-"""Draw plots in one style: one palette, no global state, legible at a phone's width.
+"""Draw plots in one style: one palette, and letters that are legible at a phone's width.
 
 Modules that draw import matplotlib's names from here. So if matplotlib is not installed, the same
 error arises in all of them.
@@ -98,6 +98,6 @@ def panels(
                 each.set_xlabel(label)
         yield axes
         with warnings.catch_warnings():
-            # a run's name may have letters that the font lacks
+            # suppress a warning, since a run's name may have letters that the font lacks
             warnings.filterwarnings("ignore", "Glyph")
             figure.savefig(path)

@@ -1,4 +1,4 @@
-"""Collect the facts of this machine on which latency depends.
+"""Collect those facts about this machine on which latency depends.
 
 In: /proc, /sys, /etc and /var below ``root``. Out: JSON values by name. A fact is absent if this
 machine does not have it, or if only privileged users may read it.

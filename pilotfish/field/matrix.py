@@ -61,9 +61,13 @@ def needs_edge(settings: MatrixSettings) -> bool:
 def check(settings: MatrixSettings) -> None:
     """Raise `UnsupportedError` if the matrix is empty, or if no device can measure it."""
     if not settings.prompts:
-        raise UnsupportedError("There are no prompts to measure with.")
+        raise UnsupportedError(
+            "There are no prompts to measure with: name a file of prompts by --prompts."
+        )
     if not settings.protocols or settings.repeat < 1:
-        raise UnsupportedError("Nothing is to be measured: name protocols, and repeats from 1 on.")
+        raise UnsupportedError(
+            "There is nothing to measure: name protocols, and 1 or more repeats."
+        )
     if not settings.windows and any(p not in _WINDOWLESS for p in settings.protocols):
         raise UnsupportedError("Protocols that draft need windows: name them by --windows.")
     for protocol, window in configurations(settings):
@@ -82,7 +86,8 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
     for protocol, window in configurations(settings):
         if protocol not in (*edge.protocols, LOCAL, AUTO):
             raise UnsupportedError(
-                f"The edge does not offer protocol {protocol}; it has {', '.join(edge.protocols)}."
+                f"The edge does not offer protocol {protocol}; it offers "
+                f"{', '.join(edge.protocols)}."
             )
         if window is None or window == AUTO:
             continue
@@ -90,8 +95,8 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
         nodes = nodes_at_most(request.expansion)
         if nodes > edge.limits.window:
             raise TooLargeError(
-                f"A window {window} of {protocol} has {nodes} draft tokens, and this edge takes "
-                f"{edge.limits.window}: name smaller --windows."
+                f"A window {window} of protocol {protocol} has {nodes} draft tokens, but this "
+                f"edge accepts at most {edge.limits.window}: name smaller --windows."
             )
 
 
@@ -111,6 +116,6 @@ def check_prompts(prompts: Sequence[str], count: Callable[[str], int], context: 
                 continue
             size = str(tokens)
         raise PromptTooLongError(
-            f"Prompt {number} has {size} tokens, and drafter and target together take at "
-            f"most {context - 1}: shorten it."
+            f"Prompt {number} has {size} tokens, but drafter and target allow at most "
+            f"{context - 1}: shorten this prompt."
         )

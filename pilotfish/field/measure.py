@@ -1,4 +1,4 @@
-"""The measuring loop: answer every cell of the matrix once, and record each round.
+"""Measure a run: answer every cell of the matrix once, and record each round.
 
 In: a device, a recorder, the settings of a run. Out: each answer when it is finished.
 
@@ -50,10 +50,16 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
     """Options of ``pilotfish field measure``, except the matrix (`field.run.MatrixSettings`)."""
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
-    resume: Annotated[bool, setting("go on with the run file, if it exists")] = False
+    resume: Annotated[bool, setting("resume the run in the run file, if that file exists")] = False
     draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
     edge: (
-        Annotated[str, setting("tcp://HOST:PORT; not needed for protocol local", metavar="ADDRESS")]
+        Annotated[
+            str,
+            setting(
+                "the edge's address, tcp://HOST:PORT; not needed for protocol local",
+                metavar="ADDRESS",
+            ),
+        ]
         | None
     ) = None
     keys: (
@@ -71,7 +77,7 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "a prompt a line, or JSON lines with 'prompt' or 'question' "
+                "one prompt per line, or JSON lines with 'prompt' or 'question' "
                 f"(default: {len(BUILT_IN)} built-in prompts)",
                 metavar="FILE",
             ),
@@ -83,7 +89,7 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
     ) = None
     patience_s: Annotated[
         float,
-        setting("how long to wait for a lost edge", gt=0, metavar="SECONDS"),
+        setting("seconds to wait for an edge that was lost", gt=0, metavar="SECONDS"),
     ] = 60.0
 
 
@@ -91,8 +97,8 @@ class RoundLog:
     """Writes a device's rounds to the run file; pass it to `Device` as ``on_round``.
 
     recording_s: seconds spent on recording since the answer began. first_token_s: seconds from the
-    answer's begin to its first round. total_s: seconds from its begin to its end. The last two do
-    not include the time for recording.
+    answer's begin to its first round. total_s: seconds from its begin to its end. first_token_s and
+    total_s do not include the time for recording.
     """
 
     def __init__(self) -> None:

@@ -27,16 +27,16 @@ from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Progress = Callable[[str, int, "int | None"], None]
 
-_RUN = 8  # largest number of consecutive drafts that are timed
+_RUN = 8  # maximum number of consecutive drafts that are timed
 
 
 @dataclass(kw_only=True)
 class Contender:
     """An opened drafter and its pair with the target.
 
-    name: last parts of the drafter's path, as many as make the name unique. agreed: whether each
-    token of an answer is drafted correctly, by prompt number, without prompts that exceed the
-    drafter's context.
+    name: the last parts of the drafter's path; as many parts as make the name unique. agreed:
+    whether each token of an answer is drafted correctly, by prompt number, without prompts that
+    exceed the drafter's context.
     """
 
     name: str
@@ -123,7 +123,7 @@ def read_answers(
             yield
     if not any(contender.agreed for contender in contenders):
         raise UnsupportedError(
-            "No drafter has room for any prompt and its answer: lower --max-tokens."
+            "No drafter's context can hold any prompt together with its answer: lower --max-tokens."
         )
 
 

@@ -18,7 +18,8 @@ BUILT_IN = (
 )
 _KEYS = ("prompt", "question")
 _MESSAGES = "messages"
-Question: TypeAlias = "str | list[dict[str, Any]]"  # a text, or messages that end with a user's
+# a text, or messages of which the last one is a user's
+Question: TypeAlias = "str | list[dict[str, Any]]"
 
 
 class PromptLine(NamedTuple):
@@ -61,12 +62,12 @@ def read_lines(path: Path) -> list[PromptLine]:
         except UnicodeDecodeError as error:
             raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
     if "\0" in text:
-        raise UnsupportedError(f"{path} is no text: it has bytes of value 0.")
+        raise UnsupportedError(f"{path} is not a text file: it contains bytes of value 0.")
     # not `splitlines`: a JSON string may contain Unicode's other line ends
     lines = enumerate(text.split("\n"), 1)
     numbered = [PromptLine(number, line.strip()) for number, line in lines if line.strip()]
     if not numbered:
-        raise UnsupportedError(f"{path} has no prompt: write one a line.")
+        raise UnsupportedError(f"{path} has no prompt: write one prompt per line.")
     if str(numbered[0].content).startswith("{"):
         return [
             PromptLine(number, _parse_object(path, number, str(line))) for number, line in numbered
@@ -80,7 +81,7 @@ def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
     ):
         entry = json.loads(line)
     if not isinstance(entry, dict):
-        raise UnsupportedError(f"{path}, line {number} is no JSON object.")
+        raise UnsupportedError(f"{path}, line {number} is not a JSON object.")
     return entry
 
 
@@ -90,7 +91,7 @@ def text_of(path: Path, line: PromptLine, expected_keys: Sequence[str] = _KEYS) 
     text = next((line.content[key] for key in _KEYS if key in line.content), None)
     if not isinstance(text, str) or not text.strip():
         keys = " or ".join(map(repr, expected_keys))
-        raise UnsupportedError(f"{path}, line {line.number} has no text under {keys}.")
+        raise UnsupportedError(f"{path}, line {line.number} has no text for the key {keys}.")
     _expect_encodable(path, line.number, text)
     return text
 
@@ -115,8 +116,8 @@ def question_of(path: Path, line: PromptLine) -> Question:
     )
     if not user_turns:
         raise UnsupportedError(
-            f"{path}, line {line.number} has no messages, each with a role and a text as its "
-            "content, of which one is a user's."
+            f"{path}, line {line.number} has no valid messages: each needs a role and a text "
+            "as its content, and one message must be a user's."
         )
     chat = [{"role": message["role"], "content": message["content"]} for message in messages]
     for message in chat:
@@ -128,4 +129,4 @@ def _expect_encodable(path: Path, number: int, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # the text has half a surrogate pair
-        raise UnsupportedError(f"{path}, line {number} is no text: {error}.") from error
+        raise UnsupportedError(f"{path}, line {number} is not valid text: {error}.") from error

@@ -1,4 +1,4 @@
-"""Write a run file: every round is on the disk before the next one begins.
+"""Write a run file: every round is on the disk before the next round begins.
 
 In: the facts of a run; begin, rounds and end of each answer. Out: the SQLite database that
 `field.run` reads.
@@ -78,8 +78,11 @@ class Recorder:
 
     @classmethod
     def resume(cls, path: Path) -> "Recorder":
-        """Open an existing run file; raise `RunFileError` if it is no run or has a writer."""
-        has_begun(path)  # rolls a journal back; this may change the schema, so it comes first
+        """Open an existing run file.
+
+        Raise `RunFileError` if it is not a run file or has a writer.
+        """
+        has_begun(path)  # called first, since it rolls a journal back, which may change the schema
         open_read_only(path).close()
         lock = os.open(path, os.O_RDWR)
         try:
@@ -208,7 +211,7 @@ def has_begun(path: Path) -> bool:
 def expect_unused(path: Path) -> None:
     """Raise `RunFileError` if the file has a run."""
     if has_begun(path):
-        raise RunFileError(f"{path} exists: go on with it by --resume, or name another file.")
+        raise RunFileError(f"{path} exists: resume its run with --resume, or name another file.")
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -224,7 +227,7 @@ def _lock(path: Path, file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise RunFileError(
-            f"{path} is being written by another `pilotfish field measure`: wait for it, or name "
+            f"Another `pilotfish field measure` is writing {path}: wait until it ends, or name "
             "another file."
         ) from None
 

@@ -37,7 +37,7 @@ def replay_token_s(
     """
     tokens = sum(len(round_.tokens) for round_ in rounds)
     if tokens == 0:
-        raise UnsupportedError("These rounds committed no token: there is nothing to replay.")
+        raise UnsupportedError("These rounds committed no token, so there is nothing to replay.")
     if all(round_.protocol == STREAM for round_ in rounds):
         down_bytes = sum(round_.downlink_bytes for round_ in rounds)
         if verify_s is None:
@@ -108,8 +108,8 @@ def replay(
             groups.setdefault(_configuration_used(answer), []).append(answer)
     if not groups:
         raise RunFileError(
-            "The run has nothing to replay: it needs a finished answer, not under ahead, with "
-            "rounds after the first, which reads the prompt."
+            "The run has nothing to replay: it needs a finished answer of a protocol other "
+            "than ahead, with rounds after the first round, which reads the prompt."
         )
     return [
         Replay(

@@ -1,7 +1,7 @@
 """Compute confidence intervals by a percentile bootstrap over prompts (Efron 1979).
 
-In:  a number of prompts; a figure for every resample. Out: the weight of each prompt in each
-     resample; the figure with its 95 % interval.
+In:  a number of prompts; a statistic's value for every resample. Out: the weight of each prompt in
+    each resample; the statistic with its 95 % interval.
 
 The tokens of one answer depend on each other, but answers to different prompts do not. So a
 resample draws whole prompts, and the same prompts for all drafters that are compared.
@@ -17,12 +17,12 @@ from pilotfish.field.report.statistics import LEVEL
 Floats = NDArray[np.float64]
 
 RESAMPLES = 1000
-FEWEST = 3  # lower bound of the prompts for which an interval is computed
-_SEED = 0  # seed of the resamples; it is fixed, so that the same answers give the same figures
+FEWEST = 3  # minimum number of prompts for which an interval is computed
+_SEED = 0  # seed of the resamples; it is fixed, so that the same answers give the same results
 
 
 class Estimate(NamedTuple):
-    """A figure and its 95 % interval from ``low`` to ``high``.
+    """A statistic and its 95 % interval from ``low`` to ``high``.
 
     value: None if there were no data. low, high: None if there is no interval.
     """
@@ -35,7 +35,8 @@ class Estimate(NamedTuple):
 def resample_weights(prompts: int) -> Floats:
     """Draw the prompts' weights in each resample, f64 [1 + resamples, prompts].
 
-    A weight is how often the resample has the prompt. The first row, all ones, is the original.
+    A weight is how often the resample contains the prompt. The first row, all ones, stands for the
+    original sample.
     """
     every = np.ones((1, prompts))
     if prompts < FEWEST:
@@ -46,7 +47,7 @@ def resample_weights(prompts: int) -> Floats:
 
 
 def estimate(values: Floats) -> Estimate:
-    """Estimate a figure from its values in all resamples.
+    """Estimate a statistic from its values in all resamples.
 
     values: f64 [1 + resamples]; the first is over all prompts; NaN if the resample had no data.
     """

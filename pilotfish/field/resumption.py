@@ -36,8 +36,8 @@ def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any])
             else f"{_format_value(original.get(name))}, not {_format_value(value)}"
         )
         raise RunFileError(
-            f"{path} was begun with {option} {difference}: resume it without that option, or name "
-            "another file."
+            f"The run in {path} was begun with {option} {difference}: resume it without that "
+            "option, or name another file."
         )
 
 
@@ -53,8 +53,8 @@ def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
                 for each_model in (original, model)
             ]
             raise RunFileError(
-                f"{path} was begun with the {role} {descriptions[0]}, and this is "
-                f"{descriptions[1]}: name another file."
+                f"The run in {path} was begun with the {role} {descriptions[0]}, but now the "
+                f"{role} is {descriptions[1]}: name another file."
             )
 
 

@@ -69,26 +69,38 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
         setting("protocols to compare; auto chooses one for each answer", metavar="P,P,…"),
     ] = ("greedy", "coupled", "stream")
     windows: Annotated[
-        tuple[WindowSetting, ...], setting("draft tokens a round, or auto", metavar="N,N,…")
+        tuple[WindowSetting, ...],
+        setting("number of draft tokens per round, or auto", metavar="N,N,…"),
     ] = (2, 4, 8)
-    repeat: Annotated[int, setting("answers a cell", ge=1, le=_MOST_REPEATS)] = 3
+    repeat: Annotated[
+        int,
+        setting(
+            "number of answers to each prompt by each protocol and window", ge=1, le=_MOST_REPEATS
+        ),
+    ] = 3
     warm_up: Annotated[
         int,
         setting(
-            "uncounted answers of each configuration, at every start",
+            "number of warm-up answers of each protocol and window at every start, which do "
+            "not count",
             ge=0,
             le=_MOST_REPEATS,
         ),
     ] = 1
-    max_tokens: Annotated[int, setting("tokens of an answer, at most", ge=1)] = 64
-    temperature: Annotated[float, setting("0 is greedy (default)", metavar="T")] = 0.0
-    seed: Annotated[int, setting("seed; repeat r draws with N + r", ge=0)] = 0
+    max_tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=1)] = 64
+    temperature: Annotated[
+        float, setting("sampling temperature; 0 is greedy (default)", metavar="T")
+    ] = 0.0
+    seed: Annotated[int, setting("seed; repeat r uses seed N + r", ge=0)] = 0
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of `field measure`: the first, or a resumption. host: the host's facts then."""
+    """One start of `field measure`: the first start, or a resumption.
+
+    Host: the host's facts then.
+    """
 
     unix_s: float
     host: dict[str, Any]  # result of `field.host.facts`
@@ -150,7 +162,7 @@ class Answer:
     seed: int
     started_unix_s: float
     finished: bool
-    error: str | None = None  # message of the error that ended it, if it could be recorded
+    error: str | None = None  # message of the error that ended the answer, if it could be recorded
     protocol_used: str | None = None
     window_used: WindowSetting | None = None
     prompt_tokens: int = 0
@@ -278,7 +290,7 @@ def _facts(path: Path, database: sqlite3.Connection) -> Facts:
             _gather_options(settings)
         parsed = msgspec.convert(facts, Facts)
         if not parsed.starts:
-            raise msgspec.ValidationError("it was never started")
+            raise msgspec.ValidationError("no start of the run is recorded")
         return parsed
 
 

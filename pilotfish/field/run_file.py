@@ -24,8 +24,8 @@ from pilotfish.wire.protocols import RoundCounter, counters
 APPLICATION_ID = 0x504C4652  # "PLFR": PRAGMA application_id of a run file
 FORMAT = 4  # PRAGMA user_version of the current format; each format adds columns of rounds
 _OPENING_S = 120.0  # time limit (s) for checking a whole file, long enough for a slow memory card
-_CELL_BYTES = 1 << 26  # upper bound of a value's bytes; the facts of 1,000 prompts take megabytes
-_MESSAGE_LETTERS = 200  # upper bound of the letters of SQLite's message, which may quote the file
+_CELL_BYTES = 1 << 26  # maximum bytes of a value; the facts of 1,000 prompts take megabytes
+_MESSAGE_LETTERS = 200  # maximum letters of SQLite's message, which may quote the file
 _STEPS = 10_000  # number of steps of SQLite's virtual machine between two checks of the time limit
 INQUIRED, NOTES = "inquired", "notes"
 
@@ -114,7 +114,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
             problem = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":
                 fault = one_line(problem, _MESSAGE_LETTERS)
-                raise RunFileError(f"{path} is damaged ({fault}): restore a copy of it.")
+                raise RunFileError(f"{path} is damaged ({fault}): restore a copy of this file.")
             database.set_progress_handler(None, 0)  # the time limit holds only for the checks above
         except BaseException:
             database.close()
@@ -123,14 +123,14 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _check_format(path: Path, database: sqlite3.Connection) -> None:
-    """Raise `RunFileError` if the database is no run file, or has an unsupported format."""
+    """Raise `RunFileError` if the database is not a run file, or has an unsupported format."""
     if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
     version = format_of(database)
     if not 1 <= version <= FORMAT:
         raise RunFileError(
-            f"{path} has format {version}, and this version of Pilotfish reads 1 to {FORMAT}: "
-            "use the version that made it."
+            f"{path} has format {version}, but this version of Pilotfish reads formats 1 to "
+            f"{FORMAT}: use the version that wrote the file."
         )
 
 
@@ -147,13 +147,15 @@ def _check_schema(path: Path, database: sqlite3.Connection) -> None:
         key = (kind, name)
         if actual.get(key) == expected.get(key):
             continue
-        fault = f"its {kind} {name[:40]!r} is not that of a run file of format {version}"
+        fault = (
+            f"its {kind} {name[:40]!r} differs from the {kind} in a run file of format {version}"
+        )
         if key not in actual:
             fault = f"it lacks the {kind} {name}"
         elif key not in expected:
             fault = f"it has a {kind[:10]!r} {name[:40]!r}, which no run file has"
         raise RunFileError(
-            f"{path} cannot be read: {fault}. Restore a copy of it, or measure again."
+            f"{path} cannot be read: {fault}. Restore a copy of this file, or measure again."
         )
 
 
@@ -179,7 +181,7 @@ def harden(database: sqlite3.Connection) -> None:
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a read-only connection.
 
-    In a folder that is read-only, too, this works if the run was closed properly.
+    This works even in a read-only folder, if the run was closed properly.
     """
     wal, journal = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
     until_s = time.monotonic() + _OPENING_S
@@ -194,14 +196,16 @@ def _connect(path: Path) -> sqlite3.Connection:
             return database
         except sqlite3.OperationalError as error:
             database.close()
-            if journal.exists():  # the journal must be applied first; it may change the schema
+            # SQLite must apply the journal before the checks, since the journal may change the
+            # schema
+            if journal.exists():
                 raise RunFileError(
-                    f"{path} was cut off while it was written (its journal {journal.name} is "
-                    "left): go on with it by `pilotfish field measure --resume`."
+                    f"The last write to {path} was interrupted (its journal {journal.name} is "
+                    "left): resume the run with `pilotfish field measure --resume`."
                 ) from error
             if wal.exists() or "immutable" in mode:
                 raise
-    raise AssertionError  # not reached: the loop returns or raises
+    raise AssertionError  # never reached: the loop returns or raises
 
 
 @contextmanager

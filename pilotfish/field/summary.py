@@ -1,4 +1,4 @@
-"""Compute the figures of a generation from its rounds; make a table of them."""
+"""Compute statistics of a generation from its rounds, and make a table of several generations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,7 +15,7 @@ GenerationFigures = dict[str, Any]
 
 
 def summary(generation: Generation) -> GenerationFigures:
-    """Compute the figures of one generation.
+    """Compute the statistics of one generation.
 
     Bytes are the sizes of the frames that were sent. Timings are medians in ms.
     """
@@ -55,17 +55,17 @@ def summary(generation: Generation) -> GenerationFigures:
     }
 
 
-# Rows of the table: heading, and a function that formats the figure ("" if there is none).
+# Rows of the table: heading, and a function that formats the value ("" if there is none).
 _ROWS: tuple[tuple[str, Callable[[GenerationFigures], str]], ...] = (
     ("window γ", lambda f: "" if streams(f["protocol"]) else f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),
     ("forced tokens", lambda f: f"{f['forced'] or ''}"),
     ("rounds", lambda f: f"{f['rounds']}"),
-    ("rounds with a states request", lambda f: f"{f['inquiries'] or ''}"),
+    ("rounds with a request for states", lambda f: f"{f['inquiries'] or ''}"),
     ("acceptance α", lambda f: f"{f['acceptance']:.2f}"),
-    ("tokens a round", lambda f: f"{f['tokens_per_round']:.2f}"),
-    ("bytes up a round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
-    ("bytes down a round", lambda f: f"{f['downlink_bytes_per_round']:,.0f}"),
+    ("tokens per round", lambda f: f"{f['tokens_per_round']:.2f}"),
+    ("bytes up per round", lambda f: f"{f['uplink_bytes_per_round']:,.0f}"),
+    ("bytes down per round", lambda f: f"{f['downlink_bytes_per_round']:,.0f}"),
     ("tokens/s", lambda f: f"{f['tokens_per_s']:.1f}"),
     ("speed-up over stream", lambda f: f"{f['speedup']:.2f} ×" if "speedup" in f else ""),
     ("first token, ms", lambda f: f"{f['first_token_ms']:.0f}"),
@@ -90,7 +90,9 @@ def _counter_row(counter: RoundCounter) -> tuple[str, Callable[[GenerationFigure
 
 def report(figures: Sequence[GenerationFigures]) -> Table:
     """Make a table with a column for each generation."""
-    table = Table("", caption="bytes are frames as sent; times are medians of a round")
+    table = Table(
+        "", caption="bytes are the sizes of the frames sent; times are medians over rounds"
+    )
     for column in figures:
         table.add_column(column["protocol"], justify="right")
     for heading, cell in (

@@ -99,18 +99,21 @@ class AnswerFile:
 
     vocab_size: size of the target's vocabulary; a file with larger token ids counts as damaged.
 
-    Raises `RunFileError` in four cases: the file exists and ``resume`` is false; it is no file of
-    answers; it began with a different request; another process is writing it.
+    Raises `RunFileError` in four cases: the file exists and ``resume`` is false; it is not a file
+        of answers; it began with a different request; another process is writing it.
     """
 
     def __init__(
         self, path: Path, request: AnswerRequest, vocab_size: int, *, resume: bool
     ) -> None:
         if path.exists() and not resume:
-            raise RunFileError(f"{path} exists: go on with it by --resume, or name another place.")
+            raise RunFileError(
+                f"{path} exists: continue with its answers by --resume, or name "
+                "another folder by --out."
+            )
         self.answers: dict[int, TargetAnswer] = {}
         if path.is_dir():
-            raise RunFileError(f"{path} is a folder: name another place.")
+            raise RunFileError(f"{path} is a folder: name another folder by --out.")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
         self._file = os.fdopen(
             descriptor, "r+b", buffering=0
@@ -128,23 +131,26 @@ class AnswerFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunFileError(f"Another process writes {path}: wait for it.") from None
+            raise RunFileError(f"Another process is writing {path}: wait until it ends.") from None
 
     def _read(self, path: Path, request: AnswerRequest, vocab_size: int) -> bool:
         """Read the file and cut off an incomplete last line; return whether the file is new."""
         if path.stat().st_size > _MOST_BYTES:
-            raise RunFileError(f"{path} is larger than a file of answers can be.")
+            raise RunFileError(f"{path} is too large for a file of answers.")
         complete, _, _ = self._file.read().rpartition(b"\n")
         lines = complete.split(b"\n") if complete else []
         self._file.truncate(len(complete) + 1 if lines else 0)
-        fault = f"{path} is no file of answers, or is damaged"
+        fault = f"{path} is not a file of answers, or is damaged"
         with reading_file(lambda problem: RunFileError(f"{fault}: {problem}.")):
             headers = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
             answers = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
         for header in headers:
             _expect_same(path, header, request)
         if any(token >= vocab_size for answer in answers for token in answer.tokens):
-            raise RunFileError(f"{path} is damaged: it has tokens that {request.target} lacks.")
+            raise RunFileError(
+                f"{path} is damaged: its answers have tokens that the target "
+                f"{request.target} lacks."
+            )
         self.answers = {
             answer.prompt: answer for answer in answers if answer.prompt < len(request.prompts)
         }
@@ -180,8 +186,11 @@ def _expect_same(path: Path, header: AnswerRequest, request: AnswerRequest) -> N
             difference, current = "other prompts", ""
             if name != "prompts":
                 difference = f"{name.replace('_', ' ')} {_format_value(original)}"
-                current = f", and this is {_format_value(value)}"
-            raise RunFileError(f"{path} was begun with {difference}{current}: name another place.")
+                current = f", but now it is {_format_value(value)}"
+            raise RunFileError(
+                f"The answers in {path} were begun with {difference}{current}: "
+                "name another folder by --out."
+            )
 
 
 def _format_value(value: str | float) -> str:

@@ -24,7 +24,8 @@ from pilotfish.selftest.worker import ProviderJob
 Show = Callable[[str, int, "int | None"], None]
 
 DEFAULT = "default"
-DEFAULT_BYTES = 2_000_000_000  # disk space (bytes) for the default model's formats on a provider
+# disk space in bytes that the default model takes in all formats of a provider
+DEFAULT_BYTES = 2_000_000_000
 STAGES = 3
 
 
@@ -72,8 +73,9 @@ class CheckArtifacts:
         free = shutil.disk_usage(self._folder).free
         if free < DEFAULT_BYTES:
             self.missing = (
-                f"{self._folder.parent} has {free / 1e9:.1f} GB free of the "
-                f"{DEFAULT_BYTES / 1e9:g} that it takes: set TMPDIR to another folder"
+                f"the folder {self._folder.parent} has {free / 1e9:.1f} GB of free space, but "
+                f"the default model takes {DEFAULT_BYTES / 1e9:g} GB: set TMPDIR to another "
+                "folder"
             )
             return []
         checked = CHECKED[provider]

@@ -1,4 +1,4 @@
-"""The result of a check: the difference of the worst row among all compared outputs."""
+"""The result of a check: the largest relative difference of an output row from the reference."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
         precision: precision of the artifact.
         dialect: dialect of the artifact.
         reason: why the check failed, was left out, or does not apply to the model.
-        difference: relative difference ‖Δ‖/‖wanted‖ of the worst row; None if nothing was compared,
-            or if the row has NaN or infinite numbers.
-        tolerance: largest difference with which the check passes.
+        difference: relative difference ‖Δ‖/‖wanted‖ of the worst row (the row in which it is
+            largest); None if nothing was compared, or if the row has NaN or infinite numbers.
+        tolerance: largest value of `difference` with which the check passes.
         largest: largest |Δ| in the worst row.
         where: the worst row, and in it the column of the largest |Δ|.
         seconds: duration of the check.
@@ -76,5 +76,5 @@ def worst_row(compared: Iterable[ComparedRows]) -> Worst:
                 result = Worst(difference, largest, f"{where}, row {row}, column {column}")
             rows += 1
     if not rows:
-        raise ValueError("nothing was compared")
+        raise ValueError("no outputs were compared")
     return result

@@ -1,4 +1,4 @@
-"""The checks of a decoder: they run passes of every kind, and compare each row of the output.
+"""Check a decoder: run passes of every kind, and compare each row of the output.
 
 In: an empty decoder (or chain of stages) with SLOTS slots and CONTEXT positions; the reference.
 Out: pairs of outputs, the decoder's and the reference's. The reference computes each row from a
@@ -19,10 +19,11 @@ from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.selftest.check_result import ComparedRows, Rows
 
 SLOTS = 4
-CONTEXT = 640  # positions of a slot; a GPU's cache grows twice before they are full
+CONTEXT = 640  # positions of a slot; a GPU's cache grows twice before a slot is full
 TEXT = np.random.default_rng(20).integers(0, 256, CONTEXT)
 OTHER = np.random.default_rng(21).integers(0, 256, CONTEXT)
-# Parent of each node, in a tree with two roots, siblings, cousins and a path of five nodes.
+# Parent of each node (-1 for a root), in a tree with two roots, siblings, cousins and a path of
+# five nodes.
 PARENTS = np.array([-1, -1, 0, 0, 1, 2, 2, 5, 3, 7, 4, 9])
 
 Tokens = NDArray[np.int64]
@@ -45,7 +46,7 @@ class PassRunner(Protocol):
 
 
 class PlainReference:
-    """The reference: an artifact on the CPU that reads only chains from an empty slot.
+    """The reference: an artifact on the CPU that reads only chains, each in an empty slot.
 
     Attributes:
         trees: whether the model reads trees. A model with recurrent states does not; then the
@@ -63,7 +64,7 @@ class PlainReference:
         return decoder.forward([Pass(0, np.asarray(tokens, np.int64), rows)])[0]
 
     def answer_nodes(self, trunk: Tokens, nodes: Tokens, start: int, end: int) -> Rows:
-        """Compute the output at the nodes start … end − 1 of the tree PARENTS after a trunk.
+        """Compute the output at nodes start … end − 1 of the tree PARENTS, which follows a trunk.
 
         Each node's path from its root is read as a chain.
         """
@@ -100,7 +101,10 @@ def chain(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
 
 
 def tree(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Read a tree after a trunk, then more nodes of it; a model without trees raises TreeError."""
+    """Read a tree after a trunk (a chain), then more nodes of it.
+
+    TreeError if a model reads no trees.
+    """
     trunk, nodes = TEXT[:20], OTHER[: len(PARENTS)]
     runner.forward([Pass(1, trunk, 0)])
     for start, end in ((0, 7), (7, len(PARENTS))):
@@ -131,11 +135,13 @@ def keep(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     runner.keep_path(1, path)
     tokens = [*trunk, *nodes[path]]
     got = runner.forward([Pass(1, TEXT[40:45])])[0].logits
-    yield ComparedRows("after a path", got, plain.answer_after([*tokens, *TEXT[40:45]], 5).logits)
+    yield ComparedRows(
+        "after the kept path of a tree", got, plain.answer_after([*tokens, *TEXT[40:45]], 5).logits
+    )
     runner.keep_path(1, [0, 1])
     tokens += [*TEXT[40:42], *OTHER[50:53]]
     got = runner.forward([Pass(1, OTHER[50:53])])[0].logits
-    yield ComparedRows("after a part of a chain", got, plain.answer_after(tokens, 3).logits)
+    yield ComparedRows("after the kept part of a chain", got, plain.answer_after(tokens, 3).logits)
 
 
 def slots(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
@@ -155,9 +161,11 @@ def slots(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     nodes, trunk = OTHER[:7], texts[0][: lengths[0]]
     passes = [Pass(0, nodes, parents=PARENTS[:7]), Pass(3, OTHER[:2])]
     grown, other = runner.forward(passes)
-    yield ComparedRows("slot 0, a tree", grown.logits, plain.answer_nodes(trunk, nodes, 0, 7))
+    yield ComparedRows(
+        "slot 0, which reads a tree", grown.logits, plain.answer_nodes(trunk, nodes, 0, 7)
+    )
     wanted = plain.answer_after([*texts[3][: lengths[3]], *OTHER[:2]], 2)
-    yield ComparedRows("slot 3 next to the tree", other.logits, wanted.logits)
+    yield ComparedRows("slot 3, in the same pass as slot 0's tree", other.logits, wanted.logits)
 
 
 def growth(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
@@ -168,7 +176,9 @@ def growth(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
         if end % 200 == 0:
             yield ComparedRows(f"after {end} tokens", got, plain.answer_after(TEXT[:end], 2).logits)
     got = runner.forward([Pass(0, OTHER[40:43])])[0].logits
-    yield ComparedRows("the other, short slot", got, plain.answer_after(OTHER[:43], 3).logits)
+    yield ComparedRows(
+        "the other slot, with a short text", got, plain.answer_after(OTHER[:43], 3).logits
+    )
 
 
 CHECKS: dict[str, Callable[[PassRunner, PlainReference], Iterator[ComparedRows]]] = {

@@ -27,12 +27,12 @@ Spoil = Callable[[dict[str, Floats]], None]
 END = "<|end|>"
 TOKENS = 257  # vocabulary size: one token for each byte value, and END
 CONTEXT = 1024
-SHARPNESS = 2.0  # approximate standard deviation of the logits
+SHARPNESS = 2.0  # scale of the head's weights: the logits' standard deviation, approximately
 TARGET = "llama"
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": 264,  # more than TOKENS: the last rows are padding
+    "vocab_size": 264,  # more than TOKENS, since rows of the embedding may be padding
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
@@ -67,7 +67,7 @@ KINDS: dict[str, dict[str, Any]] = {
     TARGET: _LLAMA,  # fewer key heads than query heads, rotary positions
     "llama3": {**_LLAMA, "tie_word_embeddings": False, "rope_scaling": _ROPE},
     "qwen2": {**_LLAMA, "model_type": "qwen2"},  # biases of queries, keys and values
-    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # queries and keys are normed
+    "qwen3": {**_LLAMA, "model_type": "qwen3", "head_dim": 32},  # norms of queries and keys
     "gemma2": {  # sliding windows, soft caps, norms before and after each block
         **_LLAMA,
         "model_type": "gemma2",
@@ -224,14 +224,14 @@ def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
 def _typical_value(name: str) -> float:
     """Return the mean of the numbers in a weight vector of this name."""
     if name.endswith(".sinks"):
-        return 3.0  # large enough to change the outputs on long texts, too
+        return 3.0  # large enough that it changes the outputs after long texts, too
     if name.endswith(".A_log"):
         return -2.0  # the states then remember some dozens of tokens
     return float(name.endswith("layer_scalar") or ("norm" in name and name.endswith("weight")))
 
 
 def _separate_experts(weights: dict[str, Floats], experts: int) -> None:
-    """Make the choice of experts depend only on the token, through channels that no layer writes.
+    """Make the choice of experts depend only on the token, by hidden channels that no layer writes.
 
     The experts' scores are far apart, so that rounding, even to half precision, cannot select other
     experts. If it did, the output would be correct but different from the reference's.

@@ -29,8 +29,8 @@ class Divergence(NamedTuple):
     def __str__(self) -> str:
         """Format the divergence as one line."""
         return (
-            f"temperature {self.temperature:g}, {self.prompt!r}: token {self.token} is "
-            f"{self.got} instead of {self.wanted}"
+            f"temperature {self.temperature:g}, prompt {self.prompt!r}: token {self.token} is "
+            f"{self.got} instead of {self.wanted}, the token of stream"
         )
 
 

@@ -16,7 +16,8 @@ from pilotfish.engines.runtime import (
 )
 from pilotfish.engines.tensorrt.gates import OPSET24_OPERATORS, tensorrt_version
 
-# Order of the checks: the most reliable and fastest first, because the time limit cuts off the end.
+# Order of the checks: the most reliable and fastest providers first, because the time limit cuts
+# off the last ones.
 ORDER = ("cpu", "cuda", "tensorrt", "tensorrt-ep")
 BUILDING = ("tensorrt", "tensorrt-ep")  # providers that build an engine for a new artifact (slow)
 # Dialect of the reference on the CPU: plain operators.
@@ -41,8 +42,8 @@ class Variant(NamedTuple):
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "cpu": (Variant("opset24", "fp32"), Variant("opset17", "fp32"), Variant("contrib", "fp32")),
     "cuda": (Variant("opset24", "fp32"), Variant("opset24", "fp16"), Variant("opset17", "fp32")),
-    # Each artifact takes a build. So one dialect covers all tiny models; each other dialect and
-    # precision covers one model.
+    # Each artifact needs an engine build. So all tiny models are checked in one dialect, and only
+    # one model in each other dialect and precision.
     "tensorrt": (
         Variant("opset17", "fp32"),
         Variant("opset17", "fp16", every=False),
@@ -52,18 +53,21 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 }
 # Providers that support recurrent states.
 STATEFUL_PROVIDERS = ("cpu",)
-# Variant in which the default model is checked: the variant of a target on this provider.
+# Variant in which the default model is checked: the variant in which a target would be exported for
+# this provider.
 CHECKED = {
     "cpu": Variant("opset24", "fp32"),
     "cuda": Variant("opset24", "fp16"),
     "tensorrt": Variant("opset17", "fp16"),
     "tensorrt-ep": Variant("opset17", "fp16"),
 }
-# Variants in which the default model is also timed: the variants of a drafter.
+# Variants in which the default model is also timed: the variants in which a drafter would be
+# exported.
 TIMED = {"cpu": (Variant("contrib", "int4"),), "cuda": (Variant("opset24", "fp32"),)}
 
-# Tolerances: largest ‖Δ‖/‖logits‖ of the worst row. A wrong key, value or mask causes 0.1 or more.
-FP32 = 1e-4  # sums in another order cause 10⁻⁶ (CPU), 7·10⁻⁷ (H100); on an H100 with TF32, 10⁻³
+# Tolerances: largest allowed ‖Δ‖/‖logits‖ of a row. A wrong key, value or mask causes 0.1 or more.
+# another order of summation causes 10⁻⁶ (CPU) or 7·10⁻⁷ (H100); TF32 on an H100 causes 10⁻³
+FP32 = 1e-4
 TF32 = 5e-3  # by default, TensorRT multiplies fp32 numbers as TF32, with a mantissa of 10 bits
 FP16 = 2e-2  # half precision causes 10⁻³ over all rows (H100); one row may be twice the limit 10⁻²
 
@@ -86,9 +90,12 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
 
         if hasattr(
             trt.ICudaEngine, "get_aliased_input_tensor"
-        ):  # this method came into TensorRT in the same version as the operators
+        ):  # TensorRT got this method in the same version as the operators
             return None
-        return f"TensorRT {trt.__version__} lacks {', '.join(OPSET24_OPERATORS)}: 10.15 has them"
+        return (
+            f"TensorRT {trt.__version__} lacks the operators "
+            f"{', '.join(OPSET24_OPERATORS)}: use TensorRT 10.15 or later"
+        )
     if runtime_version() >= OPSET24_SINCE:
         return None
     return f"opset24 needs ONNX Runtime {'.'.join(map(str, OPSET24_SINCE))}"

@@ -29,7 +29,8 @@ from pilotfish.selftest.worker import OPENING, Assignment, ProviderJob
 
 COMMAND = (sys.executable, "-m", "pilotfish.selftest.worker")
 TICK_S = 1.0
-MOST_SILENCE_S = 120.0  # longest silence during a check (s); engine builds have no such limit
+# maximum time without a message during a check (s); engine builds have no such limit
+MOST_SILENCE_S = 120.0
 PRESENCE_S = 60.0  # time limit (s) of the process that finds out whether a provider is present
 
 FORMAT = 1
@@ -90,7 +91,7 @@ class Runner:
                 if self.report.providers[provider].there:
                     self.attempt(provider, artifacts.jobs(provider, quick=self._quick))
         if self._quick:
-            self.report.left_out.append("the default model: --quick")
+            self.report.left_out.append("the default model: --quick leaves it out")
         elif artifacts.missing:
             self.report.left_out.append(f"the default model: {artifacts.missing}")
         failures = [each for each in self.report.findings if each.status in ("differs", "failed")]
@@ -112,7 +113,7 @@ class Runner:
 
     def describe_left_out(self) -> str:
         """Return the reason for checks that were skipped because the time limit had passed."""
-        return f"{self._minutes:g} minutes were over: --minutes gives more"
+        return f"the time limit of {self._minutes:g} minutes had passed: raise it with --minutes"
 
     def progress(self, provider: str, job: ProviderJob, check: str, done: int, total: int) -> None:
         """Display the current check."""
@@ -124,9 +125,14 @@ class Runner:
         """Find out, in a separate process, whether a provider is present."""
         child = ChildProcess([*self._command, _encode_assignment(provider, ())], PRESENCE_S)
         try:
-            message = child.pipe.receive() or {"absent": "the process that looked for it died"}
+            message = child.pipe.receive() or {
+                "absent": "the process that looked for this provider died"
+            }
         except TimeoutError:
-            message = {"absent": f"it did not report within {PRESENCE_S:g} s"}
+            message = {
+                "absent": "the process that looked for this provider did not report within "
+                f"{PRESENCE_S:g} s"
+            }
         finally:
             child.stop(terminate=True)
         there = "absent" not in message
@@ -199,7 +205,7 @@ class JobWatch:
     def _on_stop(self, silent_s: float) -> int:
         """Record why the process was stopped: long silence, or the end of the time limit."""
         if not self._runner.is_out_of_time:
-            cause = f"no message for {silent_s:.0f} s"
+            cause = f"the process sent no message for {silent_s:.0f} s and was stopped"
             self._add_result(self._job, self._check, "failed", cause)
             return self._job + 1
         if not self._has_result:

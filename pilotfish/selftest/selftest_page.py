@@ -37,7 +37,7 @@ def show(report: SelfTest, console: Console, file: str | None) -> None:
         console.print(_times(report))
         if report.machine["load"] > report.machine["cpus"] / 2:
             console.print(
-                f"others used the machine (load {report.machine['load']:g} on "
+                f"other programs used the machine (load {report.machine['load']:g} on "
                 f"{report.machine['cpus']} cores): these times may be too long",
             )
     console.print()
@@ -47,8 +47,8 @@ def show(report: SelfTest, console: Console, file: str | None) -> None:
     console.print(_verdict(report), style="bold")
     if file:
         console.print(
-            f"Please send us {file}, above all from a GPU or a board: it holds versions, hardware "
-            "and these figures.",
+            f"Please send us {file}, above all from a GPU or a board: the file has the "
+            "versions, the hardware and these results.",
             markup=False,
         )
 
@@ -86,7 +86,7 @@ def _protocols(findings: Sequence[CheckResult]) -> Iterator[str]:
     results = [each for each in findings if each.check in LOSSLESS]
     for model in dict.fromkeys(each.model for each in results):
         marks = [f"{each.check} {MARKS[each.status]}" for each in results if each.model == model]
-        yield f"both ends, {model}, the tokens of stream: {', '.join(marks)}"
+        yield f"both ends, {model}, the same tokens as stream: {', '.join(marks)}"
 
 
 def _largest(findings: Sequence[CheckResult]) -> Iterator[str]:
@@ -96,13 +96,16 @@ def _largest(findings: Sequence[CheckResult]) -> Iterator[str]:
         results = [each for each in passed if each.precision == precision]
         most = max(results, key=lambda each: each.difference or 0.0)
         yield (
-            f"{precision}: at most {most.difference:.1e} of a row's norm ({most.model}, "
-            f"{most.check}); {most.tolerance:g} is allowed"
+            f"{precision}: largest difference {most.difference:.1e} of a row's norm "
+            f"({most.model}, {most.check}); {most.tolerance:g} is allowed"
         )
 
 
 def _problems(findings: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield a line for each check that did not pass; merge a model's "not there" checks."""
+    """Yield a line for each check that did not pass.
+
+    Merge a model's "not there" checks into one line.
+    """
     absent = {(each.model, each.check): each for each in findings if each.status == "not there"}
     for each in absent.values():
         yield f"{MARKS[each.status]} {each.model}, {each.check}: {each.reason}"
@@ -118,7 +121,7 @@ def _problems(findings: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def _times(report: SelfTest) -> Table:
-    title = f"ms of a pass of S tokens after {CONTEXT_TOKENS}, median"
+    title = f"median ms of a pass over S tokens, after {CONTEXT_TOKENS} tokens"
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(title)
     for size in SIZES:

@@ -1,4 +1,4 @@
-"""A model that is cut into stages, all in this process, so that a decoder's checks can run it."""
+"""A model cut into stages that all run in this process, so that a decoder's checks can run it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pilotfish.selftest.checks import (
 
 
 class StageChain:
-    """A chain of stages, and a head for the logits. A stage reads the states of the one before."""
+    """A chain of stages, and a head for the logits. A stage reads the previous stage's states."""
 
     def __init__(self, folder: Path, provider: str) -> None:
         self._stages = [

@@ -2,8 +2,8 @@
 
     python -m pilotfish.selftest.worker ORDER DESCRIPTOR
 
-ORDER is an `Assignment` as JSON. DESCRIPTOR is the number of a pipe. Every event goes into the pipe
-as a line of JSON. So if the process dies, only its current check is lost:
+ORDER is an `Assignment` as JSON. DESCRIPTOR is the number of a pipe. The process writes every event
+into the pipe as a line of JSON. If the process dies, only its current check is lost. The lines are:
 
     {"absent": reason}                      the provider is absent; no other line follows
     {"machine": {...}}                      GPU and versions
@@ -152,7 +152,7 @@ class Attempt:
         self._report(
             name,
             "passed" if result.difference <= self._tolerance else "differs",
-            reason="" if finite else "the answers hold numbers that are not finite",
+            reason="" if finite else "the outputs contain NaN or infinite numbers",
             difference=result.difference if finite else None,
             largest=result.largest if finite else None,
             where=result.where,
@@ -194,7 +194,7 @@ class Attempt:
         self._tell({"doing": {"job": self._index, "check": check}})
         try:
             return work()
-        # broad, because libraries raise their own classes and plain RuntimeError
+        # any exception, because libraries raise their own classes and plain RuntimeError
         except Exception as error:
             message = (str(error).strip() or "no message").splitlines()[0]
             expected = isinstance(error, ProviderError)
@@ -223,7 +223,7 @@ class Attempt:
 def main(arguments: list[str]) -> int:
     """Run the assignment in ``arguments`` as a worker process."""
     order, descriptor = arguments
-    os.dup2(2, 1)  # libraries print to stdout; send this text to stderr instead
+    os.dup2(2, 1)  # libraries print to stdout; this sends their text to stderr instead
     logging.basicConfig(level=logging.ERROR)
     pipe = ChildPipe(socket.socket(fileno=int(descriptor)))
     attempt(msgspec.json.decode(order, type=Assignment), pipe.send)

@@ -74,7 +74,7 @@ def test_read_again_it_is_as_it_stands_now(file: Path) -> None:
         ("sessions = 3\n", "required: --target"),
         ("[edge]\ntarget = 'm'\n", "edge is dict"),
         ("config = 'more.toml'\n", "cannot name another"),
-        ("target = 'm'\nhelp = true\n", "'help' is no setting"),
+        ("target = 'm'\nhelp = true\n", "'help' is not a setting"),
         ("target = 'm'\nhel = true\n", "unrecognized arguments: --hel"),
         ("target = 'm\n", "not valid TOML"),
         ("x = '" + "y" * 70_000 + "'\n", "longer than"),

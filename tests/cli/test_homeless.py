@@ -55,7 +55,7 @@ def test_caches_without_a_home_are_private_temporary_files(
     assert folder == homeless / f"pilotfish-{os.getuid()}" == cache.cache_directory()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "set HOME, or PILOTFISH_CACHE" in caplog.text
+    assert "set HOME, or set PILOTFISH_CACHE" in caplog.text
 
 
 def test_a_cache_that_others_could_have_filled_is_not_taken(homeless: Path) -> None:

@@ -159,7 +159,7 @@ def test_of_two_services_with_folders_of_their_own_the_other_is_named(
     assert run("allow", device) == 0
     out, advice = output_of(capsys)
     assert out == str(folder / "allowed/device.pub")
-    assert f"those of pilotfish-worker are in {etc}/worker-keys" in advice
+    assert f"The keys of pilotfish-worker are in {etc}/worker-keys" in advice
     assert "reload pilotfish-edge`" in advice
     assert run("allow", device, "--keys", etc / "worker-keys") == 0
     assert "reload pilotfish-worker`" in output_of(capsys)[1]
@@ -184,7 +184,7 @@ def test_two_services_of_one_folder_are_both_reloaded(
     assert run("allow", device) == 0
     out, advice = output_of(capsys)
     assert out == str(folder / "allowed/device.pub")
-    assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker likewise" in advice
+    assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker, too" in advice
     monkeypatch.chdir(etc)
     assert run("deny", "device", "--keys", "keys") == 0
     assert "`sudo systemctl reload pilotfish-edge`, and pilotfish-worker" in output_of(capsys)[1]

@@ -55,7 +55,7 @@ def test_one_vocabulary(edge: EdgeServer, tmp_path: Path, template: str) -> None
 def test_another_vocabulary(edge: EdgeServer, tmp_path: Path) -> None:
     tiny_artifact(tmp_path / "draft")
     with (
-        pytest.raises(PilotfishError, match="a Unigram vocabulary is only used by a drafter and"),
+        pytest.raises(PilotfishError, match="a Unigram vocabulary cannot be sent"),
         Device(tmp_path / "draft", edge.endpoint, threads=1) as device,
     ):
         device.generate("a", protocol="greedy", max_tokens=4)

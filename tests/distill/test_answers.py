@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path) -> None:
         folder.expect({"rate": 0.1, "count": 3}, "settings")
     with RunFolder.open(path) as folder:
         folder.expect({"count": 3, "rate": 0.1}, "settings")
-        with pytest.raises(RunFileError, match=r"was begun with --count 3, not 4: give the same"):
+        with pytest.raises(RunFileError, match=r"was begun with --count 3, not 4: give the former"):
             folder.expect({"rate": 0.1, "count": 4}, "settings")
         folder.expect({"target": "a"}, "pair")
         with pytest.raises(RunFileError, match="was begun with the target a, not b"):
@@ -100,7 +100,7 @@ def test_one_process_at_a_time_has_a_run(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("chapter 1")
     with (
-        pytest.raises(RunFileError, match=r"holds thesis\.txt, but no run\.json"),
+        pytest.raises(RunFileError, match=r"contains thesis\.txt, but no run\.json"),
         RunFolder.open(tmp_path),
     ):
         pass
@@ -121,7 +121,7 @@ def test_what_made_nothing_yet_binds_nobody(tmp_path: Path) -> None:
         folder.expect({"draft": "defualt"}, "settings", binding=folder.has_begun)
         folder.expect({"draft": "default"}, "settings", binding=folder.has_begun)
         folder.before.mkdir()
-        with pytest.raises(RunFileError, match="with --draft default, not mine: give the same"):
+        with pytest.raises(RunFileError, match="with --draft default, not mine: give the former"):
             folder.expect({"draft": "mine"}, "settings", binding=folder.has_begun)
 
 

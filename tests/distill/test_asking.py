@@ -46,16 +46,16 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
     ("content", "fault"),
     [
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "are not UTF-8 text"),
-        (b"PK\x03\x04\x00\x00\x00", "is no text: it has bytes of value 0"),
+        (b"PK\x03\x04\x00\x00\x00", "is not a text file: it contains bytes of value 0"),
         (b"", "has no prompt"),
         (b"\n  \n", "has no prompt"),
         (b'{"prompt": "a"}\n{"prompt"', "line 2 is not JSON"),
-        (b'{"prompt": "a"}\n[1]', "line 2 is no JSON object"),
-        (b'{"text": "a"}', "line 1 has no text under 'prompt' or 'question' or 'messages'"),
-        (b'{"messages": []}', "line 1 has no messages"),
-        (b'{"messages": [{"role": "user"}]}', "line 1 has no messages"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1 is no text"),
-        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 has no messages"),
+        (b'{"prompt": "a"}\n[1]', "line 2 is not a JSON object"),
+        (b'{"text": "a"}', "line 1 has no text for the key 'prompt' or 'question' or 'messages'"),
+        (b'{"messages": []}', "line 1 has no valid messages"),
+        (b'{"messages": [{"role": "user"}]}', "line 1 has no valid messages"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 1 is not valid text"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "line 1 has no valid messages"),
     ],
 )
 def test_what_is_no_prompt_is_told_in_one_sentence(
@@ -108,7 +108,7 @@ def test_of_the_built_in_kinds_two_are_never_learnt() -> None:
 
 
 def test_prompts_that_leave_nothing_to_learn_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="none for training"):
+    with pytest.raises(UnsupportedError, match="no prompt is left for training"):
         asking.select(
             [DistillPrompt("a", "one")], [], most_from_files=10, most_built_in=0, held=0.2
         )

@@ -13,10 +13,18 @@ from tests.support.commands import refusal
 @pytest.mark.parametrize(
     ("more", "code", "text"),
     [
-        (["--out", "{target}"], 64, "--out is the folder of --target: name another."),
-        (["--out", "run", "--run-folder", "./run"], 64, "--out is the folder of --run-folder"),
-        (["--out", "thesis"], 65, "thesis holds something that is no export"),
-        (["--out", "out", "--top", "0", "--hard", "0"], 64, "leave nothing to learn from"),
+        (
+            ["--out", "{target}"],
+            64,
+            "--out names the same folder as --target: name another folder.",
+        ),
+        (
+            ["--out", "run", "--run-folder", "./run"],
+            64,
+            "--out names the same folder as --run-folder",
+        ),
+        (["--out", "thesis"], 65, "thesis contains something other than an export"),
+        (["--out", "out", "--top", "0", "--hard", "0"], 64, "there is nothing to learn from"),
         (["--out", "out", "--edge", "tcp://127.0.0.1:1"], 64, "Name the target"),
     ],
 )

@@ -335,7 +335,7 @@ def test_the_command_says_what_passed(number, code, last):
         out, err = emulator.communicate(timeout=20)
     assert emulator.returncode == code
     lines = err.splitlines()
-    assert lines[0].startswith("pilotfish: passed 5,000 bytes up and 5,000 down in ")
+    assert lines[0].startswith("pilotfish: forwarded 5,000 bytes up and 5,000 down in ")
     assert lines[1:] == last
     figures = json.loads(out)
     assert figures["up_bytes"] == figures["down_bytes"] == 5000

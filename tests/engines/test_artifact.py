@@ -105,7 +105,7 @@ def test_unknown_fields_and_newer_formats(tmp_path: Path) -> None:
     path = write(tmp_path / "a") / "manifest.json"
     values = json.loads(path.read_bytes())
     path.write_text(json.dumps(values | {"format": 2, "shape": "new"}))
-    with pytest.raises(ArtifactError, match="format 2, and this version reads 1"):
+    with pytest.raises(ArtifactError, match="format 2, but this version reads format 1"):
         Artifact.open(tmp_path / "a")
     path.write_text(json.dumps(values | {"shape": "new"}))
     with pytest.raises(ArtifactError, match="shape"):
@@ -130,5 +130,5 @@ def test_catalog(tmp_path: Path) -> None:
         (str(tmp_path / "b" / "target"), "tiny", "fp32", "opset24", 14),
     ]
     assert [entry.path for entry in list_artifacts(tmp_path / "a")] == [str(tmp_path / "a")]
-    with pytest.raises(ArtifactError, match="is no folder"):
+    with pytest.raises(ArtifactError, match="is not a folder"):
         list_artifacts(tmp_path / "none")

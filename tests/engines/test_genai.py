@@ -84,7 +84,9 @@ def test_any_drafts_kept_and_taken_back_leave_the_text_alone(decoder, data):
 
 def test_trees_are_refused_and_a_tree_that_is_a_chain_is_read(decoder):
     decoder.prefill(0, TOKENS[:9], rows=0)
-    with pytest.raises(TreeError, match=r"a-folder has a graph without a mask .* no token trees"):
+    with pytest.raises(
+        TreeError, match=r"a-folder has a graph without a mask .* cannot read token trees"
+    ):
         decoder.forward([Pass(0, TOKENS[:3], parents=np.array([-1, 0, 0]))])
     assert decoder.length(0) == 9
     chain = decoder.forward([Pass(0, TOKENS[9:12], parents=np.arange(-1, 2))])[0].logits.copy()
@@ -114,7 +116,7 @@ def test_a_window_that_the_graph_does_not_keep_to_is_never_passed(tmp_path, capl
     folder = genai_folder(tmp_path / "mistral", architecture="mistral")
     change(folder, {"sliding_window": {"window_size": 16, "layers": []}})
     artifact = export_model(str(folder), tmp_path / "a", dialect="genai")
-    assert "only 16 positions" in caplog.text
+    assert "limited to 16 positions" in caplog.text
     decoder = open_model(artifact, context=CONTEXT)
     assert decoder.context == artifact.manifest.dimensions.context == 16
     decoder.prefill(0, TOKENS[:16])
@@ -124,7 +126,7 @@ def test_a_window_that_the_graph_does_not_keep_to_is_never_passed(tmp_path, capl
 
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt", "tensorrt-ep"])
 def test_other_providers_are_refused(decoder, provider):
-    with pytest.raises(ProviderError, match=f"run on the CPU here, not on {provider}"):
+    with pytest.raises(ProviderError, match=f"only on the CPU, not on {provider}"):
         open_model(decoder.artifact, provider=provider)
     with pytest.raises(ProviderError, match="open_model"):
         Decoder(decoder.artifact)

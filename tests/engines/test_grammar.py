@@ -83,7 +83,7 @@ def test_each_row_allows_what_continues_its_own_path(
     for _ in range(3):  # rows may be asked for in any order, and answers be taken back
         answer = data.draw(st.lists(st.integers(0, END - 1), max_size=3))
         if "".join(TOKENS[token] for token in answer) not in BEGINNINGS:
-            with pytest.raises(GrammarError, match="so far is not of the grammar"):
+            with pytest.raises(GrammarError, match="so far does not follow the grammar"):
                 allowed(constraint, answer, *paths)
             continue
         for path, result in zip(paths, allowed(constraint, answer, *paths), strict=True):
@@ -108,7 +108,7 @@ def test_forced_text_stops_where_tokens_may_be_longer(english: Vocabulary) -> No
     assert tokenizer.decode(forced) == '{"name":'
     assert forced == tokenizer.encode('{"name": 1')[: len(forced)]
     assert constraint.forced(none, [*forced, *tokenizer.encode(" 1")]) == []
-    assert constraint.forced(none, tokenizer.encode("no JSON")) == []
+    assert constraint.forced(none, tokenizer.encode("not valid JSON")) == []
 
 
 SCHEMAS: list[tuple[dict[str, Any], str]] = [
@@ -144,13 +144,13 @@ def test_a_text_of_the_schema_is_allowed_and_may_end(
 @pytest.mark.parametrize(
     ("kind", "text", "word"),
     [
-        ("json", "{", "no JSON"),
+        ("json", "{", "not valid JSON"),
         ("json", '{"type": "strange"}', "cannot be used"),
         ("json", '{"$ref": "#/nowhere"}', "cannot be used"),
         ("json", '{"allOf": [{"type": "string"}, {"type": "number"}]}', "cannot be used"),
         ("regex", "(", "cannot be used"),
         ("lark", "start: nothing", "cannot be used"),
-        ("prose", "", "no kind"),
+        ("prose", "", "is not known"),
     ],
 )
 def test_what_is_no_grammar_says_so(small: Grammars, kind: str, text: str, word: str) -> None:
@@ -241,7 +241,7 @@ def test_what_is_costly_ends_the_answer(english: Vocabulary) -> None:
             ids = constraint.forced(values, [])[:63]
             constraint.forbid(logits, values, [ids[:at] for at in range(64)])
         except GrammarError as error:
-            refused = "costs too much" in str(error)
+            refused = "too much CPU time" in str(error)
             break
     assert refused
     assert time.thread_time() - begun_s < 0.4
@@ -302,7 +302,7 @@ def test_one_answer_spoils_no_other(english: Vocabulary) -> None:
     "text", ['start: "a" <[2]> "b"', "start: <|im_end|>", 'start: A\nA: "a" <[*]>']
 )
 def test_control_tokens_are_no_text(small: Grammars, text: str) -> None:
-    with pytest.raises(GrammarError, match="cannot have <"):
+    with pytest.raises(GrammarError, match="must not contain <"):
         small.constraint(Grammar("lark", text))
 
 
@@ -403,7 +403,10 @@ def test_drafts_that_lead_a_parser_astray_compile_nothing_costly_anew(small: Gra
     constraint = GrammarConstraint(parser, END + 1, [END])
     constraint.add_spare()
     none, c = np.empty(0, np.uint32), TOKENS.index("c")
-    for outcome in (nullcontext(), pytest.raises(GrammarError, match="astray")):
+    for outcome in (
+        nullcontext(),
+        pytest.raises(GrammarError, match="drafts make its parser fail"),
+    ):
         rows = np.zeros((2, END + 1), np.float32)
         with outcome:
             assert constraint.forbid(rows, none, [[], [c]]) == [1]

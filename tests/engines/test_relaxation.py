@@ -365,7 +365,10 @@ def test_a_client_cannot_fill_the_journal(
         notices.warn(f"tool {at}")
         notices.warn(f"tool {at}")
     assert len(caplog.records) == 30
-    assert caplog.records[-1].message == "tool 29 (more of this kind follows, unlogged)"
+    assert (
+        caplog.records[-1].message
+        == "tool 29 (further warnings of this kind are not logged for a while)"
+    )
     now_s = 61.0
     notices.warn("another one")
     assert caplog.records[-1].message == "another one"

@@ -61,7 +61,7 @@ def test_a_backend_that_does_not_compute_is_passed_over(tmp_path, monkeypatch, c
     monkeypatch.setitem(PROVIDERS, "cuda", f"{__name__}:Silent")
     with caplog.at_level(logging.INFO, logger="pilotfish.engines"):
         assert Decoder(tiny_artifact(tmp_path / "a")).provider == "cpu"
-    assert "cuda: it ran the model, but its logits are not finite" in caplog.messages[-1]
+    assert "cuda: the provider ran the model, but the logits contain NaN" in caplog.messages[-1]
 
 
 class Silent(CpuBackend):

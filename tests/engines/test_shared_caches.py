@@ -73,7 +73,7 @@ def test_pieces_rollbacks_kept_paths_and_slots(tmp_path: Path, family: str, dial
 def test_stages_of_it_are_refused(tmp_path: Path, family: str) -> None:
     model = tiny_artifact(tmp_path / "a", architecture=family, dialect="opset17")
     with pytest.raises(
-        ExportError, match=r"read the keys and values of earlier ones.* run it whole"
+        ExportError, match=r"read the keys and values of earlier layers.* run the model whole"
     ):
         split_artifact(model.path, tmp_path / "cut", stages=2)
 

@@ -230,7 +230,7 @@ def test_caches_that_do_not_fit_are_refused(layers, tmp_path):
     caches = [CachedLayer(layer=layer, kv_heads=1, head_dim=8) for layer in layers]
     spoilt = msgspec.structs.replace(artifact.manifest, caches=caches)
     (tmp_path / "a" / "manifest.json").write_bytes(spoilt.encode())
-    with pytest.raises(ArtifactError, match="caches does not fit the dimensions"):
+    with pytest.raises(ArtifactError, match="caches contradicts the dimensions"):
         Artifact.open(tmp_path / "a")
 
 
@@ -240,7 +240,7 @@ def test_states_that_do_not_fit_are_refused(changes, tmp_path):
     states = msgspec.structs.replace(artifact.manifest.states, **changes)
     spoilt = msgspec.structs.replace(artifact.manifest, states=states)
     (tmp_path / "a" / "manifest.json").write_bytes(spoilt.encode())
-    with pytest.raises(ArtifactError, match="states does not fit the dimensions"):
+    with pytest.raises(ArtifactError, match="states contradicts the dimensions"):
         Artifact.open(tmp_path / "a")
 
 
@@ -253,7 +253,7 @@ def test_gpus_are_refused_before_anything_loads(backend, tmp_path):
 
 def test_stages_are_refused(tmp_path):
     artifact = tiny_artifact(tmp_path / "a", architecture="lfm2", dialect="opset17")
-    with pytest.raises(ExportError, match="run it whole"):
+    with pytest.raises(ExportError, match="run the model whole"):
         split_artifact(artifact.path, tmp_path / "stages", stages=2)
 
 

@@ -46,7 +46,7 @@ def test_a_schema_that_names_properties_elsewhere_is_not_closed(parameters: Any)
 def test_a_tool_is_strict_where_it_says_so() -> None:
     for strict in (True, False, None):
         assert Tool.read({"function": {"name": "f", "strict": strict}}).strict is bool(strict)
-    with pytest.raises(ValueError, match="strict is true or false"):
+    with pytest.raises(ValueError, match="strict must be true or false"):
         Tool.read({"function": {"name": "f", "strict": "yes"}})
 
 

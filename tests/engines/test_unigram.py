@@ -173,11 +173,9 @@ def test_a_pair_of_one_vocabulary_needs_no_bridge() -> None:
 def test_no_bridge_leads_to_another_vocabulary(other: Any) -> None:
     ours, its = vocabulary(unigram(), model="uni"), vocabulary(other(), model="bpe")
     for pair in ((ours, its), (its, ours)):
-        with pytest.raises(
-            PairMismatchError, match="a Unigram vocabulary is only used by a drafter"
-        ):
+        with pytest.raises(PairMismatchError, match="a Unigram vocabulary cannot be sent"):
             Pair(*pair)
-    with pytest.raises(ArtifactError, match="a Unigram vocabulary is only used by a drafter"):
+    with pytest.raises(ArtifactError, match="a Unigram vocabulary cannot be sent"):
         check_foreign(unigram()._json)
-    with pytest.raises(ArtifactError, match="a Unigram vocabulary is only used by a drafter"):
+    with pytest.raises(ArtifactError, match="a Unigram vocabulary cannot be sent"):
         Vocabulary.decode(ours.encode(), "uni")

@@ -63,8 +63,8 @@ def caches_of(layer: int) -> set[str]:
         ((9, "Attend", ["h1", "present.1.key", "present.1.value", "h0"], ["a1"]), "cut before"),
         ((9, "Attend", ["h1", "present.1.key", "present.0.key", "x1"], ["a1"]), "cut before"),
         ((7, "Keep", ["past.0.key", "h1"], ["present.1.key"]), "layers 1–1 .* read past.0.key"),
-        ((13, "Negate", ["rows"], ["hidden_states"]), "not as a copy"),
-        ((12, "Product", ["rows", "x2"], ["product"]), "more than hidden_states"),
+        ((13, "Negate", ["rows"], ["hidden_states"]), "but only a copy"),
+        ((12, "Product", ["rows", "x2"], ["product"]), "further values besides hidden_states"),
     ],
 )
 def test_other_graphs_are_refused(

@@ -195,7 +195,7 @@ def test_of_a_cut_head_it_says_what_can_be_drafted(
     whole = tiny_artifact(tmp_path / "whole", vocab=100)
     assert run(cut.path, whole.path) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "the 3 tokens that the head was cut to can be drafted" in out
+    assert "only the 3 tokens in the drafter's head can be drafted" in out
 
 
 def test_the_text_may_come_from_a_pipe(drafter: Artifact, target: Artifact) -> None:

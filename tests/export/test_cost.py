@@ -151,7 +151,7 @@ def test_the_command_tells_it(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'a'}\n"
     result = Artifact.open(tmp_path / "a").manifest.cost
-    match = re.search(r"int8 against float32.* KL (\S+) nats a token, α (\S+)", done.stderr)
+    match = re.search(r"int8 against float32.* KL (\S+) nats per token, α (\S+)", done.stderr)
     if flags:
         assert (result, match) == (None, None)
     else:

@@ -105,13 +105,13 @@ def test_the_first_layers_of_a_model_can_have_a_cut_head(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no ascending list of 3 of 10"),
-        (np.array([1, 2], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 2, 3, 4], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 2, 3], "<u4").tobytes() + b"\0", "no ascending list"),
-        (np.array([2, 1, 3], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 1, 3], "<u4").tobytes(), "no ascending list"),
-        (np.array([1, 2, 10], "<u4").tobytes(), "no ascending list"),
+        (b"", "not an ascending list of 3 token ids below 10"),
+        (np.array([1, 2], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 2, 3, 4], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 2, 3], "<u4").tobytes() + b"\0", "not an ascending list"),
+        (np.array([2, 1, 3], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 1, 3], "<u4").tobytes(), "not an ascending list"),
+        (np.array([1, 2, 10], "<u4").tobytes(), "not an ascending list"),
         (None, "lacks head_tokens.bin"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_graph_with_another_head_than_the_manifests_is_refused(
         manifest["head_tokens"] = len(kept)
         manifest["files"]["head_tokens.bin"] = hashlib.sha256(content).hexdigest()
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match="its graph has logits of 3 tokens"):
+    with pytest.raises(ArtifactError, match="its graph computes logits of 3 tokens"):
         open_model(path, drafts=True)
 
 
@@ -287,11 +287,11 @@ def test_a_text_is_read_whole(tmp_path_factory: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", b"", "holds no text"),
-        ("a.txt", b" \n\n", "holds no text"),
+        ("a.txt", b"", "contains no text"),
+        ("a.txt", b" \n\n", "contains no text"),
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
-        ("a.txt", b"ab\0cd", "is no text"),
-        ("a.jsonl", b'{"text": 3}\n', "holds no text"),
+        ("a.txt", b"ab\0cd", "is not a text file"),
+        ("a.jsonl", b'{"text": 3}\n', "contains no text"),
         ("a.jsonl", b'{"text": "a"}\n{', "line 2 is not JSON"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
         ("gone.txt", None, "cannot be read"),

@@ -56,7 +56,7 @@ def test_the_tokens_of_a_text_are_kept_first(
     output = capsys.readouterr()
     assert output.out.strip() == str(out)
     assert f"kept 40 of {whole.manifest.vocab_size} tokens, 100.00%" in output.err
-    assert "little text" in output.err
+    assert "the texts are short" in output.err
     cut = Artifact.open(out)
     cut.verify()
     head_tokens = cut.head_tokens
@@ -95,7 +95,7 @@ def test_of_another_vocabulary_what_it_lacks_is_kept_last(
     target = tiny_artifact(tmp_path / "target", tokens=tokens, sharpness=0.1)
     out = tmp_path / "out"
     assert export(source, out, "--keep-tokens", 20, "--for", target.path) == 0
-    assert "of all are tokens of the target, too" in capsys.readouterr().err
+    assert "the target, too, has" in capsys.readouterr().err
     cut = Artifact.open(out)
     assert cut.head_tokens is not None
     tokenizer = Tokenizer(cut)
@@ -110,7 +110,7 @@ def test_beside_a_target_that_has_all_tokens_none_is_useless(
     prompts.write_text("a\n")
     options = ("--keep-tokens", 20, "--for", some.path, "--for", whole.path, "--prompts", prompts)
     assert export(source, tmp_path / "out", *options) == 0
-    assert "tokens of the target, too" not in capsys.readouterr().err
+    assert "the target, too, has" not in capsys.readouterr().err
 
 
 def test_a_target_that_it_cannot_draft_for_is_not_asked(
@@ -120,7 +120,7 @@ def test_a_target_that_it_cannot_draft_for_is_not_asked(
     assert export(source, tmp_path / "out", "--keep-tokens", 20, "--for", target) == 76
     err = capsys.readouterr().err
     assert "the target answers" not in err
-    assert "a Unigram vocabulary is only used by" in err
+    assert "a Unigram vocabulary cannot be sent" in err
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_wrong_usage_ends_in_a_sentence(
 @pytest.mark.parametrize(
     ("content", "count", "reason"),
     [
-        (b"abc", 100_000, "--keep-tokens must be less, not 100000"),
-        (b"", 40, "holds no text"),
+        (b"abc", 100_000, "--keep-tokens must be less than that number, not 100000"),
+        (b"", 40, "contains no text"),
         (b"\xff\xfe\0\0", 40, "is not UTF-8 text"),
         (None, 40, "cannot be read"),
     ],

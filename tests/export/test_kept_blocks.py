@@ -141,7 +141,9 @@ def test_stored_blocks_go_into_stages_and_first_layers(tmp_path: Path) -> None:
 
 
 def test_a_stored_export_is_refused_where_nothing_is_stored_so(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="is stored as floats, without blocks to keep"):
+    with pytest.raises(
+        ExportError, match="stores its weights as floats, so there are no blocks to keep"
+    ):
         export_model(str(write_gguf(tmp_path / "m.gguf")), tmp_path / "a", precision="stored")
     path = calm_gguf(tmp_path / "q.gguf", SIZES, Kind.Q8_0)
     with pytest.raises(ExportError, match="opset17 cannot express stored"):
@@ -151,7 +153,7 @@ def test_a_stored_export_is_refused_where_nothing_is_stored_so(tmp_path: Path) -
 
 def test_blocks_that_no_kernel_holds_are_refused_and_dequantised_otherwise(tmp_path: Path) -> None:
     path = calm_gguf(tmp_path / "m.gguf", WIDE, Kind.Q8_0, {"up_proj": Kind.TQ2_0})
-    with pytest.raises(ExportError, match=r"type TQ2_0, and only Q4_0, .*--precision int8"):
+    with pytest.raises(ExportError, match=r"type TQ2_0, but only Q4_0, .*--precision int8"):
         export_model(str(path), tmp_path / "a", precision="stored")
     assert not (tmp_path / "a").exists()
     assert export_model(str(path), tmp_path / "a", precision="int8").manifest.precision == "int8"

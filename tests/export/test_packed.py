@@ -163,7 +163,7 @@ def test_fp8_is_dequantised_and_says_so(
     assert "dequantised" in caplog.text
     for name, floats in wanted.items():
         np.testing.assert_array_equal(source.tensor(name), floats)
-    with pytest.raises(ExportError, match="is stored as floats"):
+    with pytest.raises(ExportError, match="stores its weights as floats"):
         export_model(source, tmp_path / "a", precision="stored")
     assert export_model(source, tmp_path / "a", precision="int8").manifest.precision == "int8"
 
@@ -189,11 +189,11 @@ def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
 @pytest.mark.parametrize(
     ("part", "broken", "named"),
     [
-        ("scales", lambda it: it[:, :-8], "do not fit each other"),
-        ("qzeros", lambda it: it[:-1], "do not fit each other"),
-        ("qzeros", lambda it: it * 0 - 1, "as 0 and others as 16"),
-        ("g_idx", lambda it: it * 0, "do not fit each other"),
-        ("g_idx", lambda it: it + 7, "do not fit each other"),
+        ("scales", lambda it: it[:, :-8], "contradict each other"),
+        ("qzeros", lambda it: it[:-1], "contradict each other"),
+        ("qzeros", lambda it: it * 0 - 1, "as 0, others as 16"),
+        ("g_idx", lambda it: it * 0, "contradict each other"),
+        ("g_idx", lambda it: it + 7, "contradict each other"),
         ("qweight", lambda it: it.astype(np.float32), "of type F32"),
         ("qweight", lambda it: it.astype(np.int64), "of type I64"),
         ("qzeros", lambda it: it.view(np.int8), "of type I8"),

@@ -106,7 +106,7 @@ def test_a_special_token_without_embedding_is_left_out(tmp_path: Path) -> None:
 
 def test_a_special_token_that_a_template_writes_is_missed(tmp_path: Path) -> None:
     path = with_image(tmp_path / "m", **{"chat_template.jinja": "<image>{{ messages }}"})
-    with pytest.raises(ExportError, match="has 261 tokens, the embedding only 260"):
+    with pytest.raises(ExportError, match="has 261 tokens, but the embedding has only 260"):
         open_source(str(path))
 
 
@@ -211,9 +211,9 @@ def test_end_tokens_and_chat_templates(tmp_path: Path) -> None:
         ),
         ({"settings": {"{}.rope.scaling.type": "yarn"}}, "'yarn' needs llama.rope.scaling.factor"),
         ({"settings": {"{}.rope.scaling.type": "dynamic"}}, "'dynamic'"),
-        ({"settings": {"{}.rope.dimension_count": 4}}, "part of the head"),
+        ({"settings": {"{}.rope.dimension_count": 4}}, "rotates all 8 channels"),
         ({"settings": {"{}.attention.value_length": 4}}, "different width"),
-        ({"settings": {"split.count": 2}}, "one part of several"),
+        ({"settings": {"split.count": 2}}, "one of several parts"),
         ({"extra": {"blk.0.ffn_gate_exps.weight": np.zeros((2, 32), np.float32)}}, "ffn_gate_exps"),
         ({"extra": {"blk.0.attn_sinks.weight": np.zeros(32, np.float32)}}, "attn_sinks"),
         ({"extra": {"rope_freqs.weight": np.ones(3, np.float32)}}, "3 entries"),

@@ -148,12 +148,12 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
         ({}, "architecture ''"),
         ({"model_type": "dbrx", "num_local_experts": 8}, r"mixture-of-experts.*dbrx"),
         ({"model_type": "glm4_moe"}, "mixture-of-experts"),
-        (_quantised("gptq", bits=3), "bits in quantization_config is 3, and only 4 or 8"),
+        (_quantised("gptq", bits=3), "bits in quantization_config is 3, but only 4 or 8"),
         (_quantised("gptq", bits=4, checkpoint_format="marlin"), "'marlin'"),
         (_quantised("awq", bits=4, version="gemv"), "'gemv'"),
         (_quantised("compressed-tensors", format="marlin-24"), "'marlin-24'"),
         (_quantised("fp8", weight_block_size=[0, 128]), "weight_block_size"),
-        (_quantised("bitsandbytes"), "'bitsandbytes', and only gptq, awq"),
+        (_quantised("bitsandbytes"), "'bitsandbytes', but only gptq, awq"),
         (LLAMA | {"rope_scaling": {"type": "ntk", "factor": 4.0}}, "'ntk'"),
         (
             LLAMA

@@ -35,8 +35,8 @@ def silent(label: str, done: int, total: int | None) -> None:
     [
         (lambda path: (path / "config.json").unlink(), r"no config\.json"),
         (lambda path: (path / "config.json").write_text("{"), r"config\.json cannot be read"),
-        (lambda path: (path / "tokenizer.json").unlink(), r"no tokenizer\.json"),
-        (lambda path: (path / "tokenizer.json").write_text("{}"), r"not a tokenizer\.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), r"neither a tokenizer\.json"),
+        (lambda path: (path / "tokenizer.json").write_text("{}"), r"content of a tokenizer\.json"),
         (lambda path: (path / "model.safetensors").unlink(), "no safetensors"),
         (
             lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"),
@@ -72,7 +72,7 @@ def silent(label: str, done: int, total: int | None) -> None:
         ),
         (
             lambda path: (path / "adapter_config.json").write_text("{}"),
-            r"holds adapter_config\.json",
+            r"contains the adapter adapter_config\.json",
         ),
         (
             lambda path: (path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 9})),
@@ -133,7 +133,8 @@ def test_damaged_files_never_fail_otherwise(tmp_path: Path, form: str, data: Any
 
 
 @pytest.mark.parametrize(
-    ("heads", "named"), [(0, "head_count is 0"), (3, "not 3 heads"), (2**31, "head_count is")]
+    ("heads", "named"),
+    [(0, "head_count is 0"), (3, "multiple of the 3 heads"), (2**31, "head_count is")],
 )
 def test_heads_that_cannot_be_are_refused(tmp_path: Path, heads: int, named: str) -> None:
     """As a damaged byte may have it."""

@@ -19,7 +19,7 @@ def test_what_is_not_a_source(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ExportError, match="not a GGUF file"):
         open_source(str(tmp_path / "a.txt"))
-    with pytest.raises(ExportError, match=r"holds no config\.json"):
+    with pytest.raises(ExportError, match=r"has no config\.json"):
         open_source(str(tmp_path))
 
 

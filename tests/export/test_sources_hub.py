@@ -175,7 +175,7 @@ def test_what_is_not_supported_costs_no_download(tmp_path: Path) -> None:
 
 def test_hub_errors_say_what_to_do(tmp_path: Path) -> None:
     with hub(write_directory(tmp_path / "served")) as (endpoint, _):
-        assert "DownloadError the hub has no owner/other" in open_in_process(
+        assert "DownloadError the hub has no model owner/other" in open_in_process(
             "owner/other", endpoint, tmp_path / "home"
         )
         gated = open_in_process("owner/gated", endpoint, tmp_path / "home")

@@ -169,13 +169,13 @@ OLMO = {"model_type": "olmo3", "num_key_value_heads": 2, "sliding_window": 64,
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "gpt_neox", "rope_theta": 5e4}, "rope_theta: unknown"),
+        ({"model_type": "gpt_neox", "rope_theta": 5e4}, "keys: .*rope_theta"),
         ({"model_type": "gpt_neox", "rotary_pct": 0.25, "partial_rotary_factor": 0.5},
-         "partial_rotary_factor: unknown"),
+         "keys: .*partial_rotary_factor"),
         ({"model_type": "gemma", "hidden_act": "silu", "hidden_activation": "gelu",
           "num_key_value_heads": 1},
          "hidden_activation is"),
-        ({"model_type": "starcoder2", "layer_norm_epsilon": 1e-3}, "layer_norm_epsilon: unknown"),
+        ({"model_type": "starcoder2", "layer_norm_epsilon": 1e-3}, "keys: .*layer_norm_epsilon"),
         (OLMO | {"rope_theta": 5e4}, "rope_theta is 50000"),
         (OLMO | {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rename it to rope_type"),
         ({"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -190,13 +190,13 @@ def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], n
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"logit_scale": 0.5}, "logit_scale: unknown"),
-        ({"embedding_multiplier": None}, "embedding_multiplier: unknown"),  # null, too
-        ({"clip_qkv": 8, "alibi": True}, "clip_qkv, alibi: unknown"),
-        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map: unknown"),
-        ({"is_causal": False}, "is_causal is False, and only True"),
-        ({"is_causal": None}, "is_causal is None, and only True"),
-        ({"pretraining_tp": 2}, "pretraining_tp is 2, and only 1"),
+        ({"logit_scale": 0.5}, "keys: .*logit_scale"),
+        ({"embedding_multiplier": None}, "keys: .*embedding_multiplier"),  # null, too
+        ({"clip_qkv": 8, "alibi": True}, "keys: .*clip_qkv, alibi"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "keys: .*auto_map"),
+        ({"is_causal": False}, "is_causal is False, but only True"),
+        ({"is_causal": None}, "is_causal is None, but only True"),
+        ({"pretraining_tp": 2}, "pretraining_tp is 2, but only 1"),
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"num_local_experts": 4}, "num_local_experts is 4"),
         ({"per_layer_config": {"0": {}}}, "per_layer_config"),
@@ -205,12 +205,12 @@ def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], n
         ({"model_type": "qwen2", "attention_bias": False}, "attention_bias is False"),
         (
             {"rope_scaling": {"rope_type": "default", "factor": 4.0}},
-            r"rope_scaling\.factor: unknown",
+            r"keys: .*rope_scaling\.factor",
         ),
-        ({"rope_scaling": {"factor": 4.0}}, r"rope_scaling\.factor: unknown"),
-        ({"original_max_position_embeddings": 64}, "original_max_position_embeddings: unknown"),
-        ({"rope_scaling": 4}, "rope_scaling is 4, and must be an object"),
-        ({"quantization_config": False}, "quantization_config is False, and must be an object"),
+        ({"rope_scaling": {"factor": 4.0}}, r"keys: .*rope_scaling\.factor"),
+        ({"original_max_position_embeddings": 64}, "keys: .*original_max_position_embeddings"),
+        ({"rope_scaling": 4}, "rope_scaling is 4, but must be an object"),
+        ({"quantization_config": False}, "quantization_config is False, but must be an object"),
     ],
 )  # fmt: skip
 def test_keys_with_an_effect_are_refused(change: dict[str, Any], named: str) -> None:
@@ -254,7 +254,7 @@ def test_a_key_is_let_pass_by_name_and_the_manifest_says_so(tmp_path: Path) -> N
 
     refused = run("--ignore-key", "note")
     assert refused.returncode == 65
-    assert "mup_width: unknown" in refused.stderr
+    assert "unknown keys: mup_width" in refused.stderr
     assert "--ignore-key mup_width" in refused.stderr
     assert not (tmp_path / "out").exists()
     passed = run("--ignore-key", "note", "--ignore-key", "mup_width")
@@ -279,8 +279,14 @@ def test_a_key_that_is_read_or_absent_cannot_be_ignored(tmp_path: Path, name: st
     [
         ({"{}.attention.causal": False}, r"llama\.attention\.causal is False"),
         ({"{}.logit_scale": 0.5}, r"llama\.logit_scale is 0\.5"),
-        ({"{}.attention.logit_softcapping": 30.0}, r"llama\.attention\.logit_softcapping: unknown"),
-        ({"{}.rope.scaling.attn_factor": 2.0}, r"llama\.rope\.scaling\.attn_factor: unknown"),
+        (
+            {"{}.attention.logit_softcapping": 30.0},
+            r"keys: .*llama\.attention\.logit_softcapping",
+        ),
+        (
+            {"{}.rope.scaling.attn_factor": 2.0},
+            r"keys: .*llama\.rope\.scaling\.attn_factor",
+        ),
     ],
 )
 def test_metadata_with_an_effect_is_refused(

@@ -199,7 +199,11 @@ def test_a_begin_that_only_the_tokenizer_names(tmp_path: Path) -> None:
         (END, PLAIN, None),
         (END, "{{ raise_exception('no') }}", None),
         (END, None, None),
-        (END, CHATML, r"puts <\|im_end\|> after an answer, which is no end token \(<\|end\|>\)"),
+        (
+            END,
+            CHATML,
+            r"puts <\|im_end\|> after an answer, but this token is not an end token \(<\|end\|>\)",
+        ),
         (None, CHATML, r"no file names an end token \(the chat template puts <\|im_end\|> after"),
         (None, None, "no file names an end token, so answers end only at"),
     ],
@@ -280,9 +284,9 @@ def test_the_template_for_tools_must_compile_and_others_need_not(tmp_path: Path)
         (
             {"pad_token": "[PAD]"},
             "{{ pad_token }}",
-            "writes pad_token, .* not have the token '.PAD",
+            "writes pad_token, .* not have this token, '.PAD",
         ),
-        ({"additional_special_tokens": ["[X]"]}, "a[X]", r"writes \[X\], .* not have the token"),
+        ({"additional_special_tokens": ["[X]"]}, "a[X]", r"writes \[X\], .* not have this token"),
         ({"pad_token": MARK}, "{{ pad_token }}", None),
     ],
 )

@@ -166,8 +166,8 @@ def test_layers_are_shared_out(
         ({"stages": -1}, "1 to 4 stages"),
         ({"layers": []}, "do not add up to the model's 4"),
         ({"layers": [2, 1]}, "2,1 layers do not add up to the model's 4"),
-        ({"layers": [4, 0]}, "1 or more"),
-        ({"layers": [5, -1]}, "1 or more"),
+        ({"layers": [4, 0]}, "less than 1 layer"),
+        ({"layers": [5, -1]}, "less than 1 layer"),
         ({"layers": [2, 2], "stages": 3}, "for 2 stages, but 3 are requested"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_graph_that_is_not_ours_is_not_cut(tmp_path: Path) -> None:
     model = tiny_artifact(tmp_path / "a")
     graph = onnx.load(model.graph_path, load_external_data=False)
     damaged(model, "model.onnx", b"not a graph")
-    with pytest.raises(ExportError, match=r"model\.onnx is no graph"):
+    with pytest.raises(ExportError, match=r"model\.onnx is not a graph"):
         split_artifact(model.path, tmp_path / "cut", stages=2)
     other = onnx.ModelProto()
     other.CopyFrom(graph)
@@ -296,18 +296,18 @@ def test_what_is_not_stages_is_not_overwritten(tmp_path: Path, whole: Artifact, 
         split_artifact(whole.path, out, stages=2)
         (out / held).write_text("years of work")
     there = sorted(path.relative_to(out) for path in out.rglob("*"))
-    with pytest.raises(ExportError, match="thesis holds something"):
+    with pytest.raises(ExportError, match="thesis contains something"):
         split_artifact(whole.path, out, stages=2)
     assert sorted(path.relative_to(out) for path in out.rglob("*")) == there
 
 
 def test_a_file_and_an_artifact_are_told_apart_from_stages(tmp_path: Path, whole: Artifact) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ExportError, match="file holds something"):
+    with pytest.raises(ExportError, match="file contains something"):
         split_artifact(whole.path, tmp_path / "file", stages=2)
     split_artifact(whole.path, tmp_path / "cut", stages=2)
     with (
-        pytest.raises(ExportError, match="cut holds something"),
+        pytest.raises(ExportError, match="cut contains something"),
         replacing(tmp_path / "cut"),
     ):
         raise AssertionError("stages are no artifact")

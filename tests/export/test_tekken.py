@@ -137,12 +137,12 @@ def test_special_tokens_have_the_first_ids() -> None:
     [
         ([], "cannot be read"),
         ({"vocab": []}, "missing required field `config`"),
-        (tekken() | {"vocab": []}, "fewer tokens than it states"),
-        (tekken() | {"vocab": tekken()["vocab"][::-1]}, "out of order"),
+        (tekken() | {"vocab": []}, "fewer tokens than the number it states"),
+        (tekken() | {"vocab": tekken()["vocab"][::-1]}, "not sorted by rank"),
         (tekken(pattern="("), "damaged"),
         (tekken(version="v11"), "states no special tokens"),
-        (tekken() | {"special_tokens": [{"rank": 1, "token_str": "a"}]}, "not numbered from 0"),
-        (tekken(default_num_special_tokens=3), "more special tokens than it states"),
+        (tekken() | {"special_tokens": [{"rank": 1, "token_str": "a"}]}, "not numbered 0, 1, 2"),
+        (tekken(default_num_special_tokens=3), "more special tokens than the number it states"),
         (
             tekken(default_num_special_tokens=2, default_vocab_size=300)
             | {"special_tokens": [{"rank": 0, "token_str": "a"}]},

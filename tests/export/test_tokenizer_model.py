@@ -166,8 +166,8 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         (trained("char"), {}, "neither BPE nor Unigram"),
         (trained("bpe", treat_whitespace_as_suffix=True), {}, "spaces after words"),
         (b"IQ== 0\nIg== 1\n", {}, "tiktoken's form"),
-        (b"\xff\xff", {}, "no SentencePiece model"),
-        (b"", {}, "no SentencePiece model"),
+        (b"\xff\xff", {}, "not a SentencePiece model"),
+        (b"", {}, "not a SentencePiece model"),
         (data, {"added_tokens": {"<x>": 700}}, "'<x>' would get the id 600, not 700"),
         (data, {"added_tokens": {"<s>": 600}}, "'<s>' would get the id 1, not 600"),
         (data, {"tokenizer_config": {"added_tokens_decoder": {"a": {}}}}, "tokens are damaged"),
@@ -193,5 +193,5 @@ def test_which_form_of_several_is_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text, "utf-8")
     assert [file.name for file in read_tokenizer(tmp_path)[1]] == ["tokenizer.json"]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ExportError, match=r"no tokenizer\.json, nor another form"):
+    with pytest.raises(ExportError, match=r"neither a tokenizer\.json nor another form"):
         read_tokenizer(tmp_path / "empty")

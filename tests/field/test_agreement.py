@@ -102,7 +102,7 @@ def test_a_drafter_without_room_says_so(device, reader):
     prompt = pair.prompt("abc")
     room = drafter.context - len(prompt.ids)
     assert len(agreement(drafter, prompt, [1] * room)) == room
-    with pytest.raises(PromptTooLongError, match="takes 256 tokens"):
+    with pytest.raises(PromptTooLongError, match="is 256 tokens"):
         agreement(drafter, prompt, [1] * (room + 1))
     assert len(agreement(drafter, prompt, [])) == 0
 

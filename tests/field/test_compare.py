@@ -294,10 +294,10 @@ def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):
     ("changes", "message"),
     [
         ({"prompts": ["a"]}, "other prompts"),
-        ({"max_tokens": 5}, "max tokens 4, and this is 5"),
-        ({"digest": "e"}, "digest d, and this is e"),
-        ({"temperature": 1.0}, r"temperature 0\.0, and this is 1\.0"),
-        ({"target": ""}, "target t, and this is unknown"),
+        ({"max_tokens": 5}, "max tokens 4, but now it is 5"),
+        ({"digest": "e"}, "digest d, but now it is e"),
+        ({"temperature": 1.0}, r"temperature 0\.0, but now it is 1\.0"),
+        ({"target": ""}, "target t, but now it is unknown"),
     ],
 )
 def test_answers_to_something_else_are_refused(tmp_path, changes, message):
@@ -426,8 +426,8 @@ def test_of_one_without_room_no_figure_is_told(capsys):
     unseen = DrafterEntry(name="unseen", size_bytes=1, draft_s=0.001, agreed={})
     print_comparison(compared(unseen, entry("seen", 0.7, 0.005, size=9), rtts_s=(0.0,)), "target")
     told = capsys.readouterr().out
-    assert "unseen has no figures" in told
-    assert "leaves out" not in told
+    assert "unseen was not measured" in told
+    assert "was measured without" not in told
 
 
 def test_no_two_drafters_look_alike(tmp_path, monkeypatch):
@@ -486,7 +486,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
     for options in (["--target", pair.target], [pair.draft, "--target", pair.target, "--resume"]):
         with pytest.raises(SystemExit):
             run(*options)
-    assert "which drafters" in capsys.readouterr().err
+    assert "name the drafters' artifacts" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -494,14 +494,14 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
     [
         (b"\xff\xfe", "not UTF-8"),
         (b"", "has no prompt"),
-        (b'{"messages": []}', "no messages"),
-        (b'{"messages": [{"role": "user"}]}', "no messages"),
-        (b'{"messages": [{"role": "system", "content": "x"}]}', "no messages"),
-        (b'{"messages": "x"}', "no messages"),
+        (b'{"messages": []}', "no valid messages"),
+        (b'{"messages": [{"role": "user"}]}', "no valid messages"),
+        (b'{"messages": [{"role": "system", "content": "x"}]}', "no valid messages"),
+        (b'{"messages": "x"}', "no valid messages"),
         (b'{"prompt": 3}', "no text"),
-        (b'{"prompt": "\\ud800"}', "is no text"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "is no text"),
-        (b'{"prompt": "x"}\n[1]', "no JSON object"),
+        (b'{"prompt": "\\ud800"}', "is not valid text"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "is not valid text"),
+        (b'{"prompt": "x"}\n[1]', "not a JSON object"),
         (b'{"prompt": "x"}\n' + b"[" * 100_000, "is not JSON"),
     ],
 )

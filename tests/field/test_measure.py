@@ -214,7 +214,7 @@ def test_prompts_with_odd_letters(tmp_path):
     file.write_text("one\n\x85two\n", encoding="utf-8")
     assert read_prompts(file) == ("one", "two")
     file.write_text('{"prompt": "\\ud800"}')
-    with pytest.raises(UnsupportedError, match="line 1 is no text"):
+    with pytest.raises(UnsupportedError, match="line 1 is not valid text"):
         read_prompts(file)
 
 

@@ -279,7 +279,7 @@ def test_a_real_run_as_a_table(walk, capsys):
     out = capsys.readouterr().out
     for words in ("RTT 50 ms, up 20 Mbit/s, down 100 Mbit/s (modelled)", "greedy γ=3", "best"):
         assert words in out
-    assert "modelled, not measured; draft as recorded, verify as recorded" in out
+    assert "modelled, not measured. A drafter's pass: as recorded; a target's" in out
 
 
 # What goes wrong

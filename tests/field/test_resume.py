@@ -52,7 +52,7 @@ def test_a_file_is_neither_overwritten_nor_mixed(pair, edge, out, prompts, capsy
     assert out.read_bytes() == before
     with Recorder.resume(out):
         assert main(["field", "measure", "--resume", "--out", str(out)]) == 65
-        assert "being written by another" in capsys.readouterr().err
+        assert "measure` is writing" in capsys.readouterr().err
     assert main(["field", "measure", "--resume", "--out", str(out), "--note", "x"]) == 65
     assert "--note" in capsys.readouterr().err
 
@@ -74,7 +74,7 @@ def test_a_host_that_has_changed_is_mentioned(pair, edge, out, prompts, capsys):
         database.execute("UPDATE facts SET value = replace(value, 'kernel\":\"', 'kernel\":\"9')")
     capsys.readouterr()
     assert main(["field", "measure", "--resume", "--out", str(out)]) == 0
-    assert "Changed since the run began: kernel" in capsys.readouterr().err
+    assert "have changed since the run began: kernel" in capsys.readouterr().err
     assert len(answers(out)) == 2 * 2 * len(PROMPTS)
 
 

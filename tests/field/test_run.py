@@ -243,7 +243,7 @@ def test_a_file_of_an_older_format_is_read_and_gone_on_with(written, version):
 
 
 def test_a_file_has_one_writer(written):
-    with Recorder.resume(written), pytest.raises(RunFileError, match="being written by another"):
+    with Recorder.resume(written), pytest.raises(RunFileError, match="measure` is writing"):
         Recorder.resume(written)
     with Recorder.resume(written) as recorder:
         assert len(recorder.finished_cells()) == 3

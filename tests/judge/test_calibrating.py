@@ -136,7 +136,7 @@ def test_the_edge_deviates_as_calibrated(
     output = capsys.readouterr()
     card = read_relaxation(tmp_path / "own.json")
     assert json.loads(output.out)["lambda2"] == card.lambda2
-    assert "tokens a round" in " ".join(output.err.split())
+    assert "tokens per round" in " ".join(output.err.split())
     assert (card.chosen.prompts, card.kept_out.prompts) == (5, 1)
     assert card.chosen.positions <= 5 * 24
     assert 0.04 < card.chosen.deviation <= 0.05

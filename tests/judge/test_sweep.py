@@ -356,7 +356,7 @@ def test_the_command_goes_on_and_shows_the_same(
     assert whole.startswith(first)
     assert len(whole.splitlines()) == 4  # plan, pace and two questions
     out = capsys.readouterr().out
-    assert "seconds are modelled" in out
+    assert "Seconds are modelled" in out
     assert "20 Mbit/s, 50 ms, window 4, 2 questions" in out
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     report = ["judge", "sweep", "--report", str(tmp_path / "s.jsonl"), "--json", "-"]
@@ -421,7 +421,7 @@ def test_a_head_of_another_pair_is_refused(
     assert swept(head=str(head)) != 0
     assert "was made for the drafter" in capsys.readouterr().err
     assert swept(thresholds="quantiles") != 0  # this one has no curve
-    assert "name --thresholds" in capsys.readouterr().err
+    assert "name them by --thresholds" in capsys.readouterr().err
 
 
 def test_a_sweep_needs_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,4 +430,4 @@ def test_a_sweep_needs_its_options(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["judge", "sweep"]) != 0
     assert "needs --out" in capsys.readouterr().err
     assert main(["judge", "sweep", "--report", str(tmp_path / "none.jsonl")]) != 0
-    assert "no questions" in capsys.readouterr().err
+    assert "no answered question" in capsys.readouterr().err

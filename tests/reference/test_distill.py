@@ -164,8 +164,9 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing(made: Made, whole: Path) 
 def test_other_settings_are_refused_in_one_sentence(made: Made, whole: Path) -> None:
     reply = made.run("whole", "--rate", "0.02", code=65).strip().splitlines()
     assert reply == [
-        "pilotfish: whole-run was begun with --rate 0.01, not 0.02: give the same again, delete "
-        "checkpoint-* and trained there to train anew, or name another --run-folder."
+        "pilotfish: The run in whole-run was begun with --rate 0.01, not 0.02: give the former "
+        "value, or delete checkpoint-* and trained in that folder to train from the start, or "
+        "name another --run-folder."
     ]
 
 
@@ -181,7 +182,7 @@ def test_another_target_or_other_weights_are_refused(made: Made, whole: Path) ->
     try:
         (made.folder / "twin" / "drafter").rename(drafter)
         reply = made.run("swapped", code=64).strip().splitlines()
-        assert "they have changed since the run was begun" in reply[-1]
+        assert "the weights have changed since the run was begun" in reply[-1]
     finally:
         shutil.rmtree(drafter, ignore_errors=True)
         (made.folder / "kept").rename(drafter)

@@ -123,8 +123,8 @@ def test_a_thought_that_the_prompt_begins(
     [
         ([3, 1], {"tools": TOOLS}, "need a text or messages"),
         (Talk(SAID), {"tools": TOOLS}, "a Talk has its own"),
-        ("x", {"tools": [tool("a b")]}, "names no function"),
-        ("x", {"tools": TOOLS, "tool_choice": "fly"}, "is no tool"),
+        ("x", {"tools": [tool("a b")]}, "cannot be the name of a function"),
+        ("x", {"tools": TOOLS, "tool_choice": "fly"}, "is not the name of a tool"),
         ("x", {"tool_choice": "required"}, "needs tools"),
     ],
 )

@@ -13,7 +13,7 @@ def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "field",
-        help="measure latency, compare drafters, report, replay",
+        help="measure latency, compare drafters, write reports, replay runs",
         description="Measurements over real links, and their evaluation.",
     )
     actions = choices_of(parser)

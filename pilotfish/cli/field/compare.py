@@ -44,8 +44,8 @@ Finds the best drafter for a target at each round trip:
   2. Each drafter reads these answers and predicts every next token. A draft counts only after
      accepted ones, so the result holds for every protocol and window.
   3. The drafters are timed in turns on this machine, after an answer.
-  4. From these follow the expected tokens/s at each RTT, for rounds with the best window and for
-     ahead. `stream` is the target alone.
+  4. From both, the expected tokens/s at each RTT are computed, for rounds with the best window and
+     for protocol ahead. Protocol stream is the target without a drafter.
 
 Run it on the drafter's future machine: milliseconds per draft matter as much as α."""
 _EXAMPLE = """\
@@ -61,7 +61,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "compare",
-        help="compare drafters on a target's answers: which one to ship",
+        help="compare drafters on a target's answers, to choose one for a device",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -74,9 +74,9 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, CompareSettings)
     if not settings.drafters:
-        args.usage("which drafters? Name the folders of their artifacts")
+        args.usage("name the drafters' artifacts: one folder or several")
     if settings.resume and settings.out is None:
-        args.usage("--resume goes with --out DIR, which holds the answers")
+        args.usage("--resume needs --out DIR, the folder with the answers so far")
     names = list(dict.fromkeys(settings.drafters))
     open_sources(names)  # fail now if an artifact is missing
     plan(protocol=STREAM, temperature=settings.temperature, seed=settings.seed)
@@ -87,12 +87,11 @@ def _run(args: argparse.Namespace) -> int:
         request, answers, welcome, vocabulary = _collect_answers(
             settings, names, questions, address
         )
-    # an edge started here has ended, so its memory is free again
+    # an edge started here has ended by now, so its memory is free
     comparison = _compare_drafters(settings, names, request, answers, welcome, vocabulary)
     if args.json != "-":
-        print_comparison(
-            comparison, request.target
-        )  # printed before any file is written: the disk may be full
+        # printed before any file is written, since the disk may be full
+        print_comparison(comparison, request.target)
     figures = as_json(request, comparison)
     if args.json:
         write_json(args.json, figures)
@@ -108,7 +107,7 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
     if "://" in settings.target:
         yield settings.target
         return
-    check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is no target
+    check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is not a target
     options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
@@ -119,7 +118,7 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
 def _collect_answers(
     settings: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
 ) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
-    """Let the target answer; return the request, the answers, the edge's welcome and vocabulary."""
+    """Let the target answer; return request, answers, and the edge's welcome and vocabulary."""
     with _device(settings, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
@@ -147,7 +146,7 @@ def _collect_answers(
 
 
 def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
-    """Open a device with any of the drafters, since it only streams."""
+    """Open a device with any of the drafters, since the device only streams."""
     keys = settings.keys if "://" in settings.target else None
     with Bars() as bars:
         open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
@@ -162,7 +161,7 @@ def _device(settings: CompareSettings, names: Sequence[str], address: str) -> De
 
 
 def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
-    """Return all answers: the file's, and new answers to the other prompts."""
+    """Return all answers: the answers in the file, and new answers to the other prompts."""
     done = {} if file is None else dict(file.answers)
     with Countdown("the target answers, prompts", len(request.prompts) - len(done)) as countdown:
         try:
@@ -177,7 +176,9 @@ def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) ->
                 countdown.update(number)
         except BaseException:
             if file is not None:
-                countdown.print_above("The answers so far are kept: give --resume to go on.")
+                countdown.print_above(
+                    "The answers so far are kept: repeat the command with --resume to go on."
+                )
             raise
     return [done[prompt] for prompt in sorted(done)]
 

@@ -20,12 +20,18 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     """Settings of ``pilotfish field compare``."""
 
     drafters: Annotated[
-        tuple[str, ...], setting("drafters' artifacts, or text", metavar="DRAFTER", positional=True)
+        tuple[str, ...],
+        setting(
+            "artifacts of drafters; or text: drafts by repetitions of the text, without a model",
+            metavar="DRAFTER",
+            positional=True,
+        ),
     ] = ()
     target: Annotated[
         str,
         setting(
-            "the target's artifact, to serve here; or a running edge's tcp://HOST:PORT",
+            "the target's artifact, which this command then serves; or the address of a "
+            "running edge, tcp://HOST:PORT",
             metavar="DIR|ADDRESS",
         ),
     ]
@@ -45,17 +51,19 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
             Path,
             setting(
                 "one prompt per line, or JSON lines with 'prompt', 'question' or 'messages' "
-                f"(default: {len(BUILT_IN)} built-in ones; 30 or more separate close drafters)",
+                f"(default: {len(BUILT_IN)} built-in prompts; use 30 or more to tell apart "
+                f"drafters that are nearly equal)",
                 metavar="FILE",
             ),
         ]
         | None
     ) = None
-    max_tokens: Annotated[int, setting("tokens of an answer at most", ge=1)] = 128
+    max_tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=1)] = 128
     temperature: Annotated[
         float,
         setting(
-            "0 is greedy; above, both ends sample with the same noise, as under coupled",
+            "sampling temperature; 0 is greedy; above 0, both ends sample with the same noise, "
+            "as in protocol coupled",
             ge=0,
             metavar="T",
         ),
@@ -65,8 +73,9 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             float,
             setting(
-                "milliseconds of a target's pass of any width on its future machine (default: as "
-                "the edge reported, at the pace of its answers)",
+                "duration of a target's pass on its future machine, in milliseconds, for any "
+                "number of tokens (default: the durations that the edge reported, scaled to "
+                "the pace of its answers)",
                 gt=0,
                 metavar="T",
             ),
@@ -76,7 +85,7 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     rtts_s: Annotated[
         tuple[float, ...],
         setting(
-            "round trips (default: 0,5ms,10ms,20ms,50ms,100ms,200ms)",
+            "round trip times to compare at (default: 0,5ms,10ms,20ms,50ms,100ms,200ms)",
             form=_rtts,
             metavar="TIME,TIME,…",
             flag="rtt",
@@ -85,8 +94,11 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     out: (
         Annotated[
             Path,
-            setting("keep the answers, the figures and a picture in this folder", metavar="DIR"),
+            setting(
+                "write the answers, the measured values and a picture into this folder",
+                metavar="DIR",
+            ),
         ]
         | None
     ) = None
-    resume: Annotated[bool, setting("go on from the answers in --out")] = False
+    resume: Annotated[bool, setting("continue with the answers in --out")] = False

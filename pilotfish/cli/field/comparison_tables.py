@@ -13,7 +13,8 @@ from pilotfish.field.comparison import WINDOWS, DrafterComparison, Recommendatio
 from pilotfish.field.resampling import FEWEST, Estimate
 from pilotfish.field.target_answers import AnswerRequest
 
-_SHOWN = (1, 2, 4, 8)  # lengths of runs of accepted drafts for which the tables have a column
+# numbers k of drafts accepted in a row; the tables have a column S(k) for each
+_SHOWN = (1, 2, 4, 8)
 
 
 def print_comparison(comparison: DrafterComparison, target: str) -> None:
@@ -46,7 +47,7 @@ def _depths(comparison: DrafterComparison) -> Table:
         f"{first}" if end == first + 1 else f"{first}–{end - 1}"
         for first, end, *_ in comparison.drafters[0].by_depth
     ]
-    table = _table("α by depth: drafts right before it", depths)
+    table = _table("α by depth: number of accepted drafts right before the draft", depths)
     for drafter in comparison.drafters:
         table.add_row(
             escape(drafter.name), *(_share(depth.reliable_acceptance) for depth in drafter.by_depth)
@@ -56,7 +57,7 @@ def _depths(comparison: DrafterComparison) -> Table:
 
 def _speeds(comparison: DrafterComparison) -> Table:
     rtts = [f"{best.rtt_s * 1e3:g} ms" for best in comparison.ship]
-    table = _table("tokens/s to expect, by RTT", rtts)
+    table = _table("expected tokens/s, by RTT", rtts)
     for drafter in comparison.drafters:
         cells = [
             f"{speed.tokens_per_s.value:.1f}\n{_way(speed.protocol, speed.window)}"
@@ -74,7 +75,10 @@ def _speeds(comparison: DrafterComparison) -> Table:
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
-    """Return an empty table, a row per drafter; a narrow terminal folds names, not figures."""
+    """Return an empty table for a row per drafter.
+
+    On a narrow terminal it folds names, not numbers.
+    """
     table = Table(title=escape(title), title_justify="left")
     table.add_column("drafter", overflow="fold")
     for heading in headings:
@@ -83,23 +87,27 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def _remarks(comparison: DrafterComparison) -> Iterator[str]:
-    """Explain the tables, and name what they leave out."""
-    interval = "±: 95 %, by resampling the prompts"
+    """Explain the tables, and name the drafters and prompts that they leave out."""
+    interval = "±: 95 % confidence interval, by resampling the prompts"
     if comparison.prompts < FEWEST:
-        interval = f"no intervals: they need {FEWEST} prompts"
+        interval = f"no confidence intervals, which need {FEWEST} prompts"
     yield (
-        f"α: share of drafts that are the target's token; S(k): that k in a row are; {interval}. "
-        f"γ: rounds of that window, at most {WINDOWS}. Over {_prompts(comparison.prompts)}; a pass "
-        f"of the target takes {comparison.pass_s[0] * 1e3:.1f} ms, with 4 drafts "
-        f"{comparison.pass_s[4] * 1e3:.1f}."
+        f"α: share of drafts that equal the target's token. S(k): probability that k drafts in "
+        f"a row do; {interval}. γ: rounds with this window, at most {WINDOWS}. Measured on "
+        f"{_prompts(comparison.prompts)}. A pass of the target takes "
+        f"{comparison.pass_s[0] * 1e3:.1f} ms, and with 4 drafts "
+        f"{comparison.pass_s[4] * 1e3:.1f} ms."
     )
     for drafter in comparison.drafters:
         if not drafter.prompts:
-            yield f"{drafter.name} has no figures: no prompt and its answer fit its context."
+            yield (
+                f"{drafter.name} was not measured: no prompt fits its context together with the "
+                "answer."
+            )
         elif drafter.left_out:
             yield (
-                f"{drafter.name} leaves out {drafter.left_out} of the prompts, which do not fit "
-                "its context with their answers."
+                f"{drafter.name} was measured without {drafter.left_out} of the prompts, which "
+                f"do not fit its context together with their answers."
             )
 
 
@@ -108,7 +116,7 @@ def _prompts(count: int) -> str:
 
 
 def _verdict(comparison: DrafterComparison) -> Iterator[str]:
-    """Yield recommendations; neighbouring RTTs with the same one share a line."""
+    """Yield recommendations; neighbouring RTTs with the same recommendation share a line."""
     for _, alike in groupby(
         comparison.ship,
         key=lambda recommendation: (
@@ -126,12 +134,12 @@ def _shipped(same: Sequence[Recommendation]) -> str:
     if last is not first:
         span += f" to {last.rtt_s * 1e3:g}"
     if first.drafter is None:
-        return f"At RTT {span} ms no drafter gains 5 %: leave the target alone (stream)."
+        return f"At RTT {span} ms no drafter gains 5 %: use the target without a drafter (stream)."
     gains = [f"{recommendation.gain:.2f}" for recommendation in same]
     gain = gains[0] if len({*gains}) == 1 else f"{gains[0]} to {gains[-1]}"
     others = ""
     if first.alike:
-        others = f"; within the error as fast: {', '.join(first.alike)}"
+        others = f"; equally fast within the error: {', '.join(first.alike)}"
     return f"At RTT {span} ms ship {first.drafter}: {first.protocol}, {gain} × stream{others}."
 
 
@@ -140,7 +148,7 @@ def _way(protocol: str, window: int) -> str:
 
 
 def _share(estimate: Estimate) -> str:
-    """Format a share, and in a second line half the width of its interval."""
+    """Format a share, and in a second line half the width of its confidence interval."""
     value, low, high = estimate
     if value is None:
         return "–"
@@ -150,7 +158,7 @@ def _share(estimate: Estimate) -> str:
 
 
 def as_json(request: AnswerRequest, comparison: DrafterComparison) -> dict[str, Any]:
-    """Return the figures as JSON: times in seconds, shares from 0 to 1, with intervals."""
+    """Return the comparison as JSON: times in seconds, shares from 0 to 1, with their intervals."""
     return {
         "target": request.target,
         "max_tokens": request.max_tokens,

@@ -46,13 +46,13 @@ _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(
     setting.name for setting in settings_of(MatrixSettings) if setting.meta.description
 )
-_HEADINGS = ("n", "ms a token", "p95", "tokens/s", "α", "tokens a round")
+_HEADINGS = ("n", "ms per token", "p95", "tokens/s", "α", "tokens per round")
 _EXAMPLE = """\
 example:
   pilotfish field measure --draft drafter --edge tcp://edge:7077 --keys --out walk.pilotfish
   pilotfish field report walk.pilotfish --out walk
 
-An interrupted run goes on where it stopped, with the settings in its file:
+To resume an interrupted run, with the settings in its file:
   pilotfish field measure --resume --out walk.pilotfish
 """
 
@@ -61,7 +61,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "measure",
-        help="measure latency over a link, into a run file",
+        help="measure latency over a link, and write a run file",
         description="Answers every prompt under every protocol and window, several times and in\n"
         "interleaved order, and writes each round into a run file as it happens.",
         epilog=_EXAMPLE,
@@ -71,7 +71,7 @@ def add_to(actions: Commands) -> None:
     add_flags(parser, MatrixSettings)
     protocol_options(parser)
     json_option(parser)
-    # without defaults, since a resumed run takes the settings of its file
+    # no defaults here, since a resumed run takes the settings in its file
     parser.set_defaults(run=_run, **dict.fromkeys(_SETTINGS))
 
 
@@ -93,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
-    """Connect to the edge, open the file, and measure the rest of the matrix."""
+    """Connect to the edge, open the run file, and measure all answers that it lacks."""
     draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
     with Bars() as bars:
@@ -120,7 +120,9 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             warm_up = list(matrix.warm_up(settings))
             with AnswerCountdown([*warm_up, *cells]) as countdown:
                 if resumed is not None and (changed := changes(resumed.host, facts.host)):
-                    countdown.print_above(f"Changed since the run began: {changed}")
+                    countdown.print_above(
+                        f"These facts about the machine have changed since the run began: {changed}"
+                    )
                 measurement = Measurement(
                     device,
                     log,
@@ -138,7 +140,8 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
                 except BaseException:
                     again = shlex.join([*_COMMAND, "--resume", "--out", str(arguments.out)])
                     countdown.print_above(
-                        f"What was measured is in {arguments.out}. To go on: {again}"
+                        f"All answers measured so far are in {arguments.out}. To continue, "
+                        f"run: {again}"
                     )
                     raise
 
@@ -180,10 +183,10 @@ def _endpoints(
         keys = keys or (Path(resumed.keys_path) if resumed.keys_path else None)
     if draft is None:
         if arguments.resume and not has_begun(arguments.out):
-            raise UnsupportedError(f"There is no run file {arguments.out} to go on with.")
-        raise UnsupportedError("Which drafter? Name the folder of its artifact by --draft.")
+            raise UnsupportedError(f"There is no run file {arguments.out} to resume.")
+        raise UnsupportedError("No drafter is named: name the folder of its artifact by --draft.")
     if edge is None and matrix.needs_edge(settings):
-        raise UnsupportedError("Which edge? Name its address by --edge tcp://HOST:PORT.")
+        raise UnsupportedError("No edge is named: name its address by --edge tcp://HOST:PORT.")
     return draft, edge, keys
 
 
@@ -225,7 +228,7 @@ def _model(draft: Path) -> Model:
 def _table(summaries: Sequence[Figures]) -> Table:
     """Tabulate protocols and windows, with further columns for lossy protocols' counters."""
     notes = counters_with_values(summaries)
-    table = Table(caption="medians over n answers, and their 95th percentile")
+    table = Table(caption="medians over n answers; p95: 95th percentile of the ms per token")
     table.add_column("", no_wrap=True)
     for heading in (*_HEADINGS, *(counter.name for counter in notes)):
         table.add_column(heading, justify="right")
@@ -268,7 +271,7 @@ class AnswerCountdown(Countdown):
         self.update(self.total - self._left.total(), self.left_s())
 
     def left_s(self) -> float:
-        """Estimate the seconds of the remaining answers; untried configurations count as mean."""
+        """Estimate the remaining seconds; a configuration without answers counts as the mean."""
         means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
         usual = sum(means.values()) / len(means) if means else 0.0
         return sum(count * means.get(kind, usual) for kind, count in self._left.items())

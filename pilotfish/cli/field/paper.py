@@ -21,8 +21,8 @@ def add_to(actions: Commands) -> None:
         "paper",
         help="show a paper's closed forms as tables and plots",
         description="Evaluates a paper's equations for its own parameters, and compares them with\n"
-        "the figures that it prints. Each constant is marked as the paper's, or as ours if the\n"
-        "paper has none.",
+        "the numbers that the paper prints. Each constant is marked as the paper's, or as ours if\n"
+        "the paper has none.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

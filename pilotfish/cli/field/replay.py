@@ -26,10 +26,13 @@ _PARTS: dict[str, Callable[[str], float]] = {"rtt": duration, "up": rate, "down"
 
 
 _LEFT_OUT = (
-    "{} answers under ahead are left out: the link decides which drafts arrive in time, so "
-    "measure them over that link."
+    "{} answers of protocol ahead are left out: the link decides which of their drafts arrive "
+    "in time, so measure protocol ahead over the link itself."
 )
-_COMPUTE = "modelled, not measured; draft {draft}, verify {verify}; medians over n answers"
+_COMPUTE = (
+    "These times are modelled, not measured. A drafter's pass: {draft}; a target's pass: {verify}. "
+    "Medians over n answers."
+)
 
 
 def add_to(actions: Commands) -> None:
@@ -38,34 +41,35 @@ def add_to(actions: Commands) -> None:
         "replay",
         help="model the recorded rounds over another link",
         description="Models the time of the recorded answers over another link. Each round keeps\n"
-        "its drafted, accepted and sent tokens, and its computing times unless others are given.\n"
-        "The link's part is T_comm = RTT + bytes up / rate up + bytes down / rate down. First\n"
-        "rounds, which read the prompt, are left out.",
+        "its drafted, accepted and sent tokens, and its computing times unless --draft-ms or\n"
+        "--verify-ms replaces them. The time on the link is\n"
+        "T_comm = RTT + bytes up / rate up + bytes down / rate down.\n"
+        "First rounds, in which the models read the prompt, are left out.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", type=Path, metavar="RUN", help="file of field measure")
+    parser.add_argument("file", type=Path, metavar="RUN", help="run file, made by field measure")
     parser.add_argument(
         "--link",
         action="append",
         required=True,
         type=_link,
         metavar="rtt=…,up=…,down=…",
-        help="a link; may be repeated. A missing rate is unlimited",
+        help="the other link; may be repeated. A rate that is left out is unlimited",
     )
     parser.add_argument(
         "--draft-ms",
         dest="draft_s",
         type=_milliseconds,
         metavar="X",
-        help="a drafter's pass, per drafted token (as recorded)",
+        help="milliseconds of a drafter's pass, per drafted token (default: as recorded)",
     )
     parser.add_argument(
         "--verify-ms",
         dest="verify_s",
         type=_milliseconds,
         metavar="Y",
-        help="a target's pass (as recorded)",
+        help="milliseconds of a target's pass (default: as recorded)",
     )
     json_option(parser)
     parser.set_defaults(run=_run)
@@ -78,11 +82,13 @@ def _link(text: str) -> Link:
         name, _, value = part.partition("=")
         if name not in _PARTS or name in parts:
             raise argparse.ArgumentTypeError(
-                f"{part!r} does not belong there; write a link as rtt=50ms,up=20mbit,down=100mbit"
+                f"{part!r} is not a part of a link; write a link as rtt=50ms,up=20mbit,down=100mbit"
             )
         parts[name] = _PARTS[name](value)
     if "rtt" not in parts:
-        raise argparse.ArgumentTypeError(f"{text!r} does not say the round trip: add rtt=50ms")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} lacks the round trip time: add it, as in rtt=50ms"
+        )
     return Link(
         rtt_s=parts["rtt"],
         up_bps=parts.get("up", math.inf),
@@ -113,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
 def _compute(args: argparse.Namespace) -> dict[str, str]:
     stated = {"draft": args.draft_s, "verify": args.verify_s}
     return {
-        name: "as recorded" if seconds is None else f"{seconds * 1e3:g} ms a pass"
+        name: "as recorded" if seconds is None else f"{seconds * 1e3:g} ms"
         for name, seconds in stated.items()
     }
 
@@ -150,7 +156,7 @@ def _in_words(link: Link) -> str:
 
 
 def _figures(args: argparse.Namespace, replays: Sequence[Replay]) -> dict[str, Any]:
-    """Return the figures for ``--json``; an unlimited rate is null."""
+    """Return the results for ``--json``; an unlimited rate is null."""
     return {
         "modelled": True,
         "draft_s": args.draft_s,

@@ -26,9 +26,15 @@ def add_to(actions: Commands) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="files of field measure")
     parser.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="the folder for page and plots"
+        "runs", nargs="+", type=Path, metavar="RUN", help="run files, made by field measure"
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="folder to write the page and the plots into",
     )
     json_option(parser)
     parser.set_defaults(run=_run)

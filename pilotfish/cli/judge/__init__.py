@@ -13,10 +13,10 @@ def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "judge",
-        help="make decision heads for protocol wisv, calibrate protocol adaptive",
-        description="Makes a decision head from questions: mine mismatches of a pair, inspect "
-        "their relabelling, train, sweep. Makes a relaxation for protocol adaptive from prompts: "
-        "calibrate.",
+        help="make decision heads for protocol wisv, and calibrate protocol adaptive",
+        description="Makes a decision head from questions: mine the mismatches of a pair, "
+        "inspect how channels relabel them, train the head, sweep its thresholds. Makes a "
+        "relaxation for protocol adaptive from prompts: calibrate.",
     )
     actions = choices_of(parser)
     for name in named_in(_ACTIONS, arguments):

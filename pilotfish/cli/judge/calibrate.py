@@ -32,13 +32,16 @@ from pilotfish.judge.question_reader import OpenPair, model_card
 from pilotfish.judge.tasks import Question, make_task, read_task_questions
 
 _EXAMPLE = """\
-Protocol adaptive tests tokens that are not key against a target softened by τ. A token is key if
-the drafter is much less certain than the target (their entropy ratio exceeds λ₁), if their
-probabilities of it differ by more than λ₂, or if their ten likeliest tokens overlap by less than
-λ₃. The target answers the prompts, and the drafter reads along. λ₁, λ₂ and λ₃ are chosen to make
-rounds as long as possible while the output's distribution stays within --deviation of the target's
-(mean total variation per position). Acceptance rises by the same amount. A fifth of the prompts is
-held out and reported apart. The choice holds for this pair, similar temperatures and similar texts.
+Protocol adaptive verifies key tokens strictly, and all other tokens against a target distribution
+softened by τ. A token is key if the drafter is much less certain than the target (their entropy
+ratio exceeds λ₁), if their probabilities of the token differ by more than λ₂, or if their ten
+likeliest tokens overlap by less than λ₃.
+
+The target answers the prompts, and the drafter reads these answers. λ₁, λ₂ and λ₃ are chosen to
+make rounds as long as possible while the output's distribution stays within --deviation of the
+target's (mean total variation per position). Acceptance rises by the same amount. A fifth of the
+prompts is held out and reported separately. The choice holds for this pair, and for similar
+temperatures and texts.
 
 example:
   pilotfish judge calibrate --draft drafter --target target --prompts prompts.txt \\
@@ -52,9 +55,9 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("positions", lambda o: str(o.positions)),
     ("acceptance α, strict", lambda o: f"{o.strict:.3f}"),
     ("relaxed", lambda o: f"{o.relaxed:.3f}"),
-    ("deviation a position", lambda o: f"{o.deviation:.4f}"),
+    ("deviation per position", lambda o: f"{o.deviation:.4f}"),
     ("drafts that are key", lambda o: f"{o.key:.0%}"),
-    ("tokens a round, strict", lambda o: f"{o.strict_tokens:.2f}"),
+    ("tokens per round, strict", lambda o: f"{o.strict_tokens:.2f}"),
     ("relaxed", lambda o: f"{o.relaxed_tokens:.2f}"),
 )
 _KEPT_OUT = 0.2
@@ -84,13 +87,15 @@ def _run(args: argparse.Namespace) -> int:
     fitting = opened.select_fitting(prompts, settings.max_tokens, context)
     if len(fitting) < len(prompts):
         screen.print(
-            f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out: with their "
-            f"answers they may exceed {context} tokens (--context, and the models' own)."
+            f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out: together "
+            f"with their answers, these prompts may exceed {context} tokens, the context (of "
+            f"--context and of the models)."
         )
     if len(fitting) < 2:
         raise UnsupportedError(
-            f"Calibration needs two prompts that fit {context} tokens with their answers: one is "
-            "kept out. Give more or shorter ones, or a larger --context."
+            f"Calibration needs at least two prompts that fit {context} tokens together with "
+            f"their answers, since one prompt is held out. Give more or shorter prompts, or a "
+            f"larger --context."
         )
     positions = _observe_pair(settings, opened, fitting)
     training, validation = (
@@ -135,7 +140,9 @@ def _observe_pair(
     settings: CalibrateSettings, opened: OpenPair, prompts: Sequence[Question]
 ) -> dict[str, list[Position]]:
     readers = opened.readers(min(settings.slots, len(prompts)), settings.context, settings)
-    with Countdown("calibrating, tokens at most", len(prompts) * settings.max_tokens) as countdown:
+    with Countdown(
+        "calibrating, tokens (upper bound)", len(prompts) * settings.max_tokens
+    ) as countdown:
         tick = _Progress(countdown, readers.slots).tick
         return dict(observe(readers, opened.vocabularies, prompts, settings, tick))
 
@@ -170,7 +177,7 @@ def _hash(prompts: Sequence[Question]) -> str:
 
 def _table(card: RelaxationCard) -> Table:
     table = Table(caption=f"τ = {card.tau:g}, temperature {card.temperature:g}, γ = {card.window}")
-    for heading in ("", "chosen by", "kept out"):
+    for heading in ("", "chosen by", "held out"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, cell in _ROWS:
         table.add_row(name, cell(card.chosen), cell(card.kept_out))
@@ -180,10 +187,11 @@ def _table(card: RelaxationCard) -> Table:
 def _summary(card: RelaxationCard) -> str:
     if card.chosen.deviation == 0.0:
         return (
-            f"Nothing can be relaxed within a deviation of {card.budget:g}: all tokens are key, "
-            "and adaptive equals tslt. Give a larger --deviation or --tau."
+            f"No token can be relaxed within a deviation of {card.budget:g}: all tokens are "
+            f"key, so protocol adaptive equals tslt. Give a larger --deviation or --tau."
         )
     return (
-        f"Key above an entropy ratio of λ₁ = {card.lambda1:.3g}, above a difference of "
-        f"λ₂ = {card.lambda2:.3g}, or below an overlap of λ₃ = {card.lambda3:.3g}."
+        f"A token is key if the entropy ratio exceeds λ₁ = {card.lambda1:.3g}, if the "
+        f"probabilities differ by more than λ₂ = {card.lambda2:.3g}, or if the overlap is "
+        f"below λ₃ = {card.lambda3:.3g}."
     )

@@ -20,12 +20,12 @@ example:
   pilotfish judge mine --draft drafter --target target --questions train.jsonl --right-only \\
       --out mined
 
-An interrupted run goes on where it stopped when the same command is given again. Mining needs
-many target answers per question: up to one for each token where the drafter differs.
+To resume an interrupted run, give the same command again. Mining needs many target answers per
+question: up to one for each token where the drafter differs from the target.
 
-Accepting a mismatch may gain nothing: the target wanted to end; or it wants the same token next and
-the drafter fails there again; or the answer grows by more than --slack, or loses its end. Such
-mismatches stall, and heads learn to reject them, too.
+A mismatch is stalling if its acceptance gains nothing. There are three cases: the target wanted to
+end the answer; the target wants the same token next, which the drafter misses again; the answer
+grows by more than --slack, or no longer ends. Heads learn to reject stalling mismatches, too.
 """
 
 
@@ -33,7 +33,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "mine",
-        help="find out which mismatches matter",
+        help="find the mismatches that change an answer's outcome",
         description="Answers questions with the target, and wherever the drafter predicts another\n"
         "token, lets the target continue from that token. Writes each mismatch with both models'\n"
         "states, and whether it changed the answer's outcome.",
@@ -66,13 +66,14 @@ def _run(args: argparse.Namespace) -> int:
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     if len(fitting) < len(selected):
         screen.print(
-            f"{len(selected) - len(fitting)} of {len(selected)} questions are left out: with their "
-            f"answers they may exceed {context} tokens (--context, and the models' own)."
+            f"{len(selected) - len(fitting)} of {len(selected)} questions are left out: "
+            f"together with their answers, these questions may exceed {context} tokens, the "
+            f"context (of --context and of the models)."
         )
     if not fitting:
         raise UnsupportedError(
-            f"All questions are too long for {context} tokens: give a larger --context, or models "
-            "with a larger one."
+            f"All questions are too long for a context of {context} tokens: give a larger "
+            f"--context, or models with a larger context."
         )
     finished = finished_questions(settings.out)
     if remaining := [question for question in fitting if question.key not in finished]:
@@ -85,8 +86,8 @@ def _run(args: argparse.Namespace) -> int:
     keys = {question.key for question in fitting}
     figures = _figures([question for question in episodes(settings.out) if question.key in keys])
     screen.print(
-        "{questions} questions, {right} answered rightly; {mismatches} mismatches: {critical} "
-        "critical, {stalling} stall".format(**figures)
+        "{questions} questions, {right} answered correctly; {mismatches} mismatches: "
+        "{critical} critical, {stalling} stalling".format(**figures)
     )
     if args.json:
         write_json(args.json, figures)

@@ -53,8 +53,8 @@ def _run(args: argparse.Namespace) -> int:
 def _table(instances: Instances, sampling: InstanceOptions) -> Table:
     table = Table(
         caption=f"{len(instances.keys)} questions, {len(instances)} mismatches, "
-        f"{int(instances.critical.sum())} critical, {int(instances.stalling.sum())} that stall and "
-        f"are rejected under any channel; {sampling.channels} channels a question"
+        f"{int(instances.critical.sum())} critical, {int(instances.stalling.sum())} stalling "
+        f"(to be rejected under any channel); {sampling.channels} sampled channels per question"
     )
     table.add_column("quality of the channel", no_wrap=True)
     for heading in ("channels", "critical labels", "kept"):
@@ -71,7 +71,7 @@ def _table(instances: Instances, sampling: InstanceOptions) -> Table:
 
 
 def _figures(instances: Instances, sampling: InstanceOptions) -> dict[str, Any]:
-    """Return the table's figures, and every label under every channel (1: reject)."""
+    """Return the table's numbers, and every label under every channel (1: reject)."""
     return {
         "sampling": to_builtins(sampling),
         "questions": len(instances.keys),

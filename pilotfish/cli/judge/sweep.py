@@ -30,7 +30,7 @@ example:
       --questions dev.jsonl --windows 10,16 --links 500:5,20:50 --out sweep.jsonl --plot sweep.png
   pilotfish judge sweep --report sweep.jsonl
 
-An interrupted run goes on where it stopped when the same command is given again.
+To resume an interrupted run, give the same command again.
 """
 
 
@@ -56,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
     if not settings.report:
         _sweep(settings, sweep_file)
     if not sweep_file.tallies:
-        raise UnsupportedError(f"{sweep_file.path} holds no questions yet.")
+        raise UnsupportedError(f"The sweep file {sweep_file.path} has no answered question yet.")
     show(sweep_file, pace_of(sweep_file, settings.draft_ms, settings.verify_ms), args.json)
     if settings.plot:
         draw(settings.plot, sweep_file)
@@ -67,7 +67,9 @@ def _run(args: argparse.Namespace) -> int:
 
 def _require(value: _Value | None, name: str) -> _Value:
     if not value:
-        raise UnsupportedError(f"A sweep needs --{name}; --report FILE shows an existing one.")
+        raise UnsupportedError(
+            f"A sweep needs --{name}; --report FILE shows an existing sweep instead."
+        )
     return value
 
 
@@ -75,7 +77,7 @@ def _require(value: _Value | None, name: str) -> _Value:
 
 
 def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
-    """Answer the questions that the file lacks."""
+    """Answer the questions that the sweep file lacks."""
     draft, target = _require(settings.draft, "draft"), _require(settings.target, "target")
     names, source = _require(settings.heads, "head"), _require(settings.questions, "questions")
     task = make_task(settings.task, settings.checker)
@@ -87,7 +89,7 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
     selected = opened.select_fitting(selected, settings.max_tokens, opened.context)
     if not selected:
         raise UnsupportedError(
-            f"All questions are too long for the models' {opened.context} tokens."
+            f"All questions are too long for the models' context of {opened.context} tokens."
         )
     sweep_file.begin(plan)
     if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
@@ -148,11 +150,12 @@ def _plan(
 
 
 def _curve_thresholds(head: DecisionHead) -> list[float]:
-    """List the thresholds of the curve that the head has."""
+    """Return the thresholds of the head's curve."""
     ordered = sorted({point.threshold for point in head.card.curve})
     if not ordered:
         raise UnsupportedError(
-            f"The decision head {head.card.name} has no curve: name --thresholds."
+            f"The decision head {head.card.name} has no curve of thresholds: name them by "
+            f"--thresholds."
         )
     return ordered
 
@@ -160,25 +163,27 @@ def _curve_thresholds(head: DecisionHead) -> list[float]:
 def pace_of(
     sweep_file: SweepFile, draft_ms: float | None, verify_ms: Mapping[int, float] | None
 ) -> ModelPace:
-    """Return the models' pace: times that the user named, else those measured in this sweep."""
+    """Return the models' pace: times that the user named, else times measured in this sweep."""
     known = sweep_file.pace or {"draft_s": None, "verify_s": {}}
     draft_s = draft_ms * 1e-3 if draft_ms else known["draft_s"]
     stated = {width: ms * 1e-3 for width, ms in (verify_ms or {}).items()}
     verify_s = stated or {int(width): value for width, value in known["verify_s"].items()}
     if draft_s is None or not verify_s:
-        raise UnsupportedError("The models' pace is unknown: give --draft-ms and --verify-ms.")
+        raise UnsupportedError(
+            "The durations of the models' passes are unknown: give --draft-ms and --verify-ms."
+        )
     return ModelPace(draft_s, verify_s)
 
 
 def _update(names: Sequence[str], sweep_file: SweepFile) -> None:
-    """Add the sweep's figures to the heads' curves."""
+    """Add the results of the sweep to the heads' curves."""
     assert sweep_file.plan is not None
     rows = figures(sweep_file.plan, list(sweep_file.tallies.values()))
     for name in names:
         head = DecisionHead.load(name)
         known = sweep_file.plan.heads.get(head.card.name)
         if known is None or known["sha256"] != head.card.sha256:
-            raise UnsupportedError(f"The head {name} is not the one that was swept.")
+            raise UnsupportedError(f"The head {name} is not the head that this sweep measured.")
         points = curve(sweep_file.plan, rows, head.card.name, sweep_file.plan.windows[0])
         curve_ = {point.threshold: point for point in head.card.curve}
         for threshold, figure in points.items():

@@ -19,15 +19,16 @@ _HEADINGS = (
     *("T full", "T sel.", "tok/s"),
 )
 _MODELLED = (
-    "Tokens and rounds are the real models'; seconds are modelled: γ·T_draft + T_verify(γ+1) + "
-    "bytes and round trips over the link, without reading the prompt. T_draft {draft:.1f} ms, "
-    "T_verify {verify} ms. In brackets 95 % intervals. AAL: tokens a round. T: seconds an answer "
-    "under wisv-full (or greedy) and wisv-selective; tok/s: under the former."
+    "Tokens and rounds come from the real models. Seconds are modelled: γ·T_draft + "
+    "T_verify(γ+1) + the time of bytes and round trips on the link, without the time to read "
+    "the prompt. T_draft is {draft:.1f} ms, T_verify {verify} ms. Brackets hold 95 % "
+    "confidence intervals. AAL: tokens per round. T: seconds per answer with wisv-full (or "
+    "greedy) and with wisv-selective; tok/s: with wisv-full (or greedy)."
 )
 
 
 def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
-    """Print a table for each link and window; write the figures as JSON to ``json_path``."""
+    """Print a table for each link and window; write the same values as JSON to ``json_path``."""
     assert sweep_file.plan is not None
     plan, tallies = sweep_file.plan, list(sweep_file.tallies.values())
     rows, spent = figures(plan, tallies), costs(plan, tallies, pace)
@@ -50,7 +51,7 @@ def as_json(
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: ModelPace,
 ) -> dict[str, Any]:
-    """Return all figures as JSON types: an object for each setting and link."""
+    """Return all results as JSON types: an object for each setting and link."""
     lines = []
     for (at, profile), each in spent.items():
         figure = rows[at]
@@ -141,7 +142,7 @@ def draw(path: Path, sweep_file: SweepFile) -> None:
         {figure.setting.threshold or 0.0 for figure in judged if figure.setting.head == head}
     )
     title = f"Accuracy by threshold: {head}, window {window}, n = {plain.n}"
-    with plot(path, title, "threshold of ρ, evenly spaced", "answered rightly (%)") as axes:
+    with plot(path, title, "threshold of ρ, evenly spaced", "answered correctly (%)") as axes:
         axes.axhline(100 * plain.accuracy, color=PALETTE[-1], linestyle="--", label=GREEDY)
         for number, profile in enumerate(plan.profiles):
             line = {

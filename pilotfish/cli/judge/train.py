@@ -13,10 +13,11 @@ from pilotfish.judge.thresholds import POINTS
 from pilotfish.judge.training import TrainSettings, train
 
 _EXAMPLE = f"""\
-The curve's thresholds are {POINTS} quantiles of the head's own probabilities. Recommended is the
-largest one at which, on held-out questions under a good channel (500 Mbit/s, 5 ms), the head
-forgives at most the share --risk of harmful mismatches; 0 if there is none. Harmful mismatches are
-the critical and the stalling ones (see judge mine).
+The curve's thresholds are {POINTS} quantiles of the head's own probabilities. The command
+recommends the largest threshold at which the head forgives at most the share --risk of harmful
+mismatches, on held-out questions under a good channel (500 Mbit/s, 5 ms). If there is no such
+threshold, it recommends 0. Harmful mismatches are the critical and the stalling ones (see judge
+mine).
 
 example:
   pilotfish judge train mined --out heads/smol-qwen
@@ -43,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, TrainSettings)
     options = structs.replace(settings.training, seed=settings.options.seed)
     mined, sampling, instances = settings.read()
-    with Countdown("training, epochs at most", options.epochs) as countdown:
+    with Countdown("training, epochs (upper bound)", options.epochs) as countdown:
         head = train(
             settings.out.name,
             mined,
@@ -70,9 +71,10 @@ def _summary(card: HeadCard) -> str:
     )
     return (
         f"{training.questions} questions, {training.examples} instances, "
-        f"{training.options['kept_out']} questions kept out; best after epoch "
+        f"{training.options['kept_out']} questions held out; best after epoch "
         f"{training.options['epochs']}.\n"
-        f"AUC on questions kept out, labels as mined: {area}.\n"
-        f"Threshold {card.threshold:.3g}: forgives {forgiven:.1%} of mismatches and {harmful:.1%} "
-        f"of harmful ones under a good channel, {poor:.1%} of mismatches under a poor one."
+        f"AUC on held-out questions, with the labels as mined: {area}.\n"
+        f"Threshold {card.threshold:.3g}: under a good channel, the head forgives "
+        f"{forgiven:.1%} of all mismatches and {harmful:.1%} of harmful ones; under a poor "
+        f"channel, {poor:.1%} of all mismatches."
     )

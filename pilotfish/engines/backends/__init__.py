@@ -1,7 +1,7 @@
 """The backends by provider name. To add a backend, add a file, and a line here.
 
-A provider is chosen only after it has run the model. The logger `pilotfish.engines` records the
-chosen provider and the reasons against the others.
+A provider is chosen only after it has run the model. The log of `pilotfish.engines` gets the name
+of the chosen provider, and the reason why each other provider was not chosen.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The interface between `Slots` and the runtime that computes passes.
 
 A backend has loaded one artifact and holds the keys and values of all slots. `bind` prepares a run
-over neighbouring slots: `engines.passes` fills its inputs, which are host arrays, and `Binding.run`
-computes the outputs and writes them into host arrays. The backend decides where keys and values are
-stored and what is copied. Not thread-safe: only one thread may use it.
+of the graph over neighbouring slots: `engines.passes` fills its inputs, which are host arrays, and
+`Binding.run` computes the outputs and writes them into host arrays. The backend decides where keys
+and values are stored and what is copied. Not thread-safe: only one thread may use it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Load:
 
     Attributes:
         context: required number of positions per slot.
-        flexible: whether an engine that was built for fewer positions is acceptable.
-        build: whether an engine may be built now, which takes minutes.
+        flexible: whether a TensorRT engine that was built for fewer positions is acceptable.
+        build: whether a TensorRT engine may be built now, which takes minutes.
     """
 
     artifact: Artifact
@@ -47,7 +47,7 @@ class Load:
 
 
 class Binding(ABC):
-    """The inputs of runs over the same neighbouring slots, and the means to run."""
+    """The inputs of runs over the same neighbouring slots; `run` runs the graph."""
 
     @abstractmethod
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
@@ -77,11 +77,12 @@ class Backend(ABC):
         context: positions per slot.
         batches: whether a run can cover several slots.
         widths: row width of each output, by its name.
-        narrow: longest pass (tokens) that may share a run with other passes; None = no limit.
-        widest: longest pass (tokens) that one run can take; None = no limit.
+        narrow: maximum tokens of a pass that may share a run with other passes; None = no limit.
+        widest: maximum tokens of a pass in one run; None = no limit.
         states: recurrent states; None if the model has none. A run of a model with states covers
         one slot.
-        trusted: whether the probe may skip the check that the graph reads the cells that it wrote.
+        trusted: whether `Slots` may skip the check that a run reads the cells which an earlier run
+            wrote.
     """
 
     cache: KVCache
@@ -106,12 +107,12 @@ class Backend(ABC):
 
 
 def kv_names(layers: Iterable[int]) -> list[str]:
-    """List the planes' names of these layers: key, value, key, …, without `past.` or `present.`."""
+    """List the names of these layers' cache tensors: key, value, …; without `past.`, `present.`."""
     return [f"{layer}.{role}" for layer in layers for role in KEY_VALUE]
 
 
 def plane_names(cached: Iterable[CachedLayer]) -> list[str]:
-    """List the planes' names of these cached layers, in the order of the cache."""
+    """List the names of these cached layers' tensors, in the order of the cache."""
     return kv_names(each.layer for each in cached)
 
 

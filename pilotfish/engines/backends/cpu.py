@@ -34,7 +34,7 @@ class CpuBackend(Backend):
         self._names = plane_names(manifest.cached)
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind these slots' part of each plane, as `past` and as `present`."""
+        """Bind slots first … first + count − 1 of each cache tensor, as `past` and as `present`."""
         state_layers = [] if self.states is None else self.states.layout.layers
         binding = CpuBinding(self._session, state_layers)
         for plane, name in enumerate(self._names):
@@ -60,7 +60,8 @@ class CpuBinding(Binding):
         self._binding = session.io_binding()
         self._inputs: dict[str, NDArray[Any]] = {}
         self._bound_rows: tuple[int, int, int] | None = (
-            None  # the bound output rows: first row, number of rows, length of the arrays
+            # the output rows that are bound now: first row, number of rows, length of the arrays
+            None
         )
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:
@@ -79,7 +80,7 @@ class CpuBinding(Binding):
 
     def bind_states(self, step: StateStep) -> None:
         """Make the next run read and write these states."""
-        self._step = step  # keeps the bound arrays alive
+        self._step = step  # a reference that keeps the bound arrays alive
         read, written = self._binding.bind_input, self._binding.bind_output
         places = [
             (read, "past", "inputs", step.earlier),
@@ -99,7 +100,7 @@ class CpuBinding(Binding):
     def run(self, answers: Answers, row: int, rows: int) -> None:
         """Run the graph once."""
         size = len(next(iter(answers.values())))
-        # equal size means equal arrays: a new array is always longer
+        # arrays of equal size are the same arrays, since a new array is always longer
         bound_rows = (row, rows, size)
         if self._bound_rows != bound_rows:
             self._bound_rows = bound_rows

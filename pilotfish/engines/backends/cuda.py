@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: keys and values stay in GPU memory, bound as past and as present.
+"""ONNX Runtime on a GPU: keys and values stay in GPU memory, bound as `past` and as `present`.
 
 Each run binds its small inputs again, because ONNX Runtime copies host inputs at the time of
 binding. docs/engines.md has measurements on a GPU.
@@ -35,7 +35,7 @@ class CudaBackend(Backend):
         provider: ONNX Runtime's name of the provider.
         others: further providers, for operators that the provider lacks.
         device: IOBinding's name of the memory that holds keys and values.
-        apart: whether a run must not write to the buffer that it reads.
+        apart: whether a run needs separate buffers to read and to write.
         dialect: the dialect to recommend for this provider.
     """
 
@@ -50,15 +50,15 @@ class CudaBackend(Backend):
         refuse_states(manifest)
         if manifest.dialect == "contrib":
             raise ProviderError(
-                "GPUs do not run the dialect contrib: export the model with "
-                f"--dialect {self.dialect}"
+                f"the dialect contrib does not run on GPUs: export the model with --dialect "
+                f"{self.dialect}"
             )
         self._session = open_session(
             load.artifact.graph_path, load.threads, self.provider, self.options(load), self.others
         )
         self.context = load.context
         self.batches, self.widths = graph_form(self._session)
-        self._cuda = Cuda()  # create it after the session, which may load libcudart
+        self._cuda = Cuda()  # created after the session, since the session may load libcudart
         self.cache: DeviceCache = DeviceCache(
             self._cuda, manifest, load.slots, self.capacities(load), apart=self.apart
         )
@@ -77,7 +77,7 @@ class CudaBackend(Backend):
         return doubling_capacities(min(FIRST_CAPACITY, load.context), load.context) + longest
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind these slots' part of each plane."""
+        """Bind slots first … first + count − 1 of each cache tensor."""
         binding = DeviceBinding(self._session, self._cuda)
         dtype = self.cache.dtype.type
         for plane, name in enumerate(self._names):
@@ -115,6 +115,7 @@ class DeviceBinding(Binding):
         for name, answer in answers.items():
             part = answer[row : row + rows]
             self.io.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
-        self._cuda.synchronize()  # ONNX Runtime runs on another stream than the cache's copies
+        # needed since ONNX Runtime uses another stream than the cache's copies
+        self._cuda.synchronize()
         self._session.run_with_iobinding(self.io)
         self.io.synchronize_outputs()

@@ -53,7 +53,8 @@ class TensorRTBackend(Backend):
         refuse_states(load.artifact.manifest)
         if not load.build:
             check_engine_exists(load.artifact)
-        tensorrt_version()  # raise first if TensorRT is missing, the most common fault
+        # called first, since it raises if TensorRT is missing, which is the most common fault
+        tensorrt_version()
         self._cuda = Cuda()
         manifest = load.artifact.manifest
         request = EngineRequest.for_this_machine(
@@ -88,7 +89,7 @@ class TensorRTBackend(Backend):
         self._rows = 0
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind these slots' part of each plane."""
+        """Bind slots first … first + count − 1 of each cache tensor."""
         return TensorRTBinding(self, first, count)
 
     def answers(self, shape: tuple[int, int]) -> NDArray[np.float32]:
@@ -112,7 +113,7 @@ class TensorRTBackend(Backend):
 
         piece: identity of `cache`; addresses are set again only when `piece` changes.
         shapes: shapes of all inputs.
-        cache: address to read and address to write, for each plane.
+        cache: address to read and address to write, for each cache tensor.
         answers: output arrays; all their rows are filled.
         """
         slots, size = shapes["unpack"]
@@ -130,16 +131,19 @@ class TensorRTBackend(Backend):
         mask_bytes = math.prod(shapes[MASK]) * self._dtypes[MASK].itemsize
         self._cuda.upload(self._device.address, self._host[: self._offsets[MASK] + mask_bytes])
         if not context.handle.execute_async_v3(self._cuda.stream):
-            raise ProviderError("TensorRT could not run the engine: its log says why (-v)")
+            raise ProviderError(
+                "TensorRT could not run the engine: run the command with -v "
+                "and see TensorRT's log for the reason"
+            )
         for name, array in answers.items():
             self._cuda.download(array, self._memory[name].address)
         self._cuda.synchronize()
 
     def _create_context(self, profile: int) -> _Context:
-        """Create an execution context for one profile: switching a context's profile is slow."""
+        """Create an execution context for one profile, since a change of the profile is slow."""
         handle = self._loaded.engine.create_execution_context()
         if handle is None or not handle.set_optimization_profile_async(profile, self._cuda.stream):
-            raise ProviderError("TensorRT has no memory for the engine's activations")
+            raise ProviderError("TensorRT cannot allocate memory for the engine's activations")
         self._cuda.synchronize()
         return _Context(handle)
 
@@ -179,10 +183,12 @@ class TensorRTBackend(Backend):
             if context.shapes.get(name) != shape and not context.handle.set_input_shape(
                 name, shape
             ):
-                raise ProviderError(f"TensorRT refuses the shape {shape} of {name}")
+                raise ProviderError(f"TensorRT refuses the shape {shape} of the input {name}")
         missing = context.handle.infer_shapes()
         if missing:
-            raise ProviderError(f"TensorRT does not know {', '.join(missing)}")
+            raise ProviderError(
+                f"TensorRT does not know the shapes or addresses of {', '.join(missing)}"
+            )
         context.shapes = dict(shapes)
 
 
@@ -216,14 +222,20 @@ class TensorRTBinding(Binding):
 
 
 def _tensor_dtypes(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each input and output; raise for shape tensors, which are on the host."""
+    """Return the dtype of each input and output.
+
+    Raise for shape tensors, which are in host memory.
+    """
     import tensorrt as trt
 
     dtypes = {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
-            raise ProviderError(f"the engine expects {name} on the host, as no graph does")
+            raise ProviderError(
+                f"the engine expects {name} in host memory, which no engine of "
+                "our graphs does: build it again"
+            )
         dtypes[name] = array_dtype(engine.get_tensor_dtype(name))
     return dtypes
 
@@ -239,5 +251,7 @@ def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:
         engine.get_aliased_input_tensor(f"present.{name}") == f"past.{name}" for name in names
     ]
     if any(aliased) and not all(aliased):
-        raise ProviderError("the engine writes some caches in place and others not")
+        raise ProviderError(
+            "the engine writes some cache tensors in place and others not: build it again"
+        )
     return all(aliased)

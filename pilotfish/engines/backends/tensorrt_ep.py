@@ -1,7 +1,8 @@
 """ONNX Runtime's TensorRT provider: it builds an engine at load and stores it in our cache.
 
 One profile covers all passes, because a shape outside the profile would trigger a new build.
-TensorRT must not write to the buffer that it reads, so the cache is `apart`. This has not run on a
+TensorRT must not write to the buffer that it reads, so the cache has separate buffers (`apart`).
+This has not run on a
 GPU yet: see docs/engines.md.
 """
 

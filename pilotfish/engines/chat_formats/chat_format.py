@@ -23,12 +23,12 @@ _RESULT = "<tool_response>\n{}\n</tool_response>"
 
 
 class Calls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The syntax of calls: trigger, opening, the calls with ``between`` between them, closing.
+    """The syntax of calls: trigger, opening, the calls (separated by ``between``), closing.
 
     A call is ``before``, the tool's name, ``behind``, the arguments as JSON, ``end``. These texts
     may contain control tokens. trigger: text that starts the calls. If ``anywhere``, plain text of
-    a turn cannot contain the trigger; otherwise it only cannot start with it. gap: optional text
-    after the trigger.
+    a turn cannot contain the trigger; otherwise plain text only cannot start with the trigger. gap:
+    optional text after the trigger.
     """
 
     trigger: str
@@ -165,6 +165,6 @@ def _parse_arguments(message: Message) -> Message:
         ]
     except (TypeError, KeyError, AttributeError):
         raise TemplateError(
-            'a message\'s tool_calls are a list of {"function": {"name": …, "arguments": …}}'
+            'a message\'s tool_calls must be a list of {"function": {"name": …, "arguments": …}}'
         ) from None
     return {**message, "content": message.get("content") or "", "tool_calls": parsed}

@@ -1,4 +1,7 @@
-"""Gemma 2 and 3: tools are instructions, calls are Llama's. Gemma 4's arguments are not JSON."""
+"""Gemma 2 and 3 get tools as instructions and write calls as Llama does.
+
+Gemma 4's arguments are not JSON.
+"""
 
 from pilotfish.engines.chat_formats.chat_format import ChatFormat
 from pilotfish.engines.chat_formats.llama import LLAMA

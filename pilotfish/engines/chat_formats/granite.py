@@ -1,4 +1,4 @@
-"""Granite 3: a control token, then a list of calls. Granite 4 uses the format Hermes."""
+"""Granite 3 writes a control token, then a list of calls. Granite 4 uses the format Hermes."""
 
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 

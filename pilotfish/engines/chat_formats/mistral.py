@@ -1,4 +1,4 @@
-"""Mistral: a control token, then a list of calls; since late 2025, only name and arguments.
+"""Mistral writes a control token, then a list of calls; since late 2025, name and arguments alone.
 
 The templates require ids of nine letters and digits.
 """

@@ -1,7 +1,7 @@
 """The outline of an assistant's turn: an optional thought, then text, structured text or calls.
 
-In:  a chat format, tools, and a grammar for the answer. Out: an `Outline`. It is sent over the link
-as a `Grammar`, and device and edge each write llguidance's source from it.
+In:  a chat format, tools, and a grammar for the answer. Out: an `Outline`. The outline is sent over
+    the link as a `Grammar`. Device and edge each write llguidance's source from the outline.
 """
 
 import json
@@ -58,8 +58,8 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         if tools is not None and chat_format.calls is None:
             raise GrammarError(
-                f"Calls of the chat format {chat_format.name} are not JSON, "
-                "and cannot be constrained."
+                f"Calls of the chat format {chat_format.name} are not JSON, so they cannot be "
+                "constrained."
             )
         has_thought = chat_format.thought[1] in template
         callable_tools = () if tools is None else tools.callable
@@ -110,17 +110,19 @@ def read_outline(text: str) -> Outline:
     try:
         outline = msgspec.json.decode(text, type=Outline)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"This is not a turn: {error}.") from error
+        raise GrammarError(f"This text is not the outline of a turn: {error}.") from error
     if outline.content is not None and outline.content.kind == KIND:
-        raise GrammarError("A turn cannot contain a turn.")
+        raise GrammarError("The content of a turn cannot be the outline of another turn.")
     if outline.calls is not None and not outline.calls.trigger:
         raise GrammarError("The calls of a turn need a trigger.")
     if (outline.tools or outline.called) and not (outline.tools and outline.calls):
         raise GrammarError("A turn with calls needs both their syntax and the tools.")
     if len(outline.tools) > MOST_TOOLS:
-        raise GrammarError(f"A turn has {len(outline.tools)} tools; {MOST_TOOLS} is the most.")
+        raise GrammarError(
+            f"A turn has {len(outline.tools)} tools, but at most {MOST_TOOLS} are allowed."
+        )
     if outline.thought is not None and not all(outline.thought):
-        raise GrammarError("A thought needs a begin and an end.")
+        raise GrammarError("A thought needs a begin mark and an end mark.")
     return outline
 
 
@@ -209,7 +211,7 @@ def _call_rules(
             f"BEFORE? {literal(calls.trigger)} calls",
             [*rules, f"BEFORE: {_text_terminal(calls, forbidden_start)}"],
         )
-    before = ""  # a space here could cut off structured content
+    before = ""  # no space is allowed here, since a space could cut off structured content
     if words or outline.called:
         before = (
             f"({_text_terminal(calls, forbidden_start)})"
@@ -246,7 +248,7 @@ def _escape_regex(text: str) -> str:
 def llguidance_source(
     outline: Outline, controls: Controls, plain_source: Callable[[Grammar], str]
 ) -> str:
-    """Write llguidance's source; `plain_source` writes that of a grammar which is no turn."""
+    """Write llguidance's source of a grammar; `plain_source` writes the source of other kinds."""
 
     def part(name: str, grammar: Grammar) -> dict[str, Any]:
         source = plain_source(grammar)  # Lark, or JSON with one grammar

@@ -79,10 +79,12 @@ class TurnReader:
         self._call_id = call_id
         self._buffer = ""  # text that is not consumed yet
         self._parts: list[TurnPart] = []
-        self._call_text = ""  # text since the trigger, in case it is no call after all
+        # text since the trigger, kept in case the text turns out to be no call
+        self._call_text = ""
         self._call_count = 0
         self._depth, self._quoted, self._escaped = 0, False, False
-        # Parser state: a function that consumes from the buffer and returns whether to go on.
+        # Parser state: a function that consumes text of the buffer and returns whether the next
+        # function can continue.
         self._state: Callable[[], bool] = self._at_start
         self._skip_space = False  # whether to drop leading space, which belongs to the last mark
         if outline.thought is None:

@@ -15,7 +15,9 @@ from pilotfish.engines.notices import NOTICES
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MOST_TOOLS = 128
 _MOST_LEVELS = (
-    512  # deepest nesting (levels): half of Python's recursion limit, so any code can read it
+    # maximum nesting (levels): half of Python's recursion limit, so that any code can read the
+    # schema
+    512
 )
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _KEYS = frozenset(("name", "description", "parameters", "strict"))
@@ -48,23 +50,24 @@ class Tool:
         if not isinstance(value, Mapping) or not isinstance(function, Mapping):
             raise ValueError('A tool is {"type": "function", "function": {"name": …}}')
         if value.get("type", "function") != "function":
-            raise ValueError(f"A tool is of type function, not {value['type']!r}")
+            raise ValueError(f"A tool must be of type function, not {value['type']!r}")
         if unknown := {*value, *function} - {"type", "function", *_KEYS}:
-            raise ValueError(f"A function has no {sorted(map(str, unknown))[0]!r}")
+            raise ValueError(f"A function has the unknown field {sorted(map(str, unknown))[0]!r}")
         name, description = function.get("name"), function.get("description")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} names no function: letters, digits, '_', '-' and '.', 64 at most"
+                f"{name!r} cannot be the name of a function: a name has 1 to 64 letters, "
+                "digits, '_', '-' and '.'"
             )
         if name in (AUTO, NONE, REQUIRED):
             raise ValueError(
-                f"A function cannot be named {name!r}: the word has a meaning in tool_choice"
+                f"A function cannot be named {name!r}: this word has a meaning in tool_choice"
             )
         if description is not None and not isinstance(description, str):
-            raise ValueError(f"{name}: description is a text")
+            raise ValueError(f"{name}: description must be a text")
         strict = function.get("strict")
         if strict is not None and not isinstance(strict, bool):
-            raise ValueError(f"{name}: strict is true or false")
+            raise ValueError(f"{name}: strict must be true or false")
         return cls(
             name, description or "", _parse_schema(name, function.get("parameters")), bool(strict)
         )
@@ -103,16 +106,16 @@ def _parse_schema(name: str, parameters: object) -> dict[str, Any]:
     if parameters is True:  # the schema `true` allows anything
         parameters = {"additionalProperties": True}
     if not isinstance(parameters, Mapping):
-        raise ValueError(f"{name}: parameters are a JSON schema")
+        raise ValueError(f"{name}: parameters must be a JSON schema")
     kind = parameters.get("type")
     if "object" not in (kind if isinstance(kind, list) else [kind or "object"]):
-        raise ValueError(f"{name}: parameters are of type object")
+        raise ValueError(f"{name}: parameters must be of type object")
     if _is_deeper(parameters, _MOST_LEVELS):
         raise ValueError(f"{name}: parameters have more than {_MOST_LEVELS} levels")
     try:
         json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: parameters are no JSON: {error}") from None
+        raise ValueError(f"{name}: parameters are not valid JSON: {error}") from None
     return {"type": "object", **parameters, **({"type": "object"} if kind != "object" else {})}
 
 
@@ -158,16 +161,19 @@ class Tools:
                 raise ValueError(f"tool_choice {choice!r} needs tools")
             return None
         if len(tools) > MOST_TOOLS:
-            raise ValueError(f"There are {len(tools)} tools; {MOST_TOOLS} is the most")
+            raise ValueError(f"There are {len(tools)} tools, but at most {MOST_TOOLS} are allowed")
         if not isinstance(tools, Sequence) or isinstance(tools, str):
-            raise ValueError("tools are a list")
+            raise ValueError("tools must be a list")
         parsed = tuple(Tool.read(item) for item in tools)
         names = [tool.name for tool in parsed]
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"Two tools are named {duplicates[0]!r}")
         choice = choice or AUTO
         if choice not in (AUTO, NONE, REQUIRED, *names):
-            raise ValueError(f"tool_choice {choice!r} is no tool: {', '.join(names)}")
+            raise ValueError(
+                f"tool_choice {choice!r} is not the name of a tool; the tools are "
+                f"{', '.join(names)}"
+            )
         return cls(parsed, choice, parallel is not False)
 
     @property
@@ -199,5 +205,8 @@ def arguments_of(name: str, value: object) -> Mapping[str, Any]:
     if isinstance(arguments, Mapping):
         return arguments
     if value is not None:
-        NOTICES.warn(f"a call to {name!r} has arguments that are no JSON object: taken as none")
+        NOTICES.warn(
+            f"a call to {name!r} has arguments that are not a JSON object: they are "
+            f"replaced by {{}}"
+        )
     return {}

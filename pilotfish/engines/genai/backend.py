@@ -3,7 +3,7 @@
 GroupQueryAttention gets a slot's whole buffers of keys and values, which are longer than their
 content. The sum of the mask gives the end of the content: cells after it are not read, so a
 rollback just lowers the sum. Layers with attention windows also have buffers of full length, so a
-rollback loses no cell. A run computes outputs for all its tokens.
+rollback loses no cell. A run computes the outputs of all its tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pilotfish.engines.kv import HostCache
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.runtime import open_session
 
-MOST_RUN_TOKENS = 128  # most tokens of a run, to bound the memory for all their logits
+# maximum tokens of a run, which bounds the memory for the logits of all its tokens
+MOST_RUN_TOKENS = 128
 _DTYPES = {"tensor(int64)": "int64", "tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
@@ -55,7 +56,7 @@ class GenaiBackend(Backend):
         self._rows: dict[str, NDArray[Any]] = {}
 
     def bind(self, first: int, count: int) -> Binding:
-        """Bind a slot's part of the cache as past and as present."""
+        """Bind a slot's part of the cache as `past` and as `present`."""
         assert count == 1
         return GenaiBinding(self, first)
 

@@ -2,8 +2,8 @@
 
 ONNX Runtime GenAI's model builder writes the file next to each graph. This module reads only the
 parts that a run needs: names of inputs and outputs, sizes, and the window. The exporter calls
-`check_graph` with the inputs and outputs that `onnx` reports, the engine with those that ONNX
-Runtime reports.
+`check_graph` with the inputs and outputs that `onnx` reports; the engine calls it with the inputs
+and outputs that ONNX Runtime reports.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GenaiConfig(msgspec.Struct, frozen=True):
     model: ModelSection
 
     def planes(self, side: Literal["past", "present"]) -> list[str]:
-        """List the graph's names of keys and values, in the order of planes in `kv.KVCache`.
+        """List the graph's names of keys and values, in the order of the tensors in `kv.KVCache`.
 
         Raises:
             ArtifactError: if the file has no such names.
@@ -76,8 +76,8 @@ class GenaiConfig(msgspec.Struct, frozen=True):
         names = [patterns.get(f"{side}_{role}_names", "") for role in ("key", "value")]
         if any(name.count("%") != 1 or "%d" not in name for name in names):
             raise ArtifactError(
-                f"genai_config.json does not name the {side} keys and values of its layers: only "
-                "models whose layers all attend are run"
+                f"genai_config.json does not name the {side} keys and values of all layers, "
+                "but this engine runs only models in which every layer has attention"
             )
         layers = range(section.num_hidden_layers)
         return [name.replace("%d", str(layer)) for layer in layers for name in names]
@@ -110,7 +110,7 @@ def read_genai_config(path: Path) -> GenaiConfig:
     """Read and check a genai_config.json.
 
     Raises:
-        ArtifactError: if it cannot be read, or describes a model that does not run here.
+        ArtifactError: if the file cannot be read, or describes a model that this engine cannot run.
     """
     with reading_file(lambda problem: ArtifactError(f"{path} cannot be read: {problem}")):
         data = read_content(path, MOST_CONFIG_BYTES)
@@ -129,18 +129,20 @@ def _unsupported(config: GenaiConfig) -> str | None:
     states = sorted(name for name in section.inputs if "conv" in name or "recurrent" in name)
     if states:
         return (
-            f"{config.model.type} has recurrent states ({', '.join(states)}), "
-            "which cannot be rolled back: export the checkpoint itself"
+            f"{config.model.type} has recurrent states ({', '.join(states)}), which this "
+            "engine cannot roll back: export the original checkpoint"
         )
     if section.pipeline is not None:
-        return "a model in several graphs (pipeline) is not run here"
+        return "this engine runs no model that consists of several graphs (pipeline)"
     if unknown := section.inputs.keys() - KNOWN_INPUTS:
         return f"the graph has unknown inputs: {', '.join(sorted(unknown))}"
     lacking = {"input_ids", "attention_mask"} - section.inputs.keys()
     if "logits" not in section.outputs:
         lacking |= {"logits"}
     if lacking:
-        return f"the graph has no {', '.join(sorted(lacking))}: only text models run here"
+        return (
+            f"the graph has no {', '.join(sorted(lacking))}, but this engine runs only text models"
+        )
     return None
 
 
@@ -159,7 +161,7 @@ def check_graph(config: GenaiConfig, inputs: Ports, outputs: Ports) -> GraphForm
         if name in input_names
     ]
     if unmatched := inputs.keys() ^ {*rows, *past}:
-        raise _mismatch(f"{', '.join(sorted(unmatched)[:4])} is only in one of the two")
+        raise _mismatch(f"only one of the two has {', '.join(sorted(unmatched)[:4])}")
     for name in rows:
         _expect_port(name, inputs[name], ("int64",), (None, None))
     heads, width = section.num_key_value_heads, section.head_size
@@ -169,7 +171,7 @@ def check_graph(config: GenaiConfig, inputs: Ports, outputs: Ports) -> GraphForm
     for name in present:
         _expect_port(name, _required_port(outputs, name), tuple(kinds), (None, heads, None, width))
     if len(kinds) > 1:
-        raise _mismatch("its keys and values are of several types")
+        raise _mismatch("its cached keys and values have more than one data type")
     widths, types = {}, {}
     for name, port_name in (
         (HIDDEN_STATES, output_names.get(HIDDEN_STATES, HIDDEN_STATES)),
@@ -186,7 +188,7 @@ def check_graph(config: GenaiConfig, inputs: Ports, outputs: Ports) -> GraphForm
         )
         *_, positions, last = port.shape
         if not isinstance(last, int) or last < 1 or isinstance(positions, int):
-            raise _mismatch(f"{port_name} does not have a row for each token")
+            raise _mismatch(f"the output {port_name} does not have a row for each token")
         widths[name], types[name] = last, port.kind
     kv_dtype: Any = kinds.pop()
     return GraphForm("position_ids" in input_names, kv_dtype, widths, types)
@@ -201,7 +203,7 @@ def _required_port(ports: Ports, name: str) -> Port:
 def _expect_port(
     name: str, port: Port, kinds: tuple[str, ...], shape: tuple[int | None, ...]
 ) -> None:
-    """Raise unless the port has one of these dtypes and this shape, where None is any size."""
+    """Raise unless the port has one of these dtypes and this shape, where None means any size."""
     fits = len(port.shape) == len(shape) and all(
         not isinstance(size, int) or wanted is None or size == wanted
         for size, wanted in zip(port.shape, shape, strict=True)
@@ -216,6 +218,6 @@ def _expect_port(
 
 def _mismatch(problem: str) -> ArtifactError:
     return ArtifactError(
-        "the graph contradicts its genai_config.json, or is of a kind that does not run here: "
+        f"the graph contradicts its genai_config.json, or this engine does not support it: "
         f"{problem}"
     )

@@ -27,8 +27,8 @@ class GenaiDecoder(Decoder):
     def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
         if provider not in ("auto", *PROVIDERS):
             raise ProviderError(
-                f"graphs of ONNX Runtime GenAI run on the CPU here, not on {provider}: choose "
-                "--provider cpu, or export the checkpoint itself"
+                f"Pilotfish runs graphs of ONNX Runtime GenAI only on the CPU, not on "
+                f"{provider}: choose --provider cpu, or export the original checkpoint"
             )
         return open_backend(load, provider, self._probe, PROVIDERS)
 
@@ -42,7 +42,8 @@ class GenaiDecoder(Decoder):
     ) -> None:
         [item], [length] = passes, lengths
         end = length + len(item.tokens)
-        # Only the mask's sum matters. It is as wide as the buffers, so its shape seldom changes.
+        # Only the mask's sum matters. The mask is as wide as the buffers, so its shape seldom
+        # changes.
         mask = binding.input(self._input_name("attention_mask"), (1, self._cache.capacity))
         mask[0, :end], mask[0, end:] = 1, 0
         if self._graph.form.positions:

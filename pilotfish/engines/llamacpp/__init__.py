@@ -1,1 +1,1 @@
-"""GGUF files through llama.cpp: `native` is its C interface, `branches` a slot's sequences."""
+"""Run GGUF files with llama.cpp: `native` has its C interface, `branches` a slot's sequences."""

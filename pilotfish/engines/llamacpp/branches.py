@@ -1,9 +1,9 @@
 """A slot's chain and tree, as sequences of llama.cpp, which accepts no masks from its caller.
 
 In llama.cpp a token sees the cells of its sequence. So each path from the trunk to a leaf is a
-sequence, called a *line*; a node belongs to the lines of all leaves below it. Line 0 holds the
-chain, and then the first child of each node. Other lines share cells with line 0, and get more of
-its cells when a branch begins later; sharing neither computes nor moves cells.
+sequence, called a *line*; a node belongs to the lines of all leaves below it. Line 0 has the chain,
+and then the first child of each node. Other lines share cells with line 0, and get more of its
+cells when a branch begins later; sharing neither computes nor moves cells.
 
 For each pass: `plan` computes the changes without applying them, then `enter` copies cells, then
 llama.cpp runs, then `commit` or `undo`.
@@ -117,7 +117,8 @@ class Branches:
 
     def enter(self, growth: SlotGrowth) -> None:
         """Make the copies of a plan."""
-        for line in {*growth.lines} - {0, *self._lines}:  # new lines share at most the trunk
+        # new lines share no more than the trunk with line 0
+        for line in {*growth.lines} - {0, *self._lines}:
             self._shared[line] = min(self._shared[line], growth.trunk)
             self._cut(line, self._shared[line])
         for source, target, start, end in growth.copies:
@@ -146,7 +147,7 @@ class Branches:
         if not 0 <= length <= self.length:
             raise ValueError(f"the slot has {self.length} tokens, not {length}")
         if not _is_chain(self._parents[: max(length - self._trunk, 0)]):
-            raise ValueError("a rollback cannot keep part of a tree with branches: use keep_path")
+            raise ValueError("a rollback cannot keep a part of a tree with branches: use keep_path")
         self._cut(0, length)
         for line in range(1, len(self._ids)):
             self._shared[line] = min(self._shared[line], length)
@@ -157,7 +158,8 @@ class Branches:
         """Keep the nodes of this path, and drop the tree's other nodes.
 
         Raises:
-            ValueError: if the nodes are no path from the trunk down; then nothing changes.
+            ValueError: if the nodes are not a path that leads down from the trunk; then nothing
+                changes.
         """
         nodes = [int(node) for node in path]
         if (
@@ -165,7 +167,8 @@ class Branches:
             or [self._parents[node] for node in nodes] != [-1, *nodes][: len(nodes)]
         ):
             raise ValueError(
-                f"{nodes} is no path from the trunk down the last {len(self._parents)} tokens"
+                f"{nodes} is not a path that leads from the trunk down through the last "
+                f"{len(self._parents)} tokens"
             )
         end = self._trunk + len(nodes)
         kept_line = self._lines[nodes[-1]] if nodes else 0
@@ -183,7 +186,7 @@ class Branches:
 
     def _plan_chain(self, size: int) -> SlotGrowth:
         if not _is_chain(self._parents):
-            raise ValueError("a chain cannot follow a tree that branches: keep_path first")
+            raise ValueError("a chain cannot follow a tree that branches: call keep_path first")
         start = self.length
         return SlotGrowth(
             start,
@@ -231,8 +234,9 @@ class Branches:
             if not free:
                 leaves = len(set(range(len(parents))) - set(parents))
                 raise CapacityError(
-                    f"a tree of {leaves} leaves needs as many sequences of llama.cpp, and a slot "
-                    f"has {len(self._ids)}: draft a narrower tree, or serve fewer sessions"
+                    f"a tree of {leaves} leaves needs {leaves} sequences of llama.cpp, but a "
+                    f"slot has only {len(self._ids)}: draft a narrower tree, or serve fewer "
+                    "sessions"
                 )
             line = free.pop()
             lines.append(line)

@@ -1,8 +1,8 @@
 """Run a GGUF file of any architecture with llama.cpp: tokens in, logits and hidden states out.
 
 One pool holds the cells of all slots. Each slot has several of llama.cpp's sequences, for its chain
-and the branches of its tree (`branches`). Refused are models that llama.cpp cannot roll back, and
-trees with more leaves than a slot has sequences.
+and the branches of its tree (`branches`). This engine refuses models that llama.cpp cannot roll
+back, and trees with more leaves than a slot has sequences.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from pilotfish.engines.llamacpp.native import (
 from pilotfish.engines.passes import Pass, check_all
 
 PROVIDERS = ("auto", "cpu", "cuda")
-MOST_LEAVES = 64  # bound on the leaves of a slot's tree: more sequences per slot would waste memory
-# Most tokens in a run that need no logits. llama.cpp computes logits of all tokens of a run or of
-# none. So more tokens without logits get a separate run, although it reads all weights again.
+# maximum number of leaves of a slot's tree: more sequences per slot would waste memory
+MOST_LEAVES = 64
+# Maximum number of tokens without logits in a run with logits. llama.cpp computes the logits of all
+# tokens of a run or of none. So more tokens than this maximum get a separate run without logits,
+# although that run reads all weights again.
 MOST_SPARE = 32
 
 
@@ -68,7 +70,8 @@ class LlamaDecoder(LanguageModel):
         self._leaves = leaves = min(MOST_LEAVES, MOST_SEQUENCES // slots)
         if not leaves:
             raise ProviderError(
-                f"llama.cpp has {MOST_SEQUENCES} sequences, which are too few for {slots} sessions"
+                f"llama.cpp allows {MOST_SEQUENCES} sequences, which are too few for {slots} "
+                "sessions: serve fewer sessions"
             )
         self.threads = threads or usable_cpus()
         self._cells = Cells(self._model, slots * leaves, slots * self.context, self.threads)
@@ -224,14 +227,14 @@ class LlamaDecoder(LanguageModel):
         try:
             model = NativeModel(self.artifact.gguf_path, gpu=gpu)
         except ProviderError:
-            self.artifact.verify()  # a damaged file is the most likely reason
+            self.artifact.verify()  # called because a damaged file is the most likely reason
             raise
         if model.vocabulary < self.vocab_size:
             raise self.artifact.altered_error(self.artifact.gguf_path.name)
         log.info("llama.cpp: all layers on the %s", "GPU" if gpu else "CPU")
         if provider == "auto" and not gpu:
             warn_of_idle_gpu(
-                "llama-cpp-python finds none: install it with CMAKE_ARGS=-DGGML_CUDA=on"
+                "llama-cpp-python finds no GPU: install it with CMAKE_ARGS=-DGGML_CUDA=on"
             )
         self.provider = f"llamacpp-{'gpu' if gpu else 'cpu'}"
         return model
@@ -240,10 +243,12 @@ class LlamaDecoder(LanguageModel):
         """Run two tokens, and roll them back.
 
         Raises:
-            ProviderError: if the answers are not finite.
+            ProviderError: if outputs contain NaN or infinite numbers.
         """
         pair = np.array([0, min(1, self.vocab_size - 1)])[: self.context]
         output = self.forward([Pass(0, pair)])[0]
         if not (np.isfinite(output.logits).all() and np.isfinite(output.hidden).all()):
-            raise ProviderError("llama.cpp ran the model, but its answers are not finite")
+            raise ProviderError(
+                "llama.cpp ran the model, but its outputs contain NaN or infinite numbers"
+            )
         self.rollback(0, 0)

@@ -25,11 +25,11 @@ from pilotfish.engines.engine_errors import ProviderError
 
 log = logging.getLogger("pilotfish.engines")
 
-MOST_RUN_TOKENS = 256  # tokens per run
-# Most tokens of a run with logits. Memory for all these logits is allocated. From 64 tokens on,
-# flash attention on the CPU uses another algorithm, which rounds differently.
+MOST_RUN_TOKENS = 256  # maximum number of tokens per run
+# Maximum number of tokens of a run with logits; memory for all these logits is allocated. From 64
+# tokens on, flash attention on the CPU uses another algorithm, which rounds differently.
 MOST_ANSWERED = 48
-MOST_SEQUENCES = 256  # llama.cpp's bound on sequences, LLAMA_MAX_SEQ
+MOST_SEQUENCES = 256  # maximum number of sequences in llama.cpp, LLAMA_MAX_SEQ
 FIRST_CELLS = 512  # initial capacity (cells)
 ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
 GUESSED_TYPE = 1024  # flag in a file's type if llama.cpp guessed it
@@ -65,7 +65,7 @@ def _library() -> Any:
     return llama_cpp
 
 
-@cache  # keeps the callback alive as long as the library
+@cache  # the cache keeps the callback alive as long as the library
 def _log_callback(api: Any) -> Any:
     def log_line(level: int, text: bytes, _: object) -> None:
         line = text.decode("utf-8", "replace").strip()
@@ -112,8 +112,8 @@ class NativeModel:
         self.blocks = api.llama_model_ftype(self.handle) & ~GUESSED_TYPE not in FLOAT_TYPES
         if api.llama_model_is_recurrent(self.handle) or api.llama_model_is_hybrid(self.handle):
             raise ProviderError(
-                f"{path} has recurrent states, which llama.cpp cannot roll back: speculative "
-                "decoding needs a model whose layers all attend"
+                f"{path} has recurrent states, which llama.cpp cannot roll back: choose a "
+                "model in which every layer has attention"
             )
         if api.llama_model_has_encoder(self.handle) or api.llama_model_is_diffusion(self.handle):
             raise ProviderError(f"{path} is not an autoregressive text model")
@@ -190,14 +190,14 @@ class Cells:
         # With embeddings on, llama.cpp computes outputs for every token; otherwise for none.
         api.llama_set_embeddings(self._context, answered)
         if code := api.llama_decode(self._context, batch):
-            raise _failure(f"llama.cpp could not run {size} tokens ({code})")
+            raise _failure(f"llama.cpp failed to run {size} tokens (error code {code})")
 
     def answers(self, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return views of the last run's logits [rows, V] and hidden states [rows, d]."""
         logits = self._api.llama_get_logits(self._context)
         hidden = self._api.llama_get_embeddings(self._context)
         if not logits or not hidden:
-            raise _failure("llama.cpp ran the model, and has no answers")
+            raise _failure("llama.cpp ran the model, but returned no outputs")
         return (
             np.ctypeslib.as_array(logits, (rows, self._model.vocabulary)),
             np.ctypeslib.as_array(hidden, (rows, self._model.width)),
@@ -229,11 +229,13 @@ class Cells:
         )
         options.embeddings = True
         options.offload_kqv = options.op_offload = model.gpu
-        options.kv_unified = True  # so that sequences can share cells
-        options.swa_full = True  # so that rollbacks work in layers with windows
+        options.kv_unified = True  # lets sequences share cells
+        options.swa_full = True  # makes rollbacks work in layers with attention windows
         context = api.llama_init_from_model(model.handle, options)
         if not context:
-            raise _failure(f"llama.cpp has no room for a context of {options.n_ctx} tokens")
+            raise _failure(
+                f"llama.cpp cannot allocate memory for a context of {options.n_ctx} tokens"
+            )
         close = weakref.finalize(self, api.llama_free, context)
         if self.capacity:
             try:
@@ -254,7 +256,7 @@ def _take_over(api: Any, old: Any, new: Any) -> None:
     if api.llama_state_get_data(old, state, size) != size:
         raise _failure("llama.cpp could not read its own state")
     if not api.llama_state_set_data(new, state, size):
-        raise _failure("llama.cpp could not take its state over")
+        raise _failure("llama.cpp could not restore its own state")
 
 
 def chunks(order: Sequence[int], size: int) -> Iterable[Sequence[int]]:

@@ -103,8 +103,8 @@ class LoadedEngine:
 def find_engine(request: EngineRequest, *, flexible: bool) -> LoadedEngine | None:
     """Find the smallest cached engine with enough slots and context; None if there is none.
 
-    If `flexible`, an engine for any context will do, and the one for the longest is chosen. Engines
-    that TensorRT refuses to load are deleted.
+    If `flexible`, an engine for any context is acceptable, and the engine for the longest context
+    is chosen. Engines that TensorRT refuses to load are deleted.
     """
     cache = EngineCache()
     fitting = [
@@ -147,7 +147,9 @@ def ensure_engine(
             replace_file(timing, measured)
     engine = _load_engine(request)
     if not engine:
-        raise BuildError("TensorRT built an engine and cannot read it back: is the GPU in order?")
+        raise BuildError(
+            "TensorRT built an engine, but cannot load it again: check that the GPU works"
+        )
     return engine, True
 
 
@@ -162,7 +164,9 @@ def _load_engine(request: EngineRequest) -> LoadedEngine | None:
     runtime = trt.Runtime(logger())
     engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
     if engine is None:
-        log.warning("%s: TensorRT refuses it and must build it again", cache.path(key))
+        log.warning(
+            "TensorRT refuses the engine %s, so the engine must be built again", cache.path(key)
+        )
         cache.discard(key)
         return None
     return LoadedEngine(engine, request, cache.path(key), runtime)
@@ -182,7 +186,8 @@ def build(
     profiles, messages = request.profiles, logger()
     builder = trt.Builder(messages)
     network = builder.create_network(network_flags())
-    parser = trt.OnnxParser(network, messages)  # it owns the weights, so it must outlive the build
+    # the parser owns the weights, so it must exist until the build ends
+    parser = trt.OnnxParser(network, messages)
     _parse(request, parser, profiles)
     config = builder.create_builder_config()
     if request.artifact.manifest.precision == "fp16" and not is_strongly_typed():
@@ -193,10 +198,13 @@ def build(
             shapes = (each.minimum[name], each.optimum[name], each.maximum[name])
             profile.set_shape(name, *(trt.Dims(list(shape)) for shape in shapes))
         if config.add_optimization_profile(profile) < 0:
-            raise BuildError(f"TensorRT refuses the profile {each.name}: its log says why (-v)")
+            raise BuildError(
+                f"TensorRT refuses the profile {each.name}: run the command with "
+                "-v and see TensorRT's log for the reason"
+            )
     timings = config.create_timing_cache(earlier_timings)
     if timings is None or not config.set_timing_cache(timings, ignore_mismatch=False):
-        # the earlier timings are damaged, or another driver's
+        # the earlier timings are damaged, or of another driver
         timings = config.create_timing_cache(b"")
         config.set_timing_cache(timings, ignore_mismatch=False)
     if hasattr(trt, "IProgressMonitor"):
@@ -206,18 +214,21 @@ def build(
         progress("building the engine", 0, None)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise BuildError("TensorRT built no engine: its log says why (pilotfish -v …)")
+        raise BuildError(
+            "TensorRT built no engine: run the command with -v (pilotfish -v …) "
+            "and see TensorRT's log for the reason"
+        )
     return bytes(plan), bytes(timings.serialize())
 
 
 def _parse(request: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -> None:
     """Read the graph into the network, with a fixed capacity if required."""
     check_dialect(request.artifact.manifest, parser)
-    with reading_file(lambda problem: BuildError(f"the path does not suit TensorRT: {problem}")):
+    with reading_file(lambda problem: BuildError(f"TensorRT cannot open this path: {problem}")):
         path = utf8_path(request.artifact.graph_path)
     if len(profiles.capacities) == 1 and request.artifact.manifest.dialect == "opset24":
         model = fix_size(request.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
-        read = parser.parse(model, path)  # the path locates the weights
+        read = parser.parse(model, path)  # the path is needed to find the weights
     else:
         read = parser.parse_from_file(path)
     if not read:
@@ -279,7 +290,10 @@ def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tu
 def check_engine_exists(artifact: Artifact) -> None:
     """Raise ProviderError if no engine of the artifact is cached; this needs no GPU."""
     if not EngineCache().knows(artifact.manifest.digest):
-        raise ProviderError(f"no engine is built here: pilotfish export engine {artifact.path}")
+        raise ProviderError(
+            f"no engine of this artifact was built on this machine: run "
+            f"pilotfish export engine {artifact.path}"
+        )
 
 
 def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> LoadedEngine:
@@ -293,8 +307,8 @@ def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> Lo
         return engine
     if not may_build:
         raise ProviderError(
-            f"no engine is built here for {request.slots} slots of {request.context} tokens: "
-            f"pilotfish export engine {request.artifact.path}"
+            f"no engine for {request.slots} slots of {request.context} tokens was built on "
+            f"this machine: run pilotfish export engine {request.artifact.path}"
         )
     log.warning("building a TensorRT engine of %s: this takes minutes, once", request.artifact.path)
     return ensure_engine(request)[0]

@@ -94,13 +94,13 @@ class EngineCache:
         header, plan = _read_engine_file(path, whole=True)
         fault = None
         if header is None:
-            fault = "is no engine file"
+            fault = "is not an engine file"
         elif header.key != key:
-            fault = "was built for something else"
+            fault = "was built for another model, GPU, TensorRT version or size"
         elif len(plan) != header.size or hashlib.sha256(plan).hexdigest() != header.sha256:
             fault = "is truncated or damaged"
         if fault:
-            log.warning("%s %s: it is not used", path, fault)
+            log.warning("the cached engine %s %s, so it is not used", path, fault)
             return None
         return plan
 
@@ -133,7 +133,7 @@ class EngineCache:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.warning("another process builds this engine: waiting for it")
+                log.warning("another process is building this engine: waiting until it ends")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

@@ -20,7 +20,7 @@ def fix_size(model: bytes, name: str, value: int) -> bytes:
     """Return the model with every size called `name` in its inputs and outputs set to `value`.
 
     Raises:
-        ValueError: if these bytes are no protobuf message.
+        ValueError: if these bytes are not a protobuf message.
     """
     return _rewrite(memoryview(model), DIMENSION_PATH, name.encode(), value)
 
@@ -55,7 +55,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int, memoryview, memoryv
         elif kind in {FIXED64, FIXED32}:
             index += 8 if kind == FIXED64 else 4
         else:
-            raise ValueError("this is no ONNX file")
+            raise ValueError("this is not an ONNX file")
         if index > len(message):
             raise ValueError("this ONNX file is truncated")
         yield tag >> 3, kind, message[start:index], message[begin:index]

@@ -105,7 +105,10 @@ def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
     for name, ours in names.items():
         if hasattr(trt.DataType, name) and dtype == getattr(trt.DataType, name):
             return np.dtype(ours)
-    raise ProviderError(f"the engine has an input or output of type {dtype}, which no graph has")
+    raise ProviderError(
+        f"the engine has an input or output of type {dtype}, which none of our "
+        "graphs has: build it again"
+    )
 
 
 def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
@@ -115,9 +118,11 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
         BuildError: if not; the message names the dialect to export instead.
     """
     if manifest.states is not None:
-        raise BuildError(f"{manifest.model} has recurrent states, which only the CPU runs so far")
+        raise BuildError(
+            f"{manifest.model} has recurrent states, which only the CPU supports so far"
+        )
     if manifest.dialect == LLAMACPP:
-        problem = "a GGUF file is no graph that TensorRT reads"
+        problem = "TensorRT cannot read a GGUF file"
     elif manifest.dialect == GENAI:
         problem = "TensorRT knows no operator of ONNX Runtime GenAI's graphs"
     elif manifest.dialect == "contrib":
@@ -125,7 +130,10 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
     elif manifest.dialect == "opset24" and not all(
         parser.supports_operator(name) for name in OPSET24_OPERATORS
     ):
-        problem = f"TensorRT {tensorrt_version()} does not know the dialect opset24 (10.15 does)"
+        problem = (
+            f"TensorRT {tensorrt_version()} does not support the dialect opset24, which "
+            "needs 10.15 or later"
+        )
     else:
         return
     precision = manifest.precision if manifest.precision in {"fp32", "fp16"} else "fp16"

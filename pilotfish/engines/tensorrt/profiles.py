@@ -48,7 +48,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The two profiles of an engine; the capacity has one value if the dialect requires that."""
+    """The two profiles of an engine; the capacity is constant if the dialect requires that."""
 
     decode: Profile
     prefill: Profile
@@ -65,7 +65,8 @@ class Profiles:
         `fixed`: whether the capacity is static (`engines.tensorrt.fixing`).
         """
         narrow, widest = min(NARROW, context), min(CHUNK, context)
-        # In a shared run, a slot is padded to the widest pass, beyond its context.
+        # In a shared run, each slot is padded to the widest pass, which may end beyond the slot's
+        # context.
         cells = context + (narrow if slots > 1 else 0)
         last = -(-cells // ALIGNMENT) * ALIGNMENT
         capacities = [last] if fixed else doubling_capacities(min(FIRST_CAPACITY, last), last)

@@ -1,4 +1,7 @@
-"""The architectures by `model_type` in config.json. To add one, add an entry to a table."""
+"""The architectures by `model_type` in config.json.
+
+To add one, add an entry to a module's table.
+"""
 
 from __future__ import annotations
 

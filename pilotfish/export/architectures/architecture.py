@@ -1,4 +1,4 @@
-"""An entry of the table of architectures: how a class of checkpoints differs from Llama.
+"""The type of an architecture: how a class of checkpoints differs from Llama.
 
 Keys are named as in Llama's config.json; `key_names` maps them to the class's names. `keys` lists
 all keys that the class has; a configuration with any other key is refused.
@@ -32,9 +32,9 @@ class Names:
     Attributes:
         body: name of the module that contains everything except the head; weight names may omit it.
         stack: name of the list of layers within the body.
-        outer: module outside the layers → ours. All but the head are in the body.
+        outer: module outside the layers → ours. All these modules except the head are in the body.
         modules: module of a layer → ours; * stands for an expert's number.
-        tensors: tensor of a layer → ours, if more than its module's name differs.
+        tensors: tensor of a layer → ours, if the name differs in more than the module.
         fused: fused module → our modules, in the order in which it concatenates their rows.
         by_head: whether the rows of fused modules are grouped by head. q, k and v are grouped by
         key head (its queries, its k, its v), q and gate by query head, the parts of linear
@@ -94,7 +94,7 @@ class Gguf:
         name: value of `general.architecture`.
         when: key that only this class has, among the classes with this `name`; None = the class
         that has none of these keys.
-        keys: GGUF's key → Llama's, where this class differs from the others.
+        keys: GGUF's key → Llama's key, where this class differs from other classes.
         derive: function that computes values of further keys from the values of Llama's keys.
         tensors: Llama's boolean key → our name of a weight; the key is true if layer 0 has that
         weight.
@@ -137,7 +137,8 @@ class Architecture:
         shares_kv: whether the last layers may read the keys and values of earlier layers
             (`num_kv_shared_layers`).
         global_heads: whether layers without a window have another number and width of heads.
-        score_scale: factor of q · k; None = a key or the heads' width determines it.
+        score_scale: factor by which q · k is multiplied; None = a key or the heads' width
+            determines it.
         unrotated: layers without rotation: none; all; by no_rope_layers ("listed"); or, in models
         with windows, the layers without a window ("full").
         states: name in layer_types of a layer other than attention → `Layer.kind`.
@@ -145,13 +146,13 @@ class Architecture:
         with_experts: entry that replaces this one if the number of experts is not 0.
         rope_by_type: whether rotary parameters are stated per type of layer. If so, `rope_scaling`
         applies only to layers without a window.
-        must_state: keys that a file must state, because their defaults are another architecture's.
+        must_state: keys that a file must state, because another architecture has their defaults.
         not_null: keys that a file may omit, but not set to null.
         activations: name of an activation that has another meaning in this class → its meaning.
         rotations: supported kinds of rotary scaling; None = all.
         rope_states: keys that a table of rotary parameters must have.
-        rope_default: rotary parameters of a file that states none; with `rope_by_type`, a table per
-        type. None = no scaling.
+        rope_default: rotary parameters for a file that states none; with `rope_by_type`, one table
+            per type. None = no scaling.
         mixture: properties of the mixtures of experts; None if there are none.
         grown_queries: whether queries are multiplied by a factor that grows with the position
         (Ministral 3).

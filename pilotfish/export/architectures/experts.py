@@ -25,7 +25,7 @@ from pilotfish.export.model_config import Form
 
 NORMED = Mixture(normed=True)
 TRAINING = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
-# Keys without effect; the last two have none because use_sliding_window must be false.
+# Keys without effect. The last two keys have none because use_sliding_window must be false.
 UNSWITCHED = TRAINING | {"sliding_window", "max_window_layers"}
 GATE = {"mlp.gate": "mlp.router"}
 PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -33,7 +33,7 @@ EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
 
 
 def _expert_counts(count: int, chosen: int) -> Mapping[str, Any]:
-    """Return the numbers of experts in all and per token, as configuration keys with defaults."""
+    """Return the number of experts and the number per token, as keys of a configuration."""
     return {"num_experts": count, "num_experts_per_tok": chosen}
 
 

@@ -1,4 +1,4 @@
-"""Gemma 1 to 4: all scale the embeddings; Gemma 2 to 4 have norms before and after each part.
+"""Gemma 1 to 4. All scale the embeddings; Gemma 2 to 4 have norms before and after each part.
 
 In Gemma 1 to 3, norms multiply by 1 + weight. Gemma 3n and 4 add per-layer embeddings, norms of
 values, and layers that read the keys and values of earlier layers. Gemma 3n has parallel residual
@@ -32,7 +32,7 @@ FOUR = ("input_layernorm", "attention_out_norm", "post_attention_layernorm", "ml
 
 
 def _derive_score_scale(largest: int) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Return a rule for the score scale; like llama.cpp, it recognises 27B by its layer count."""
+    """Return a rule for the score scale; as in llama.cpp, it recognises 27B by the layer count."""
 
     def derive(values: Mapping[str, Any]) -> Mapping[str, Any]:
         of_heads = values["hidden_size"] // values["num_attention_heads"]
@@ -53,7 +53,7 @@ GEMMA = Architecture(
         "attention_bias": False,
     },
     biases={"attention_bias": ATTENTION},
-    activations={"gelu": "gelu_tanh"},  # the first Gemma files say gelu and mean gelu_tanh
+    activations={"gelu": "gelu_tanh"},  # the first Gemma files state gelu, but mean gelu_tanh
     neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
     echoes={"hidden_activation": "hidden_act"},
     embed_root=True,

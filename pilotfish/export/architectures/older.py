@@ -1,4 +1,4 @@
-"""The classes older than Llama, which name modules and keys otherwise: GPT-2, NeoX, Falcon, OPT."""
+"""The classes older than Llama, with other names of modules and keys: GPT-2, NeoX, Falcon, OPT."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _falcon(stated: Stated) -> Mapping[str, Any]:
     new, parallel = stated("new_decoder_architecture"), stated("parallel_attn")
     norms = stated("num_ln_in_parallel_attn") or (2 if new else 1)
     if (new and not parallel) or norms not in {1, 2}:
-        raise ValueError("new_decoder_architecture goes with parallel_attn and one norm or two")
+        raise ValueError(
+            "new_decoder_architecture requires parallel_attn, and one norm or two norms"
+        )
     return {"parallel": parallel, "norms": BOTH[: norms if parallel else 2]}
 
 

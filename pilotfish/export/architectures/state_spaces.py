@@ -39,7 +39,7 @@ INITIAL = frozenset({
     "chunk_size", "expand", "residual_in_fp32", "time_step_floor",
     "time_step_max", "time_step_min", "time_step_rank",
 })  # fmt: skip
-# A key for initialisation, too; but if it is true, transformers also changes loaded weights.
+# This key is for initialisation, too, but if it is true, transformers also changes loaded weights.
 UNSCALED = {"rescale_prenorm_residual": (False,)}
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"
@@ -57,7 +57,7 @@ FED = Names(
 
 GRANITE_HYBRID = replace(
     GRANITE,
-    models="Granite 4 (those without Mamba read trees and are cut into stages, too)",
+    models="Granite 4 (models without Mamba also read trees and can be cut into stages)",
     gguf=None,
     keys={
         **{key: value for key, value in GRANITE.keys.items() if key != "mlp_bias"},

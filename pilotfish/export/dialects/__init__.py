@@ -1,4 +1,7 @@
-"""Dialects: sets of operators that a runtime supports; to add one, add a file, and a line here."""
+"""Dialects: sets of operators that a runtime supports.
+
+To add a dialect, add a file and a line here.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,10 @@ class AttentionInputs(Operators):
         return names[0], names[1]
 
     def query_growth(self) -> str | None:
-        """Look up the factor of each token's query, [T]; None if the model has no such factors."""
+        """Look up the factors by which the tokens' queries are multiplied, [T].
+
+        None without factors.
+        """
         if self.config.query_growth is None:
             return None
         if not self.graph.has("query_growth"):

@@ -44,8 +44,9 @@ class Contrib(FusedExperts):
     ) -> None:
         if config.head_dim % HEAD_STEP and len(config.recurrent) < config.layers:
             raise ExportError(
-                f"{config.name} has heads of {config.head_dim} channels, and {self.name}'s "
-                f"attention needs a multiple of {HEAD_STEP}: choose --dialect opset24"
+                f"{config.name} has heads of {config.head_dim} channels, but the attention of "
+                f"the dialect {self.name} needs a multiple of {HEAD_STEP}: choose --dialect "
+                "opset24"
             )
         super().__init__(graph, config, source, precision)
         self._sum = ""
@@ -157,7 +158,7 @@ class Contrib(FusedExperts):
         return [self.reshape(part, [1, -1, width]) for part, width in parts]
 
     def _rotates_before(self, rope: Rope) -> bool:
-        """Whether q and k need rotation before the operator, for its limits or for a later norm."""
+        """Whether to rotate q and k before the operator, due to its limits or a later norm."""
         return self.config.form.qk_norm_late or len(rope.frequencies) % PAIRS_AT_ONCE != 0
 
     def _prepare_values(self, v: str, heads: AttentionHeads) -> str:

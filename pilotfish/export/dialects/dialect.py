@@ -102,7 +102,7 @@ class Dialect(AttentionInputs):
 
         `names` are modules with `name.weight` [N, K] and, according to `config.form`, `name.bias`
         [N]. If some modules have a bias, the others get zeros. The weights are quantised only if
-        `rounded`.
+        `rounded` is true.
         """
         stored = [self.blocks(f"{name}.weight") for name in names]
         weights = [
@@ -129,7 +129,7 @@ class Dialect(AttentionInputs):
     def blocks(self, name: str) -> Quantized | None:
         """Read a weight's stored blocks.
 
-        None if it has none, or if the precision is not "stored".
+        None if the weight has no blocks, or if the precision is not "stored".
         """
         return self._source.quantized(name) if self.keeps_blocks else None
 

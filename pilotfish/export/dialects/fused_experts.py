@@ -53,7 +53,8 @@ class FusedExperts(GroupedExperts):
         attributes: dict[str, Any] = {}
         if self.bits is not None:
             attributes = {"expert_weight_bits": self.bits, "block_size": BLOCK}
-        if self.bits == 4:  # with 8 bits, the kernel rounds activations anyway
+        # needed only for 4 bits: with 8 bits, the kernel rounds activations anyway
+        if self.bits == 4:
             attributes["accuracy_level"] = INT8_ACTIVATIONS
         if experts.limit is not None:
             attributes["swiglu_limit"] = experts.limit

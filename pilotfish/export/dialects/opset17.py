@@ -1,8 +1,8 @@
-"""ONNX opset 17: primitives only, for ONNX Runtime ≤ 1.24 (Python 3.10) and TensorRT 8.6–10.14.
+"""ONNX opset 17: primitive operators for ONNX Runtime ≤ 1.24 (Python 3.10) and TensorRT 8.6–10.14.
 
-The graph computes the same as opset24's, in operators that TensorRT's parser knows. ScatterND
-writes the cache; layers with equal numbers of key heads share an index tensor. No value has more
-than four dimensions.
+The graph computes the same as a graph of opset24, with operators that TensorRT's parser knows.
+ScatterND writes the cache; layers with equal numbers of key heads share an index tensor. No value
+has more than four dimensions.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Opset17(PaddedAttention):
             return update_state_by_pairs(self, dims, rows, missing, states)
         kind = "linear attention" if dims.space is None else "selective state space"
         raise ExportError(
-            f"opset17 has no {kind}: choose --dialect opset24 or contrib, for ONNX Runtime 1.31"
+            f"the dialect opset17 cannot express a {kind}: choose --dialect opset24 or "
+            "contrib, and run it with ONNX Runtime 1.31"
         )
 
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
@@ -145,4 +146,4 @@ class Opset17(PaddedAttention):
         Raises:
             ExportError: always; `precisions` prevents the call.
         """
-        raise ExportError(f"{name}: opset17 has no blocked int{weight.bits}")
+        raise ExportError(f"{name}: the dialect opset17 cannot express int{weight.bits} blocks")

@@ -3,7 +3,7 @@
 Packed tokens [T] are gathered to [B, S]: `unpack` [b, s] is the index of the token at offset s of
 slot b; for padding it is the index of any token. Each slot writes S cells to the cache at
 write_indices[b], the mask defines which cells a token sees, and `pack` [T] selects the tokens'
-outputs from the B · S outputs. The cells of padding lie after the slot's end: they are never read,
+outputs from the B · S outputs. The cells of padding are after the slot's end. They are never read,
 and the next pass overwrites them. Attention is written in primitive operators. The queries that
 share a key head are stacked, so that keys are read once; at 1,500 tokens this is a third faster on
 the CPU than opset 24's operator.
@@ -126,7 +126,7 @@ class PaddedAttention(GroupedExperts):
 
     @cached_property
     def _query_factors(self) -> str:
-        """Return the factor of each token's queries, [B, 1, S, 1]."""
+        """Return the factor by which each token's queries are multiplied, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
         return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
 

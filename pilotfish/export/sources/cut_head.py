@@ -32,8 +32,8 @@ class CutHead:
         config = whole.config
         if not 0 < len(tokens) < whole.vocab_size:
             raise ExportError(
-                f"{config.name} has {whole.vocab_size} tokens: a head can be cut to fewer, and to "
-                f"at least one, not to {len(tokens)}"
+                f"{config.name} has {whole.vocab_size} tokens: its head can be cut to 1 or "
+                f"more tokens, but fewer than that, not to {len(tokens)}"
             )
         if tokens[0] < 0 or tokens[-1] >= whole.vocab_size or (np.diff(tokens) <= 0).any():
             raise ExportError("the tokens of a cut head must ascend within the vocabulary")
@@ -59,7 +59,7 @@ class CutHead:
         return [*(name for name in self._whole.names() if name != HEAD), HEAD]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read a weight; of the head, only the rows of the kept tokens."""
+        """Read a weight. Of the head, read only the rows of the kept tokens."""
         weight = self._whole.tensor(self._head if name == HEAD else name)
         return weight[self._tokens] if name in {HEAD, HEAD_BIAS} else weight
 
@@ -75,7 +75,7 @@ class CutHead:
         return self._whole.blocks()
 
     def quantized(self, name: str) -> Quantized | None:
-        """Read a weight's blocks; of the head, only the rows of the kept tokens."""
+        """Read a weight's blocks. Of the head, read only the rows of the kept tokens."""
         if name != HEAD:
             return self._whole.quantized(name)
         blocks = self._whole.quantized(self._head)

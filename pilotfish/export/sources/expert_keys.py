@@ -49,7 +49,9 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
         return [True] * layers
     step, plain = keys.count("decoder_sparse_step"), keys.fields.items("mlp_only_layers") or []
     if any(not isinstance(layer, int) or isinstance(layer, bool) for layer in plain):
-        raise keys.fields.error(f"mlp_only_layers is {plain!r}, and must be a list of layers")
+        raise keys.fields.error(
+            f"mlp_only_layers is {plain!r}, but must be a list of layer numbers"
+        )
     return [i not in plain and (i + 1) % step == 0 for i in range(layers)]
 
 

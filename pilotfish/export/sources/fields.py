@@ -1,8 +1,8 @@
 """Typed access to a configuration, with a record of the keys that were read.
 
 In: a JSON object, or the metadata of a GGUF file's architecture. A model with an unread key is
-refused, unless the key is known to have no effect: a model with a key that we do not implement
-would run, but compute something else.
+    refused, unless the key is known to have no effect. Otherwise, a model with a key that we do not
+    implement would run, but compute something else.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pilotfish.export.export_errors import ExportError
 T = TypeVar("T", int, float, bool, str)
 MAX_COUNT = 2**31 - 1
 MAX_FLOAT = 2**1023
-MOST_NAMED = 20  # keys listed in one error
-MAX_SHOWN = 200  # characters of a value in an error
+MOST_NAMED = 20  # maximum number of keys listed in one error
+MAX_SHOWN = 200  # maximum characters of a value in an error
 
 
 class Fields:
@@ -50,7 +50,7 @@ class Fields:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
-                f"{self.prefix}{key} is {format_value(value)}, and must be of type {kind.__name__}"
+                f"{self.prefix}{key} is {format_value(value)}, but must be of type {kind.__name__}"
             )
         return value
 
@@ -62,14 +62,14 @@ class Fields:
         """Return a count of at least one; see `get`."""
         value = self.get(key, int, default, null=null)
         if not 1 <= value <= MAX_COUNT:
-            raise self.error(f"{self.prefix}{key} is {value}, and must be a count")
+            raise self.error(f"{self.prefix}{key} is {value}, but must be a count of 1 or more")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         """Return a number above zero; see `get`."""
         value = self.get(key, float, default)
         if not value > 0:
-            raise self.error(f"{self.prefix}{key} is {value}, and must be above 0")
+            raise self.error(f"{self.prefix}{key} is {value}, but must be above 0")
         return value
 
     def items(self, key: str) -> list[Any] | None:
@@ -77,7 +77,7 @@ class Fields:
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            raise self.error(f"{self.prefix}{key} is {format_value(value)}, and must be a list")
+            raise self.error(f"{self.prefix}{key} is {format_value(value)}, but must be a list")
         return value
 
     def table(self, key: str) -> Fields:
@@ -88,7 +88,7 @@ class Fields:
         self._read.add(key)
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.error(f"{self.prefix}{key} is {format_value(value)}, and must be an object")
+            raise self.error(f"{self.prefix}{key} is {format_value(value)}, but must be an object")
         if key not in self._tables:
             self._tables[key] = Fields(value or {}, self.where, f"{self.prefix}{key}.")
         return self._tables[key]
@@ -118,7 +118,8 @@ class Fields:
         for name in ignored:
             if name not in unread:
                 raise self.error(
-                    f"{name} cannot be ignored: it is absent, or the model depends on it"
+                    f"the key {name} cannot be ignored: the file lacks it, or the model "
+                    "depends on it"
                 )
         unknown = []
         for name, value in unread.items():
@@ -127,16 +128,16 @@ class Fields:
             if name in neutral:
                 accepted = " or ".join(map(repr, neutral[name]))
                 raise self.error(
-                    f"{name} is {format_value(value)}, and only {accepted} is supported"
+                    f"{name} is {format_value(value)}, but only {accepted} is supported"
                 )
             unknown.append(name)
         if unknown:
             some = [format_value(name, quoted=False) for name in unknown[:MOST_NAMED]]
             more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
             raise self.error(
-                f"{', '.join(some)}{more}: unknown, so the exported model might compute something "
-                "else. If it has no effect on the text, ignore it by --ignore-key "
-                + " --ignore-key ".join(some)
+                f"unknown keys: {', '.join(some)}{more}. The exported model might compute "
+                "something else. If the keys have no effect on the text, ignore them by "
+                "--ignore-key " + " --ignore-key ".join(some)
             )
 
     def error(self, problem: str) -> ExportError:

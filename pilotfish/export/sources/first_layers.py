@@ -33,7 +33,7 @@ class FirstLayers:
         config = whole.config
         if not 1 <= layers < config.layers:
             raise ExportError(
-                f"{config.name} has {config.layers} layers: from 1 to {config.layers - 1} of them "
+                f"{config.name} has {config.layers} layers: 1 to {config.layers - 1} layers "
                 f"can be kept, not {layers}"
             )
         self._whole = whole

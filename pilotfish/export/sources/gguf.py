@@ -81,8 +81,8 @@ class GgufSource:
         self.vocab_size = vocabulary.size
         if self.vocab_size > self.config.vocab_size:
             raise ExportError(
-                f"{path}: the tokenizer has {self.vocab_size} tokens, token_embd.weight only "
-                f"{self.config.vocab_size}"
+                f"{path}: the tokenizer has {self.vocab_size} tokens, but token_embd.weight "
+                f"has only {self.config.vocab_size} rows"
             )
         self.bos_id = vocabulary.bos_id
         self.eos_ids = vocabulary.eos_ids
@@ -133,9 +133,10 @@ class GgufSource:
         kinds = self._file.kinds() - FLOATS
         if unsupported := sorted(kinds - FORMATS.keys()):
             raise ExportError(
-                f"{self._file.path} has tensors of type {', '.join(unsupported)}, and only "
-                f"{', '.join(FORMATS)} can be kept: use --precision int8, which dequantises them "
-                "first, or --dialect llamacpp, which runs the file itself"
+                f"{self._file.path} has tensors of type {', '.join(unsupported)}, but only "
+                f"{', '.join(FORMATS)} can be kept: use --precision int8, which dequantises "
+                "the tensors first, or --dialect llamacpp, with which llama.cpp runs the file "
+                "unchanged"
             )
         return sorted(kinds)
 

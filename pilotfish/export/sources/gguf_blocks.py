@@ -34,7 +34,7 @@ class _BlockValues(NamedTuple):
     minima: Floats | None = None
 
     def by_row(self, rows: int) -> _BlockValues:
-        """Reshape to one row of the tensor per entry, u8 [rows, …] and f32 [rows, …]."""
+        """Reshape so that the first axis has the tensor's rows: u8 [rows, …] and f32 [rows, …]."""
         minima = None if self.minima is None else self.minima.reshape(rows, -1)
         return _BlockValues(self.codes.reshape(rows, -1), self.scales.reshape(rows, -1), minima)
 
@@ -42,8 +42,8 @@ class _BlockValues(NamedTuple):
 class BlockFormat(NamedTuple):
     """Conversion of a GGUF block type.
 
-    `middle` is the code that becomes 2^(bits−1). Without minima it is the code of weight 0. A
-    middle code keeps the factors small in kernels that round activations.
+    `middle` is the code that becomes 2^(bits−1). Without minima it is the code of weight 0. A code
+    in the middle of the range keeps the factors small in kernels that round activations.
     """
 
     bits: int

@@ -63,10 +63,12 @@ def find_class(file: GgufFile) -> tuple[str, Gguf]:
         every = ", ".join(dict.fromkeys(variant.name for _, variant in known))
         raise ExportError(
             f"{path}: GGUF's architecture {name!r} cannot be exported as a graph, only {every}: "
-            "use --dialect llamacpp, which runs any, or the original weights"
+            "use --dialect llamacpp, which supports any architecture, or the original weights"
         )
     if metadata.get("split.count", 1) not in (0, 1):
-        raise ExportError(f"{path} is one part of several: merge them with llama-gguf-split")
+        raise ExportError(
+            f"{path} is one of several parts of a model: merge the parts with llama-gguf-split"
+        )
     special = [each for each in candidates if metadata.get(f"{name}.{each[1].when}")]
     unconditional = [each for each in candidates if each[1].when is None]
     return (special or unconditional or candidates)[0]
@@ -87,7 +89,8 @@ def read_metadata(
         ignored: unknown keys to ignore.
 
     Raises:
-        ExportError: if something is missing, damaged, not supported or unknown; the text names it.
+        ExportError: if something is missing, damaged, not supported or unknown; the message names
+            the key or tensor.
     """
     return _Translation(file, model_type, weights).read(ignored)
 
@@ -145,7 +148,8 @@ class _Translation:
         fields = self._fields
         if EMBEDDING not in self._weights:
             raise ExportError(
-                f"{fields.where} has no token_embd.weight: is it a vocabulary without a model?"
+                f"{fields.where} has no token_embd.weight: it seems to contain a vocabulary "
+                "without a model"
             )
         for key in ("block_count", "feed_forward_length", "context_length"):
             fields.count(key)
@@ -186,7 +190,7 @@ class _Translation:
             )
             if hidden % heads:
                 raise fields.error(
-                    f"{key} {hidden} is not {heads} heads ({heads_key}) of equal width"
+                    f"{key} {hidden} is not a multiple of the {heads} heads ({heads_key})"
                 )
             self._file_keys["head_dim"] = (
                 f"{fields.prefix}attention.key_length = {key} / {heads_key} ="
@@ -220,11 +224,12 @@ class _Translation:
                 stated, defaults[meaning], rel_tol=1e-6
             ):
                 raise self._fields.error(
-                    f"{self._full_key(key)} is {stated!r}, and this class has {defaults[meaning]!r}"
+                    f"{self._full_key(key)} is {stated!r}, but for this class it must be "
+                    f"{defaults[meaning]!r}"
                 )
 
     def _has_key(self, key: str) -> bool:
-        """Whether the class has the key, one of Llama's."""
+        """Whether the class has this one of Llama's keys."""
         if key == "sliding_window" and self._architecture.windows == "switched":
             return False  # llama.cpp does not implement Qwen's windows
         return key in self._architecture.keys and self._architecture.key_names.get(key, key) != ""
@@ -244,7 +249,8 @@ class _Translation:
             return
         theta = self._values["rope_theta"]
         if self._values.get("sliding_window") is None:
-            self._values.pop("rope_local_base_freq", None)  # it applies only to layers with windows
+            # removed, since it applies only to layers with windows
+            self._values.pop("rope_local_base_freq", None)
         if not self._has_key("rope_local_base_freq"):
             local = fields.get("rope.freq_base_swa", float, theta) or theta
             if local != theta:
@@ -282,7 +288,7 @@ class _Translation:
         stated = fields.values.get(key)
         if self._values.get("sliding_window") is None or stated is None:
             if self._architecture.windows != "none":
-                fields.mark_read(key)  # no effect without a window
+                fields.mark_read(key)  # the key has no effect without a window
             return
         if isinstance(stated, list) and self._has_key("layer_types"):
             fields.mark_read(key)

@@ -57,7 +57,7 @@ class TensorInfo(NamedTuple):
 
     shape: tuple[int, ...]
     kind: int  # a GGMLQuantizationType
-    start: int  # bytes from the start of the file
+    start: int  # offset from the start of the file, bytes
     size: int  # bytes
 
 
@@ -161,7 +161,7 @@ class _Cursor:
     def scalar(self, code: str) -> int | float | bool:
         [value] = struct.unpack_from("<" + code, self.data, self.offset)
         self.offset += struct.calcsize("<" + code)
-        return value  # type: ignore[no-any-return]  # the code decides the type
+        return value  # type: ignore[no-any-return]  # the format code decides the type of the value
 
     def integer(self, code: str) -> int:
         return int(self.scalar(code))
@@ -178,7 +178,7 @@ class _Cursor:
         if kind != ARRAY:
             return self.element(kind)
         kind, count = self.integer("I"), self.integer("Q")
-        if count > len(self.data) - self.offset:  # an element takes at least a byte
+        if count > len(self.data) - self.offset:  # an element has at least one byte
             raise ValueError("an array extends past the end")
         if code := SCALARS.get(kind):
             values = struct.unpack_from(f"<{count}{code}", self.data, self.offset)
@@ -221,7 +221,7 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Value], dict[str, TensorInf
     for name, info in tensors.items():
         tensors[name] = info._replace(start=base + info.start)
         if base + info.start + info.size > len(cursor.data):
-            raise ValueError(f"the file ends within {name}: the download is incomplete")
+            raise ValueError(f"the file ends within the tensor {name}: the download is incomplete")
     return metadata, tensors
 
 

@@ -69,7 +69,7 @@ def gguf_names(variant: Gguf, *, experts: bool) -> Names:
 
 # --- keys ----------------------------------------------------------------------------------------
 
-# GGUF's key → Llama's, if the class has it.
+# GGUF's key → Llama's key; only keys that the class has are used.
 KEYS: Mapping[str, str] = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -100,10 +100,10 @@ OPTIONAL = frozenset({
     "attention.scale", "attention.sliding_window", "embedding_scale", "residual_scale",
     "logit_scale", "rope.freq_base_swa",
 })  # fmt: skip
-# Keys with an effect → the values without one, for classes that do not have the key.
+# Keys with an effect → their values that have no effect, for classes that do not have the key.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
-    "tensor_data_layout": ("Meta AI original pth",),  # the usual one
+    "tensor_data_layout": ("Meta AI original pth",),  # the usual layout
     "use_parallel_residual": (False,),
     "attention.clamp_kqv": (0.0,),
     "expert_count": (0,),
@@ -118,5 +118,5 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Llama's keys that every file states.
 NEEDED = frozenset({"num_experts", "num_experts_per_tok", "use_parallel_residual"})
-# Keys without effect: for other rotary scalings, or only displayed by llama.cpp.
+# Keys without effect: they belong to other rotary scalings, or llama.cpp only displays them.
 INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})

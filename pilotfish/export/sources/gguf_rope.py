@@ -33,12 +33,12 @@ YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
 def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[str, Any]:
-    """Translate the scaling; `truncate` is the class's YaRN parameter, None if it has none.
+    """Translate the scaling; `truncate` is the class's YaRN parameter, None if the class has none.
 
     Raises:
         ExportError: if the scaling is unknown, or a number is missing.
     """
-    kind = fields.get("rope.scaling.type", str, "linear")  # llama.cpp's default
+    kind = fields.get("rope.scaling.type", str, "linear")  # the default of llama.cpp
     if {SHORT, LONG} & file.tensors.keys():
         return _longrope(file, fields)
     if kind == "none":
@@ -81,7 +81,7 @@ def _yarn(fields: Fields, factor: float, truncate: bool | None) -> dict[str, Any
 
 
 def _longrope(file: GgufFile, fields: Fields) -> dict[str, Any]:
-    """Translate Phi 3's scaling: two tensors of divisors, and a factor of cos and sin."""
+    """Translate Phi 3's scaling: two tensors of divisors, and a factor for cos and sin."""
     key = "rope.scaling.original_context_length"
     for name in (SHORT, LONG):
         if name not in file.tensors:
@@ -100,16 +100,18 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
     """Return the rotated fraction of a head; None in a class that rotates whole heads.
 
     Raises:
-        ExportError: if more channels than the head has are rotated, or fewer, unless the class is
-        `partial`.
+        ExportError: if more channels are rotated than the head has; or, unless `partial` is true,
+            if fewer channels are rotated.
     """
     turning, key = fields.count("rope.dimension_count", width), "rope.dimension_count"
     if turning > width or turning % 2:
-        raise fields.error(f"{fields.prefix}{key} {turning} is no part of heads of width {width}")
+        raise fields.error(
+            f"{fields.prefix}{key} is {turning}, but must be even and at most {width}"
+        )
     if turning != width and not partial:
         raise fields.error(
-            f"{fields.prefix}{key} {turning}: this class does not rotate a part of the head, "
-            f"of width {width}"
+            f"{fields.prefix}{key} is {turning}, but this class rotates all {width} channels "
+            "of a head"
         )
     if not partial:
         return None
@@ -118,7 +120,7 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
 
 
 def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Divide all frequencies by the file's tensor, the converter's form of Llama 3's scaling.
+    """Divide all frequencies by the file's tensor, in which the converter stores Llama 3's scaling.
 
     Raises:
         ExportError: if the tensor does not fit the model.
@@ -142,5 +144,7 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
         )
 
     if all(layer.rope is None for layer in config.pattern):
-        raise ExportError(f"{file.path} has {DIVISORS}, but no layer is rotated")
+        raise ExportError(
+            f"{file.path} has the tensor {DIVISORS}, but no layer has a rotary embedding"
+        )
     return msgspec.structs.replace(config, pattern=tuple(map(divide, config.pattern)))

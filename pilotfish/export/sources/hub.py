@@ -32,8 +32,8 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
     config.json is fetched and checked first, so an unsupported model is not downloaded.
 
     Raises:
-        DownloadError: if the hub is unreachable, or does not have the model, or denies access to
-        it.
+        DownloadError: if the hub is unreachable, does not have the model, or denies access to the
+            model.
         ExportError: if the model is not supported.
     """
     match = HUB_ID.fullmatch(source)
@@ -65,11 +65,13 @@ def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[st
         )
     except GatedRepoError:
         raise DownloadError(
-            f"{source} is gated: accept its licence on the hub, then log in with `hf auth login`"
+            f"the model {source} is gated: accept its licence on the hub, then log in with `hf "
+            "auth login`"
         ) from None
     except RepositoryNotFoundError:
         raise DownloadError(
-            f"the hub has no {source}, or shows it to its members only (`hf auth login`)"
+            f"the hub has no model {source}, or shows it only to users who are logged in: run "
+            "`hf auth login`"
         ) from None
     except Exception as error:  # error classes of the HTTP client differ between versions
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -177,7 +177,9 @@ class DirectorySource:
                     aside[name.split(".")[0]] = None
                     continue
                 if name in stored:
-                    raise ExportError(f"{name} is in {stored[name].path} and in {file.path}")
+                    raise ExportError(
+                        f"the tensor {name} is in two files, {stored[name].path} and {file.path}"
+                    )
                 stored[name] = file
         self._left_out = list(aside)
         if not wrapped:
@@ -204,19 +206,20 @@ class DirectorySource:
         """Join the tensors of each quantised matrix."""
         if self._names.transposed:
             raise ExportError(
-                f"{self._path}: {self.config.model_type} stores its matrices transposed, which is "
-                f"not supported with quantisation ({packing.method}): give the original weights"
+                f"{self._path}: {self.config.model_type} stores its matrices transposed, which "
+                f"is not supported for quantised weights ({packing.method}): give the original "
+                "weights"
             )
         tensors = join_packed(packing, plain)
         packed = [each for each in tensors.values() if isinstance(each, PackedMatrix)]
         if not packed:
             raise ExportError(
                 f"{self._path}: quantization_config states {packing.method}, but no matrix is "
-                "quantised: remove it if these are the original weights"
+                "quantised: remove this section if these are the original weights"
             )
         if any(not each.in_blocks for each in packed):
             log.warning(
-                "%s: its weights are fp8, for which there is no kernel: they are dequantised",
+                "%s: the weights are fp8; they are dequantised, because there is no kernel for fp8",
                 self._location,
             )
         return tensors
@@ -240,16 +243,16 @@ class DirectorySource:
                 del origins[name]
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:
-        """Check that a stored tied head equals the embedding, since readers use either."""
+        """Check that a stored tied head equals the embedding, since programs read either."""
         head, embedding = self._tensors[origins[HEAD].stored[0]], origins.get(EMBEDDING)
         other = None if embedding is None else self._tensors[embedding.stored[0]]
         if not isinstance(head, PlainTensor):
             raise ExportError(f"{self._path}: {HEAD} is quantised, although the head is tied")
         if not isinstance(other, PlainTensor) or not head.holds_same(other):
             raise ExportError(
-                f"{self._path}: tie_word_embeddings says that the head is the embedding, but "
-                f"{head.file.path.name} holds another {HEAD}: set tie_word_embeddings to false if "
-                "that one is right, or remove it"
+                f"{self._path}: tie_word_embeddings states that the head is the embedding, but "
+                f"{head.file.path.name} has a different {HEAD}: set tie_word_embeddings to "
+                "false if that tensor is right, or remove the tensor"
             )
 
     def _check_shapes(self, settings: FileSettings) -> None:
@@ -277,7 +280,11 @@ class DirectorySource:
         text, beyond = drop_tokens_beyond(text, self.config.vocab_size, templates)
         if beyond:
             self._left_out = [*self._left_out, *beyond]
-            log.warning("%s has no embedding of %s: omitted", self._location, ", ".join(beyond))
+            log.warning(
+                "%s has no embedding of the tokens %s: they are left out",
+                self._location,
+                ", ".join(beyond),
+            )
         return text, files
 
     def _count_tokens(self) -> int:
@@ -288,8 +295,8 @@ class DirectorySource:
             raise ExportError(f"{self._path}: {error}") from None
         if size > self.config.vocab_size:
             raise ExportError(
-                f"{self._path}: the tokenizer has {size} tokens, the embedding only "
-                f"{self.config.vocab_size}"
+                f"{self._path}: the tokenizer has {size} tokens, but the embedding has only "
+                f"{self.config.vocab_size} rows"
             )
         return size
 
@@ -340,10 +347,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Read a directory's config.json, which must exist."""
     file = path / "config.json"
     if not os.path.lexists(file):
-        advice = "it is not a Hugging Face model"
+        advice = "this folder is not a Hugging Face model"
         if (path / GENAI_NAME).is_file():
-            advice = f"as a folder of ONNX Runtime GenAI it goes with --dialect {GENAI}"
-        raise ExportError(f"{path} holds no {file.name}: {advice}")
+            advice = f"this is a folder of ONNX Runtime GenAI: choose --dialect {GENAI}"
+        raise ExportError(f"{path} has no {file.name}: {advice}")
     return read_object(file)
 
 
@@ -352,8 +359,8 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
     whole = path / WHOLE
     if (path / ADAPTER).is_file():
         raise ExportError(
-            f"{path} holds {ADAPTER}: merge that adapter into the weights, or remove it if it is "
-            "not wanted"
+            f"{path} contains the adapter {ADAPTER}: merge the adapter into the weights, or "
+            "remove it if you do not want it"
         )
     if (path / INDEX).is_file():
         shards = read_object(path / INDEX).get("weight_map")
@@ -361,18 +368,18 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
             raise ExportError(f"{path / INDEX} has no weight_map")
         if whole.is_file() and WHOLE not in shards.values():
             raise ExportError(
-                f"{path} holds both {WHOLE} and {INDEX}, and readers differ in which they use: "
-                "remove the wrong one"
+                f"{path} has both {WHOLE} and {INDEX}, and other programs differ in which they "
+                "read: remove the wrong file"
             )
         return [SafetensorsFile(path / Path(name).name) for name in sorted(set(shards.values()))]
     paths = sorted(path.glob("*.safetensors"))
     if whole in paths or len(paths) == 1:
         return [SafetensorsFile(whole if whole in paths else paths[0])]
     if paths:
-        raise ExportError(f"{path} holds several safetensors files and no {INDEX}")
+        raise ExportError(f"{path} has several safetensors files, but no {INDEX}")
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         raise ExportError(
-            f"{path} holds pickled weights only, which can run code when they are read: "
-            "convert them to safetensors"
+            f"{path} has only pickled weights, which can run code when they are read: convert "
+            "the weights to safetensors"
         )
-    raise ExportError(f"{path} holds no safetensors")
+    raise ExportError(f"{path} has no safetensors file")

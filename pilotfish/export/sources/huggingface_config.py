@@ -69,11 +69,12 @@ class Description:
         for key in architecture.must_state:
             if fields.values.get(key) is None:
                 raise fields.error(
-                    f"{key} is missing, and its default belongs to another architecture"
+                    f"{key} is missing: this file must state it, because its default belongs "
+                    "to another architecture"
                 )
         for key in architecture.not_null:
             if fields.values.get(key, key) is None:
-                raise fields.error(f"{key} is null, and must be of type float")
+                raise fields.error(f"{key} is null, but must be of type float")
         keys = ClassKeys(fields, architecture)
         self.config = _read(keys, model_type, name)
         self.settings = FileSettings(_file_keys(keys, self.config), _switches(keys))
@@ -105,7 +106,10 @@ def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
     values = dict(fields.values)
     for other, key in also.items():
         if other in values and values.setdefault(key, values[other]) != values.pop(other):
-            raise fields.error(f"{other} and {key} are two names of one key, and differ")
+            raise fields.error(
+                f"{other} and {key} are two names of the same key, but have "
+                "different values: remove the wrong one"
+            )
     return values
 
 
@@ -130,7 +134,8 @@ def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
     architecture, hidden = keys.architecture, keys.count("hidden_size")
-    layers, heads, head_dim = count_layers(keys), 1, 1  # heads: defaults without attention
+    # the values of heads and head_dim are defaults for models without attention
+    layers, heads, head_dim = count_layers(keys), 1, 1
     if keys.has("num_attention_heads"):
         heads = keys.count("num_attention_heads")
         head_dim = _head_dim(keys, hidden, heads)
@@ -198,7 +203,7 @@ def _form(keys: ClassKeys) -> Form:
 def _kv_heads(keys: ClassKeys, heads: int) -> int:
     if not keys.has("num_key_value_heads"):
         return heads
-    if keys.has("multi_query"):  # Falcon: only its newer decoder uses the number
+    if keys.has("multi_query"):  # Falcon: only the newer decoder uses the number of key heads
         keys.raw("num_key_value_heads")
         shared = 1 if keys.flag("multi_query") else heads
         if not keys.flag("new_decoder_architecture"):
@@ -206,7 +211,7 @@ def _kv_heads(keys: ClassKeys, heads: int) -> int:
     kv_heads = keys.count("num_key_value_heads", null=heads)
     if heads % kv_heads:
         raise keys.fields.error(
-            f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}"
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
         )
     return kv_heads
 
@@ -216,7 +221,7 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
         width = keys.count("head_dim", null=hidden // heads)
     elif hidden % heads:
         raise keys.fields.error(
-            f"{keys.class_key('hidden_size')} {hidden} is no multiple of "
+            f"{keys.class_key('hidden_size')} {hidden} is not a multiple of "
             f"{keys.class_key('num_attention_heads')} {heads}"
         )
     else:
@@ -290,8 +295,8 @@ def _streams(keys: ClassKeys) -> Streams | None:
     )
     if not 0 <= streams.active < streams.count or streams.count < 2:
         raise keys.fields.error(
-            f"altup_active_idx {streams.active} must be from 0 to below altup_num_inputs, which is "
-            f"{streams.count} and must be at least 2"
+            f"altup_active_idx {streams.active} must be at least 0 and below altup_num_inputs, "
+            f"which is {streams.count} and must be at least 2"
         )
     return streams
 
@@ -303,7 +308,8 @@ def _activation(keys: ClassKeys) -> Activation:
     known = {**ACTIVATIONS, **keys.architecture.activations}
     if name not in known:
         raise keys.fields.error(
-            f"the activation {format_value(name)} is not supported; {', '.join(known)} are"
+            f"the activation {format_value(name)} is not supported; supported are "
+            f"{', '.join(known)}"
         )
     return known[name]
 

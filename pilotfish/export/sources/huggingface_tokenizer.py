@@ -82,7 +82,9 @@ def read_tokenizer(path: Path, ignored: Collection[str] = ()) -> tuple[str, list
             used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))
             return text, [path / name for name in used]
     forms = ", ".join(" and ".join(names) for names, _ in FORMS)
-    raise ExportError(f"{path} holds no tokenizer.json, nor another form of it ({forms})")
+    raise ExportError(
+        f"{path} has neither a tokenizer.json nor another form of a tokenizer ({forms})"
+    )
 
 
 def read_special_tokens(path: Path, text: str) -> dict[str, str]:
@@ -126,8 +128,9 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
         if any(token in template for template in templates):
             raise ExportError(
                 f"{path}: the chat template writes {token}, which tokenizer.json adds, but "
-                "added_tokens_decoder in tokenizer_config.json does not list, and readers differ "
-                "in which they use: let save_pretrained write the tokenizer again"
+                "added_tokens_decoder in tokenizer_config.json does not list, and other "
+                "programs differ in which file they use: let save_pretrained write the "
+                "tokenizer again"
             )
     written = {token: token for token in special} | named
     for name, token in written.items():
@@ -135,9 +138,9 @@ def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
         pattern = re.compile(rf"(?<!\w){word}(?!\w)" if name in named else word)
         if token and token not in known and any(map(pattern.search, templates)):
             raise ExportError(
-                f"{path}: the chat template writes {name}, and the tokenizer does not have the "
-                f"token {token!r}: add it to the model, or export it without chats by --ignore-key "
-                "chat_template"
+                f"{path}: the chat template writes {name}, but the tokenizer does not have "
+                f"this token, {token!r}: add the token to the model, or export the model "
+                "without chats by --ignore-key chat_template"
             )
 
 
@@ -155,7 +158,7 @@ def _unlisted_tokens(
     try:
         vocabulary = msgspec.convert(parsed, _Tables)
     except msgspec.ValidationError:
-        return set()  # a Unigram model, which no such class has, or damaged
+        return set()  # either a Unigram model, which no such class has, or a damaged file
     added = {token.content for token in vocabulary.added_tokens}
     vocabulary_tokens = {word for word in special if word in vocabulary.model.vocab}
     return added - vocabulary_tokens - set(map(content, listed.values()))
@@ -163,7 +166,9 @@ def _unlisted_tokens(
 
 def token_ids(text: str) -> dict[str, int]:
     """Return the ids of a tokenizer.json's tokens, token → id."""
-    with converting_errors("tokenizer.json is not a tokenizer.json", ExportError):
+    with converting_errors(
+        "tokenizer.json does not have the content of a tokenizer.json", ExportError
+    ):
         ids: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
     return ids
 
@@ -175,7 +180,7 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
     if settings.get("split_special_tokens") is True and "split_special_tokens" not in ignored:
         raise ExportError(
             f"{where}: split_special_tokens turns the control tokens of a chat template into text. "
-            "Remove it, or ignore it by --ignore-key split_special_tokens"
+            "Remove this key, or ignore it by --ignore-key split_special_tokens"
         )
     parsed = _parse(text)
     _warn_of_spaces(path, settings, parsed, text)
@@ -183,7 +188,7 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
     if not isinstance(stated, bool) or "add_prefix_space" in ignored:
         return
     if _find_class(path, settings, parsed) not in CLASSES and not _is_byte_level(parsed):
-        return  # no reader uses the key there
+        return  # no program uses the key for this kind of tokenizer
     try:
         tokenizer = Tokenizer.from_json(text)
     except ArtifactError:
@@ -192,9 +197,9 @@ def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
     if adds_space != stated:
         puts = "puts a space" if adds_space else "puts no space"
         raise ExportError(
-            f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} before "
-            "a text, and readers differ in which they use. Make them agree, or use tokenizer.json "
-            "by --ignore-key add_prefix_space"
+            f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} "
+            "before a text, and other programs differ in which file they use. Make both files "
+            "agree, or use tokenizer.json by --ignore-key add_prefix_space"
         )
 
 
@@ -218,9 +223,9 @@ def _warn_of_spaces(
     ids = tokenizer.encode(f"{control.content}a", special=True)[1:]
     if ids != tokenizer.encode_rest("a").ids:
         log.warning(
-            "%s: a space is put between a control token and a text, as tokenizer.json states and "
-            "llama.cpp does; transformers 5 puts none unless tokenizer_config.json states "
-            "legacy: true, so its ids of chats differ",
+            "%s: the tokenizer puts a space between a control token and a text, as "
+            "tokenizer.json states and llama.cpp does. transformers 5 puts no space unless "
+            "tokenizer_config.json states legacy: true, so its token ids of chats differ",
             path.name,
         )
 
@@ -239,7 +244,7 @@ def _parse(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
-        return {}  # damaged: the tokenizer's own reader raises the error
+        return {}  # the file is damaged: the tokenizer's own reader raises the error
 
 
 def drop_tokens_beyond(text: str, rows: int, templates: Collection[str]) -> tuple[str, list[str]]:
@@ -251,7 +256,8 @@ def drop_tokens_beyond(text: str, rows: int, templates: Collection[str]) -> tupl
     try:
         values = msgspec.json.decode(text, type=_Tables)
     except (msgspec.MsgspecError, RecursionError):
-        return text, []  # damaged or another kind: the tokenizer's own reader raises the error
+        # the file is damaged or of another kind: the tokenizer's own reader raises the error
+        return text, []
     beyond = {token.content for token in values.added_tokens if token.id >= rows}
     special = {token.content for token in values.added_tokens if token.special}
     words = {id for word, id in values.model.vocab.items() if word not in beyond}

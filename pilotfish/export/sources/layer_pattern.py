@@ -54,7 +54,9 @@ def _recurrent_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Lay
     if types is None:
         types = [FULL if full else next(iter(architecture.states)) for full in default]
     elif len(types) != layers:
-        raise fields.error(f"layer_types names {len(types)} layers, num_hidden_layers {layers}")
+        raise fields.error(
+            f"layer_types names {len(types)} layers, but num_hidden_layers is {layers}"
+        )
     for each in types:
         if not isinstance(each, str) or each not in {*ALSO_FULL, *architecture.states}:
             raise fields.error(
@@ -85,7 +87,7 @@ def count_layers(keys: ClassKeys) -> int:
         return keys.count("num_hidden_layers")
     types = _stated_types(keys)
     if not types:
-        raise keys.fields.error("layers_block_type, which lists the layers, is missing")
+        raise keys.fields.error("the key layers_block_type, which lists the layers, is missing")
     return len(types)
 
 
@@ -104,8 +106,8 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
     types = spelt if listed is None else listed
     if "moe" in types:
         raise fields.error(
-            "mixtures of experts are not supported in this class (layers_block_type moe); models "
-            "without any are"
+            "this class is supported only without mixtures of experts, but layers_block_type "
+            "names moe"
         )
     return types
 
@@ -141,7 +143,9 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
     if stated is None:
         return _default_types(keys, layers, window)
     if len(stated) != layers:
-        raise fields.error(f"layer_types names {len(stated)} layers, num_hidden_layers {layers}")
+        raise fields.error(
+            f"layer_types names {len(stated)} layers, but num_hidden_layers is {layers}"
+        )
     for kind in stated:
         if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
             raise fields.error(
@@ -149,14 +153,21 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
             )
     kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
     if keys.architecture.full_last and kinds[-1] != FULL:
-        raise fields.error(f"the last layer of this class is of type {FULL} (layer_types)")
+        raise fields.error(
+            f"layer_types must end with {FULL}, the type of the last layer of this class"
+        )
     if rule in {"listed", "switched"}:
         if SLIDING in kinds and window is None:
-            raise fields.error("layer_types names windows, and no sliding_window is in effect")
+            raise fields.error(
+                "layer_types names layers with windows, but no sliding_window is in effect"
+            )
         _pass_over_defaults(keys)
         return kinds
     if kinds != _default_types(keys, layers, window):
-        raise fields.error("layer_types contradicts this class, which ignores the key")
+        raise fields.error(
+            "layer_types differs from the layer types of this class, which "
+            "ignores the key: remove it"
+        )
     return kinds
 
 
@@ -217,15 +228,17 @@ def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
     if stated is None:
         return [bool((i + 1) % every) for i in range(layers)]
     if len(stated) != layers:
-        raise fields.error(f"no_rope_layers names {len(stated)} layers, num_hidden_layers {layers}")
+        raise fields.error(
+            f"no_rope_layers names {len(stated)} layers, but num_hidden_layers is {layers}"
+        )
     return [bool(each) for each in stated]
 
 
 def _rope(keys: ClassKeys, kind: str, head_dim: int) -> Rope:
     """Read the rotary embedding of a type of layers, from rope_parameters or rope_scaling.
 
-    A model with different tables in the two keys is refused, because readers disagree on which key
-    counts.
+    A model with different tables in the two keys is refused, because programs differ in which key
+    they use.
     """
     fields = keys.fields
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
@@ -271,12 +284,14 @@ def _rope_by_type(keys: ClassKeys, kind: str, head_dim: int, new: Fields, old: F
 def _check_old_form(keys: ClassKeys, old: Fields) -> None:
     """Refuse settings of the older form that transformers 4 and 5 read differently."""
     if "type" in old.values and "rope_type" not in old.values:
-        raise old.error(f"{old.prefix}type is not read in this class: rename it to rope_type")
+        raise old.error(
+            f"the key {old.prefix}type is not read in this class: rename it to rope_type"
+        )
     theta, usual = keys.number("rope_theta", otherwise=10000.0), keys.default("rope_theta")
     if not keys.has("rope_local_base_freq") and theta != usual:
         raise keys.fields.error(
-            f"rope_theta is {theta}, and readers differ in its effect on layers with windows: give "
-            f"rope_parameters with a table for {FULL} and one for {SLIDING}"
+            f"rope_theta is {theta}, but programs differ in its effect on layers with windows: "
+            f"give rope_parameters with a table for {FULL} and one for {SLIDING}"
         )
 
 

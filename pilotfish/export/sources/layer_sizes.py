@@ -74,14 +74,15 @@ def _global_heads(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]
     if keys.flag("attention_k_eq_v") and keys.raw("num_global_key_value_heads") is not None:
         count = keys.count("num_global_key_value_heads")
     sizes = {FULL: (width, count)} if FULL in kinds else {}
-    if OVERRIDES in keys.fields.values:  # it overrides the other keys, even if it is null
+    if OVERRIDES in keys.fields.values:  # this key overrides the other keys, even if it is null
         sizes = _overrides(keys, kinds)
     plain, heads = keys.count("head_dim"), keys.count("num_attention_heads")
     usual = keys.count("num_key_value_heads")
     for _, kv_heads in sizes.values():
         if kv_heads is not None and heads % kv_heads:
             raise keys.fields.error(
-                f"num_attention_heads {heads} is no multiple of {kv_heads} key heads"
+                f"num_attention_heads {heads} is not a multiple of the number of key heads, "
+                f"{kv_heads}"
             )
     return {
         kind: (None if width == plain else width, None if kv_heads == usual else kv_heads)
@@ -96,7 +97,9 @@ def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
     each: list[tuple[int, int]] = [plain] * len(kinds)
     for name in table.values:
         if not name.isdecimal() or int(name) >= len(kinds):
-            raise keys.fields.error(f"{OVERRIDES} names a layer {name!r} of {len(kinds)}")
+            raise keys.fields.error(
+                f"{OVERRIDES} names layer {name!r}, but the model has {len(kinds)} layers"
+            )
         layer = table.table(name)
         sizes = layer.count("head_dim", plain[0]), layer.count("num_key_value_heads", plain[1])
         each[int(name)] = sizes
@@ -108,9 +111,10 @@ def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
 
 
 def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
-    """Return for each layer the index of the layer with its keys and values; None = itself.
+    """Return for each layer the index of the layer whose keys and values it reads; None = its own.
 
-    The last `num_kv_shared_layers` layers read those of the last earlier layer of the same type.
+    Each of the last `num_kv_shared_layers` layers reads the keys and values of the last earlier
+    layer of the same type.
     """
     none: list[int | None] = [None] * len(kinds)
     if not keys.architecture.shares_kv:
@@ -120,8 +124,8 @@ def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
     caching = kinds[: max(len(kinds) - shared, 0)]
     if shared < 0 or set(kinds) - set(caching):
         raise keys.fields.error(
-            f"{name} is {shared}: of {len(kinds)} layers, the others do not include every type "
-            "of layer"
+            f"{name} is {shared}, but the other ones of the {len(kinds)} layers do not include "
+            "every type of layer"
         )
     last = {kind: i for i, kind in enumerate(caching)}
     return [*none[: len(caching)], *(last[kind] for kind in kinds[len(caching) :])]
@@ -133,7 +137,8 @@ def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | No
     if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
         if len(listed) != len(reads) or not all(_is_count(each) for each in listed):
             raise keys.fields.error(
-                f"intermediate_size must be a number, or one for each of {len(reads)} layers"
+                f"intermediate_size must be a number, or a list of {len(reads)} numbers, one "
+                "per layer"
             )
         return [None if each == listed[0] else each for each in listed]
     if keys.has("use_double_wide_mlp") and keys.flag("use_double_wide_mlp"):

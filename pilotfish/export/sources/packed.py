@@ -37,7 +37,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 UNUSED = ("input_scale", "input_scale_ub", "input_zero_point", "activation_scale")
 FLOAT8 = "F8_E4M3"
 BYTES = (FLOAT8, "I8")
-# Accepted types of integer tensors: other widths would give wrong codes.
+# Accepted types of integer tensors, since other widths would give wrong codes.
 WORDS, NUMBERS = ("I32",), ("I32", "I64")
 TYPES: Mapping[str, tuple[str, ...]] = {
     "qweight": WORDS,
@@ -49,7 +49,8 @@ TYPES: Mapping[str, tuple[str, ...]] = {
     "weight_g_idx": NUMBERS,
     "weight": BYTES,
 }
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of codes 0 … 7 in AWQ's packed i32
+# position of codes 0 … 7 among the nibbles of AWQ's packed i32
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
@@ -98,10 +99,10 @@ class PackedMatrix:
         """Read the whole matrix as float32.
 
         Raises:
-            ExportError: if the tensors do not fit each other, or `index` is not None.
+            ExportError: if the tensors contradict each other, or `index` is not None.
         """
         if index is not None:
-            raise ExportError(f"{self._path}: {self._name} does not hold experts")
+            raise ExportError(f"{self._path}: the matrix {self._name} has no experts")
         blocks = self.quantized()
         return self._dequantize_fp8() if blocks is None else blocks.floats()
 
@@ -122,8 +123,8 @@ class PackedMatrix:
         if self._packing.one_less:
             if (zeros == 2**bits - 1).any():
                 raise ExportError(
-                    f"{self._path}: {self._name} has zero points that some readers of GPTQ's first "
-                    f"format read as 0 and others as {2**bits}: convert it to gptq_v2"
+                    f"{self._path}: {self._name} has zero points that some programs for GPTQ's "
+                    f"first format read as 0, others as {2**bits}: convert it to gptq_v2"
                 )
             zeros = zeros + np.uint8(1)
         scales = self._floats("scales").T
@@ -256,8 +257,8 @@ class PackedMatrix:
 
     def _mismatch(self) -> ExportError:
         return ExportError(
-            f"{self._path}: {self._name} and the other tensors of its matrix do not fit each "
-            f"other: this is not {self._packing.method}'s format"
+            f"{self._path}: {self._name} and the other tensors of its matrix contradict each "
+            f"other: they do not have {self._packing.method}'s format"
         )
 
 

@@ -51,7 +51,7 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
     if stated is None or stated == {}:
         return None
     if not isinstance(stated, dict):
-        raise ExportError(f"{where}: quantization_config is {stated!r}, and must be an object")
+        raise ExportError(f"{where}: quantization_config is {stated!r}, but must be an object")
     method = stated.get("quant_method")
     readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
     if isinstance(method, str) and method in readers:
@@ -60,8 +60,8 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
         return Packing("fp8", float8_block=_float8_block(stated, where))
     known = ", ".join((*readers, "fp8"))
     raise ExportError(
-        f"{where}: the checkpoint is quantised by {method!r}, and only {known} are supported: give "
-        f"the original weights{', or a GGUF file of the model' if gguf else ''}"
+        f"{where}: the checkpoint is quantised by {method!r}, but only {known} are supported: "
+        f"give the original weights{', or a GGUF file of the model' if gguf else ''}"
     )
 
 
@@ -116,13 +116,13 @@ def _counts(block: Any, key: str, where: str) -> tuple[int, int]:
         return FLOAT8_BLOCK, FLOAT8_BLOCK
     whole = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
     if not whole or min(block) < 1:
-        raise ExportError(f"{where}: {key} is {block!r}, and must be two counts")
+        raise ExportError(f"{where}: {key} is {block!r}, but must be two counts")
     return block[0], block[1]
 
 
 def _expect(where: str, key: str, value: Any, accepted: tuple[Any, ...]) -> None:
     if value not in accepted:
         raise ExportError(
-            f"{where}: {key} in quantization_config is {value!r}, and only "
+            f"{where}: {key} in quantization_config is {value!r}, but only "
             f"{' or '.join(map(str, accepted))} is supported"
         )

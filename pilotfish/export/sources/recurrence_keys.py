@@ -110,9 +110,7 @@ def _state_space(keys: ClassKeys) -> Recurrence:
     key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
     name = keys.fields.get(key, str, keys.default(key))
     if ACTIVATIONS.get(name) != "silu":
-        raise keys.fields.error(
-            f"state spaces with {key} {name!r} are not supported, only with 'silu'"
-        )
+        raise keys.fields.error(f"state spaces are supported only with {key} 'silu', not {name!r}")
     return recurrence
 
 
@@ -162,7 +160,9 @@ def _space(keys: ClassKeys) -> StateSpace:
     elif keys.has("time_step_min"):
         shortest = keys.fields.get("time_step_min", float, keys.default("time_step_min"))
     if not (shortest <= longest and longest > 0 and shortest < math.inf):
-        raise keys.fields.error(f"steps from {shortest} to {longest} are impossible ({LIMITS})")
+        raise keys.fields.error(
+            f"{LIMITS} states impossible bounds of a step, {shortest} to {longest}"
+        )
     scales = _numbers(keys, "ssm_multipliers", 5) if keys.has("ssm_multipliers") else (1.0,) * 5
     norm: Literal["behind", "before"] | None = "behind"
     if keys.has("mamba_rms_norm"):
@@ -180,7 +180,7 @@ def _limits(keys: ClassKeys) -> tuple[float, float]:
         for each in (stated if isinstance(stated, list) else [])
     ]
     if len(numbers) != 2 or not all(_is_number(each) for each in numbers):
-        raise keys.fields.error(f"{LIMITS} is {stated!r}, and must be two numbers")
+        raise keys.fields.error(f"{LIMITS} is {stated!r}, but must be two numbers")
     return float(numbers[0]), float(numbers[1])
 
 
@@ -190,7 +190,7 @@ def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
     if stated is None:
         return (1.0,) * count
     if len(stated) != count or not all(_is_number(each) for each in stated):
-        raise keys.fields.error(f"{key} is {stated!r}, and must be {count} numbers")
+        raise keys.fields.error(f"{key} is {stated!r}, but must be {count} numbers")
     return tuple(float(each) for each in stated)
 
 
@@ -202,7 +202,7 @@ def _is_number(value: Any) -> bool:
 def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: str) -> None:
     if recurrence.heads % recurrence.key_heads:
         raise keys.fields.error(
-            f"{keys.class_key(heads)} {recurrence.heads} is no multiple of "
+            f"{keys.class_key(heads)} {recurrence.heads} is not a multiple of "
             f"{keys.class_key(groups)} {recurrence.key_heads}"
         )
 
@@ -211,5 +211,7 @@ def _taps(keys: ClassKeys, key: str) -> int:
     """Read the width of a convolution in tokens."""
     taps = keys.count(key)
     if not 2 <= taps <= MOST_TAPS:
-        raise keys.fields.error(f"{keys.class_key(key)} is {taps}: 2 to {MOST_TAPS} are supported")
+        raise keys.fields.error(
+            f"{keys.class_key(key)} is {taps}, but only 2 to {MOST_TAPS} are supported"
+        )
     return taps

@@ -69,14 +69,14 @@ def _llama3(table: Fields, base: RopeBase) -> Rope:
     factor, original = table.positive("factor"), base.original_context(table)
     if low >= high:
         prefix = table.prefix
-        raise table.error(f"{prefix}low_freq_factor is not below {prefix}high_freq_factor")
+        raise table.error(f"{prefix}low_freq_factor must be below {prefix}high_freq_factor")
     turns = original * base.frequencies / (2 * math.pi)  # rotations within the original context
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return Rope(_tuple(base.frequencies * (smooth + (1 - smooth) / factor)))
 
 
 def _yarn(table: Fields, base: RopeBase) -> Rope:
-    """Read YaRN (arXiv 2309.00071), which interpolates slow pairs and scales cos and sin."""
+    """Read YaRN (arXiv 2309.00071): it interpolates slowly rotating pairs, scales cos and sin."""
     original = base.original_context(table)
     if "factor" not in table.values:
         raise table.error(f"{table.prefix}factor is missing")
@@ -137,13 +137,15 @@ def _proportional(table: Fields, base: RopeBase) -> Rope:
 def _part(table: Fields) -> float:
     part = table.get("partial_rotary_factor", float, 1.0)
     if not 0 <= part <= 1:
-        raise table.error(f"{table.prefix}partial_rotary_factor {part} is no part of a head")
+        raise table.error(
+            f"{table.prefix}partial_rotary_factor is {part}, but must be between 0 and 1"
+        )
     return part
 
 
 SCALINGS: dict[str, Callable[[Fields, RopeBase], Rope]] = {
     "default": _default,
-    "mrope": _default,  # for text, this kind equals the default
+    "mrope": _default,  # for text, this kind equals the default kind
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
@@ -160,10 +162,13 @@ def read_table(table: Fields, base: RopeBase) -> Rope:
     Raises:
         ExportError: if the table's kind is unknown, or a number is missing or invalid.
     """
-    kind = table.get("rope_type", str, table.get("type", str, "default"))  # `type`: older files
+    # older files use the key `type`
+    kind = table.get("rope_type", str, table.get("type", str, "default"))
     if kind not in SCALINGS:
         known = ", ".join(SCALINGS)
-        raise table.error(f"rotary scaling {format_value(kind)} is not supported; {known} are")
+        raise table.error(
+            f"rotary scaling {format_value(kind)} is not supported; supported are {known}"
+        )
     for key in INERT:
         table.mark_read(key)
     base = base._replace(theta=table.positive("rope_theta", base.theta))
@@ -174,9 +179,7 @@ def read_table(table: Fields, base: RopeBase) -> Rope:
         rope = None
     if rope is None or not np.isfinite([*rope.frequencies, *(rope.long or ()), rope.scale]).all():
         name = table.prefix.rstrip(".") or "its rotary parameters"
-        raise table.error(
-            f"{name} says a rotation of no finite angles: {format_value(table.values)}"
-        )
+        raise table.error(f"{name} gives angles that are not finite: {format_value(table.values)}")
     return rope
 
 

@@ -22,13 +22,13 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 
 BYTES_AT_ONCE = 1 << 24  # size (bytes) of the parts in which tensors are compared
-ROWS_BYTES = 1 << 24  # largest part (bytes) that `rows` yields
+ROWS_BYTES = 1 << 24  # maximum bytes of a part that `rows` yields
 INTEGERS: dict[str, type[np.generic]] = {
     "I64": np.int64,
     "I32": np.int32,
     "I8": np.int8,
     "U8": np.uint8,
-    "F8_E4M3": np.uint8,  # numpy has no such type: the bits
+    "F8_E4M3": np.uint8,  # numpy has no such type, so the bits are read
 }
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
@@ -53,7 +53,7 @@ class SafetensorsFile:
         self._file = MappedFile(path)
         with reading_file(self._damage_error):
             try:
-                with safe_open(path, "numpy"):  # checks lengths, offsets, shapes
+                with safe_open(path, "numpy"):  # opening checks lengths, offsets and shapes
                     self._start, self._tensors = self._read_header()
             except SafetensorError as error:
                 raise self._damage_error(str(error)) from None
@@ -120,7 +120,7 @@ class SafetensorsFile:
         tensor = self._tensors[name]
         if tensor.dtype not in types:
             raise ExportError(
-                f"{self.path}: {name} is of type {tensor.dtype}, and only {' or '.join(types)} is "
+                f"{self.path}: {name} is of type {tensor.dtype}, but only {' or '.join(types)} is "
                 "supported"
             )
         return self._bytes(tensor).view(INTEGERS[tensor.dtype]).reshape(tensor.shape)
@@ -158,7 +158,7 @@ class SafetensorsFile:
         if tensor.dtype not in DTYPES:
             raise ExportError(
                 f"{self.path}: {name} is of type {tensor.dtype}, which is not supported; "
-                f"{', '.join(DTYPES)} are"
+                f"supported are {', '.join(DTYPES)}"
             )
         return tensor
 
@@ -173,7 +173,7 @@ class SafetensorsFile:
 def _floats(values: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:
     """Convert bytes of type `dtype` to float32."""
     stored = values.view(DTYPES[dtype])
-    if dtype == "BF16":  # the upper half of a float32
+    if dtype == "BF16":  # BF16 is the upper half of a float32
         wide = stored.astype(np.uint32)
         wide <<= 16
         stored = wide.view(np.float32)

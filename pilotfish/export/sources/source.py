@@ -13,7 +13,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.model_config import ModelConfig
 
 Progress = Callable[[str, int, int | None], None]
-"""Called as progress(label, done, total); total is None while it is unknown."""
+"""A callback, called as progress(label, done, total); total is None while it is unknown."""
 
 
 class WeightSource(Protocol):

@@ -79,8 +79,9 @@ class BlockTensor:
         known = blocks is not None and len(blocks) == 4 and blocks[3] * 2 == PER_BLOCK
         if blocks is None or not known or scales != blocks[:3]:
             raise ExportError(
-                f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are no blocks "
-                f"of MXFP4: u8 [experts, out, in / {PER_BLOCK}, {PER_BLOCK // 2}] and scales"
+                f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are not "
+                f"in MXFP4: the blocks must be u8 [experts, out, in / {PER_BLOCK}, "
+                f"{PER_BLOCK // 2}], with a scale for each block"
             )
 
     @property
@@ -92,7 +93,7 @@ class BlockTensor:
     def read(self, index: int | None) -> NDArray[np.float32]:
         """Read one expert's matrix, [in, out]."""
         if index is None:
-            raise ValueError(f"{self.blocks.name} is read one expert at a time")
+            raise ValueError(f"the tensor {self.blocks.name} can only be read one expert at a time")
         codes = self.blocks.file.codes(self.blocks.name, index)
         exponents = self.scales.file.codes(self.scales.name, index).astype(np.int32) - BIAS
         values = np.empty((*codes.shape[:2], PER_BLOCK), np.float32)
@@ -120,5 +121,5 @@ def join_blocks(
         elif not name.endswith(SCALES) or blocks not in plain:
             tensors[name] = tensor
     if len(tensors) < len(plain):
-        log.warning("%s: its experts are in MXFP4 and are dequantised", where)
+        log.warning("%s: the experts are stored in MXFP4 and are dequantised", where)
     return tensors

@@ -52,7 +52,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
     relevant = [name for name in stored if not name.endswith(names.dropped)]
     bare = not any(
         name.startswith(f"{names.body}.") for name in relevant
-    )  # names lack the prefix of the body
+    )  # true if the names lack the prefix of the body
     origins: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
 
@@ -196,7 +196,7 @@ class TensorSlicer:
         sizes = [self._rows[name] for name in names]
         start = sum(sizes[:part])
         if part == len(sizes) - 1:
-            # surplus rows are included, so that the check of shapes finds them
+            # surplus rows are included, so that the check of shapes reports them
             return array[start:]
         return array[start : start + sizes[part]]
 
@@ -249,5 +249,5 @@ class TensorSlicer:
 
 
 def one_layer(config: ModelConfig, kind: Layer) -> ModelConfig:
-    """Return the same model with one layer of this kind."""
+    """Return the model's configuration with a single layer, of this kind."""
     return msgspec.structs.replace(config, layers=1, pattern=(kind,))

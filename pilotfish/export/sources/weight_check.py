@@ -66,8 +66,8 @@ def check_weights(
         stored_name: function from our name of a weight to the file's, for errors.
 
     Raises:
-        ExportError: if a weight is missing, superfluous or has another shape; the text names the
-            first one and the setting that it contradicts.
+        ExportError: if a weight is missing, superfluous or has another shape; the message names the
+            first such weight and the setting that it contradicts.
     """
     wanted = set()
     for name, sizes in weights(config):
@@ -77,12 +77,12 @@ def check_weights(
             reason = settings.find_switch(config, name)
             if absent and _layer(name) is not None:
                 reason = settings.describe(config, "layers")
-            raise ExportError(f"{where} has no {stored_name(name)}, which {reason} asks for")
+            raise ExportError(f"{where} lacks {stored_name(name)}, which {reason} requires")
         shape = tuple(size.value for size in sizes)
         if shapes[name] != shape:
             raise ExportError(
                 f"{where}: {stored_name(name)} has shape {list(shapes[name])}, but "
-                f"{settings.find_causes(config, sizes, shapes[name])} asks for {list(shape)}"
+                f"{settings.find_causes(config, sizes, shapes[name])} requires {list(shape)}"
             )
     for name in shapes:
         if name not in wanted:
@@ -93,7 +93,7 @@ def check_weights(
                 else settings.find_switch(config, name)
             )
             raise ExportError(
-                f"{where} holds {stored_name(name)}, for which {reason} has no use: the exported "
+                f"{where} has {stored_name(name)}, which contradicts {reason}: the exported "
                 "model might compute something else"
             )
 

@@ -48,8 +48,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     tied = [each[key] for each in (values, inner) if key in each]
     if len(set(map(str, tied))) > 1:
         raise ExportError(
-            f"{where}: {key} is {tied[0]} for the whole and {tied[1]} in text_config: readers "
-            "differ in which they use, so make them agree"
+            f"{where}: {key} is {tied[0]} at the top level and {tied[1]} in text_config, and "
+            "programs differ in which they use: make both values equal"
         )
     if tied:
         config[key] = tied[0]

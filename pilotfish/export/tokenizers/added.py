@@ -44,7 +44,7 @@ class AddedTokens:
     def add_to(
         self, tokenizer: tokenizers.Tokenizer, known: Mapping[int, AddedToken], place: str
     ) -> None:
-        """Add these tokens, and the vocabulary's added tokens `known` that these do not replace.
+        """Add these tokens, and the vocabulary's added tokens `known` that they do not replace.
 
         Raises:
             ExportError: if a token would not get its stated id.
@@ -98,10 +98,10 @@ def complete(text: str, directory: Path) -> str:
         with converting_errors("damaged", ExportError):
             tokenizer = tokenizers.Tokenizer.from_str(text)
     except ExportError:
-        return text  # damaged: the tokenizer's own reader raises the error
+        return text  # the file is damaged: the tokenizer's own reader raises the error
     known: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
     listed = added.settings.get("added_tokens_decoder")
-    if listed is not None:  # it overrides added_tokens.json
+    if listed is not None:  # the list overrides added_tokens.json
         stated = {id: added.tokens[id] for id in map(int, listed)}
     else:  # tokenizer.json overrides added_tokens.json
         stated = {
@@ -136,7 +136,7 @@ def _add(
     advice: str,
 ) -> None:
     """Add tokens; refuse tokens that would get other ids."""
-    # a single call: each call takes time for all tokens
+    # a single call, since each call takes time proportional to all tokens
     tokenizer.add_tokens([token for _, token in in_order])
     for id, token in in_order:
         actual = tokenizer.token_to_id(token.content)

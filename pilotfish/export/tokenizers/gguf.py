@@ -77,7 +77,7 @@ class GgufVocabulary:
         build = kinds.get(model) if isinstance(model, str) else None
         if build is None:
             raise ExportError(
-                f"{self._path}: the tokenizer model {model!r} is not supported; known are "
+                f"{self._path}: the tokenizer model {model!r} is not supported; supported are  "
                 + ", ".join(kinds)
             )
         tokenizer = build()
@@ -100,7 +100,7 @@ class GgufVocabulary:
 
     def _adds_bos(self, model: object) -> bool:
         """Whether BOS precedes a raw text, according to the file or llama.cpp's default."""
-        if model == "gemma4":  # its files wrongly say no
+        if model == "gemma4":  # the files of gemma4 wrongly state false
             return True
         usual = model == "llama" or (model == "gpt2" and self._recipe().adds_bos)
         return bool(self._metadata.get("tokenizer.ggml.add_bos_token", usual))
@@ -110,7 +110,7 @@ class GgufVocabulary:
         recipe = PRETOKENIZERS.get(name) if isinstance(name, str) else None
         if recipe is None:
             raise ExportError(
-                f"{self._path}: the pre-tokenizer {name!r} is not supported; known are "
+                f"{self._path}: the pre-tokenizer {name!r} is not supported; supported are  "
                 + ", ".join(PRETOKENIZERS)
             )
         return recipe

@@ -47,14 +47,14 @@ _SCHEMA: dict[str, dict[str, tuple[int, int, str]]] = {
 
 
 def parse_model(data: bytes) -> Any:
-    """Parse a `ModelProto`; raise `ValueError` if the bytes are none."""
+    """Parse a `ModelProto`; raise `ValueError` if the bytes are not a `ModelProto`."""
     try:
         model = _model_class().FromString(data)
         if all(piece.piece for piece in model.pieces) and model.pieces:
             return model
     except (DecodeError, UnicodeDecodeError) as error:
         raise ValueError(str(error)) from None
-    raise ValueError("it has no tokens, or an empty one")
+    raise ValueError("it has no tokens, or an empty token")
 
 
 @cache

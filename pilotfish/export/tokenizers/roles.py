@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# keys of further tokens; the first that is not empty counts
+# keys of further tokens; the first key that is not empty is used
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _TYPE = "AddedToken"
 _BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}

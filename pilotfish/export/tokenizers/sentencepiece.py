@@ -74,7 +74,7 @@ def _parse(path: Path) -> Any:
                 f"{path} is in tiktoken's form, which does not state how text is split: such a "
                 "model needs a tokenizer.json"
             ) from None
-        raise ExportError(f"{path} is no SentencePiece model: {error}") from None
+        raise ExportError(f"{path} is not a SentencePiece model: {error}") from None
 
 
 def _is_tiktoken(data: bytes) -> bool:
@@ -100,7 +100,9 @@ def _expect_known(model: Any, path: Path) -> None:
     elif len({piece.piece for piece in model.pieces}) != len(model.pieces):
         reason = "contains a token twice"
     if reason:
-        raise ExportError(f"{path} {reason}, which is not supported: give it a tokenizer.json")
+        raise ExportError(
+            f"{path} {reason}, which is not supported: give the model a tokenizer.json"
+        )
 
 
 def _build_model(model: Any, unknown: int | None, path: Path) -> tokenizers.Tokenizer:

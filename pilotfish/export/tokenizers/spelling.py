@@ -44,7 +44,7 @@ def spell(
         splits.append(pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="first", split=False))
     else:
         steps.append(normalizers.Replace(" ", SPACE_MARK))
-    if prefix == "once":  # spaces are marks by now, so this puts one before any text
+    if prefix == "once":  # spaces are marks at this step, so this step puts a mark before any text
         splits += [
             pre_tokenizers.Metaspace(" ", prepend_scheme="first", split=False),
             pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme="never", split=False),

@@ -1,4 +1,4 @@
-"""Merges: pairs of tokens that a BPE joins."""
+"""Read or derive merges: the pairs of tokens that a BPE joins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def pair(merge: str) -> tuple[str, str]:
-    """Split a line of merges at its first space, not counting the first character."""
+    """Split a line of merges at its first space; a space as the first character does not count."""
     at = merge.find(" ", 1)
     return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
 

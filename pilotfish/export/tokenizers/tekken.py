@@ -91,7 +91,10 @@ def tekken_tokenizer_json(directory: Path) -> str:
 
 
 def _special_tokens(file: _TekkenFile, path: Path) -> list[AddedToken]:
-    """List the special tokens by id; tokens that the file counts but does not name get names."""
+    """List the special tokens by id.
+
+    Tokens that the file counts but does not name get generated names.
+    """
     stated = file.special_tokens
     if stated is None:
         if file.config.version not in OLD_VERSIONS:
@@ -99,11 +102,13 @@ def _special_tokens(file: _TekkenFile, path: Path) -> list[AddedToken]:
         stated = [_Special(rank, token) for rank, token in enumerate(OLD_SPECIAL)]
     by_rank = {token.rank: token for token in stated}
     if sorted(by_rank) != list(range(len(stated))):
-        raise ExportError(f"{path} is damaged: its special tokens are not numbered from 0")
+        raise ExportError(f"{path} is damaged: its special tokens are not numbered 0, 1, 2, …")
     count = file.config.default_num_special_tokens
     count = len(stated) if count is None else count
     if count < len(stated):
-        raise ExportError(f"{path} is damaged: it lists more special tokens than it states")
+        raise ExportError(
+            f"{path} is damaged: it lists more special tokens than the number it states"
+        )
     named = [by_rank[rank] for rank in range(len(stated))]
     named += [_Special(rank, f"<SPECIAL_{rank}>") for rank in range(len(stated), count)]
     return [AddedToken(token.token_str, special=True, normalized=False) for token in named]
@@ -116,7 +121,8 @@ def _ordinary_tokens(file: _TekkenFile, special: int, path: Path) -> list[str]:
     chosen = file.vocab[: max(count, 0)]
     if len(chosen) < count or [token.rank for token in chosen] != list(range(len(chosen))):
         raise ExportError(
-            f"{path} is damaged: it has fewer tokens than it states, or they are out of order"
+            f"{path} is damaged: it has fewer tokens than the number it states, or they are "
+            "not sorted by rank"
         )
     if {token.token_bytes for token in chosen[:256]} != {bytes([byte]) for byte in range(256)}:
         raise ExportError(f"{path} is damaged: its first tokens are not the 256 bytes")

@@ -3,7 +3,7 @@
 ``<paper>.py`` has a function for each equation; its name is ``eq_<number>_<quantity>_<unit>``, with
 the number in the paper. If docs/papers.md corrects an equation, the function computes the corrected
 form, and its docstring states the correction. ``<paper>_tables.py`` compares the results with the
-figures that the paper prints. In docstrings, a number in brackets is an equation's number.
+numbers that the paper prints. In docstrings, a number in brackets is an equation's number.
 """
 
 from pilotfish.field.papers import (

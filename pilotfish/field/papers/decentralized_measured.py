@@ -83,9 +83,9 @@ def measurements() -> Sheet:
         "eq9": ("(9)", 2),
     }
     note = (
-        "Times in ms. off: T / measured round − 1, with T = γ·T_draft + Σ c + H·t₁; (+): with the "
-        "round's other time at t₁ = 0 added to T. gain: tokens/s over those of γ = 0. JSON has the "
-        "parts of T, and t₁ = 0."
+        "Times are in ms. off: T / measured round − 1, with T = γ·T_draft + Σ c + H·t₁. off "
+        "(+): the same, with the round's other time at t₁ = 0 added to T. gain: tokens/s "
+        "relative to γ = 0. JSON also has the parts of T, and the rows for t₁ = 0."
     )
     title = "Rounds measured on SmolLM2-135M in N stages, and the model"
     return Sheet("measured", title, columns, ROWS, note, lambda row: bool(row["t1_over_c"]))
@@ -101,7 +101,7 @@ def _draw_rounds(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
 
     path, window = folder / "decentralized_rounds.png", 4
     title = f"A round over N stages, γ = {window}, medians of {rows[0]['rounds']}"
-    title += "\npoints measured; the model solid, (4) dotted"
+    title += "\npoints: measured; solid: model; dotted: equation 4"
     with plot(path, title, "nodes N", "round (ms)") as axes:
         ratios = sorted({number(row, "t1_over_c") for row in rows})
         for ratio, colour, marker in zip(ratios, PALETTE, MARKERS, strict=False):
@@ -124,8 +124,10 @@ def _draw_gain(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
 
     path, nodes = folder / "decentralized_gain.png", max(number(row, "nodes") for row in rows)
     title = f"Speculation over {nodes:g} stages, medians of {rows[0]['rounds']} rounds"
-    title += "\nmeasured solid, (9) dotted"
-    with plot(path, title, "t₁ over a stage's compute", "tokens/s over token by token (×)") as axes:
+    title += "\nsolid: measured; dotted: equation 9"
+    with plot(
+        path, title, "t₁ / compute time of a stage", "tokens/s relative to token by token (×)"
+    ) as axes:
         windows = sorted({number(row, "window") for row in rows} - {0.0})
         for window, colour, marker in zip(windows, PALETTE, MARKERS, strict=False):
             chosen = [row for row in rows if (row["nodes"], row["window"]) == (nodes, window)]

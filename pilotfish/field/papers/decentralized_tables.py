@@ -25,7 +25,7 @@ WINDOW = 8
 K = (2.0, 3.86, 6.0)
 T1_OVER_T0 = (0.1, 1.0, 3.0, 10.0)
 CLAIM_NODES, CLAIM_REDUCTION, CLAIM_SPEED_UP = 8, 0.37, 2.56
-# The constants from here on are our choice. Times are in units of t₀: no ratio depends on t₀.
+# The constants from here on are our choice. Times are in units of t₀: no ratio below depends on t₀.
 T0 = 1.0
 DRAFT = 0.1
 SLOPE = 0.05
@@ -34,24 +34,30 @@ _CONSTANTS = (
     Constant("γ", WINDOW, "tokens", "paper", "Table 2"),
     Constant("k", 3.86, "tokens", "paper", "Table 1, average length at 2.56×"),
     Constant("k, others", "2, 6", "tokens", "ours", "for comparison"),
-    Constant("t₁/t₀", "0.1, 1, 3, 10", "", "ours", "§2.2: most pronounced from 3 to 10"),
-    Constant("T_draft", DRAFT, "t₀", "ours", "not printed; the paper counts none"),
+    Constant("t₁/t₀", "0.1, 1, 3, 10", "", "ours", "§2.2: gain is most pronounced from 3 to 10"),
+    Constant("T_draft", DRAFT, "t₀", "ours", "not printed; the paper omits drafting"),
     Constant(
-        "slope of c", SLOPE, "t₀/token", "ours", "a pass of 9 tokens costs 1.4 t₀; paper: linear"
+        "slope of c",
+        SLOPE,
+        "t₀/token",
+        "ours",
+        "a pass over 9 tokens costs 1.4 t₀; in the paper it is linear",
     ),
-    Constant("H", "N", "hops", "ours", "N − 1 and the hop back; the paper counts N − 1"),
+    Constant("H", "N", "hops", "ours", "N − 1 hops and the hop back; the paper counts N − 1"),
 )
 _REMARKS = (
-    "37 % at 8 nodes (§3.2): (5) gives it for k = 1.6 where t₁ is 3 to 10 t₀, and for k = 3.86 "
-    "only where t₁ = 0.14 t₀; with the paper's k and t₁ it gives 71 to 73 %. It also is about "
-    "token-by-token decoding, while §3.2 says relative to standard speculative decoding, which "
-    "makes as many hops as DSD.",
-    "2.56× at k = 3.86 and γ = 8: (9) gives it at 8 nodes for t₁ = 2.1 t₀. It runs from ρ = 0.43, "
-    "a loss, where hops cost nothing to k where they cost everything.",
-    "(9) charges t₀ for every verified token, so without latency speculation would lose; (3)–(5) "
-    "leave out rejected tokens, (9) has them in ρ. Drafting and the hop back are in neither.",
-    "Pipeline is T = γ·T_draft + Σ c(γ + 1) + H·t₁. A pass over γ + 1 tokens costs little more "
-    "than over one, so speculation pays at small t₁ too; with drafting it stays below k at any t₁.",
+    "37 % at 8 nodes (§3.2): (5) gives 37 % for k = 1.6 if t₁ is 3 to 10 t₀, and for k = 3.86 "
+    "only if t₁ = 0.14 t₀. With the paper's k and t₁, (5) gives 71 to 73 %. Moreover, (5) "
+    "compares with token-by-token decoding, while §3.2 compares with standard speculative "
+    "decoding, which makes as many hops as DSD.",
+    "2.56× at k = 3.86 and γ = 8: (9) gives 2.56× at 8 nodes for t₁ = 2.1 t₀. The speed-up by "
+    "(9) ranges from ρ = 0.43, a loss, if hops take no time, to k, if only hops take time.",
+    "(9) charges t₀ for every verified token, so without latency speculation would be slower "
+    "than decoding token by token. (3)–(5) leave out rejected tokens; (9) includes them in ρ. "
+    "None of these equations includes drafting and the hop back.",
+    "Pipeline: T = γ·T_draft + Σ c(γ + 1) + H·t₁. A pass over γ + 1 tokens costs little more "
+    "than a pass over one token, so speculation gains at small t₁, too. Since T includes "
+    "drafting, the speed-up stays below k at any t₁.",
 )
 
 
@@ -88,7 +94,7 @@ def node_scaling() -> Sheet:
         "speed_up_eq_9": ("(9), ×", 2),
         "speed_up_pipeline": ("pipeline, ×", 2),
     }
-    title = f"Node scaling, γ = {WINDOW}; k tokens committed a round"
+    title = f"Node scaling, γ = {WINDOW}; k tokens committed per round"
     note = "JSON has every N from 1 to 16."
     return Sheet("node_scaling", title, columns, rows, note, lambda row: row["nodes"] in SHOWN)
 
@@ -132,7 +138,7 @@ def draw(folder: Path) -> list[Path]:
     for ratio in (0.1, 3.0):
         path = folder / f"decentralized_nodes_{ratio:g}.png"
         title = f"Node scaling, t₁ = {ratio:g} t₀\nclosed form; (9) dashed, pipeline solid"
-        with plot(path, title, "nodes N", "speed-up over token by token (×)") as axes:
+        with plot(path, title, "nodes N", "speed-up over decoding token by token (×)") as axes:
             for k, colour in zip(K, PALETTE, strict=False):
                 paper = [eq_9_speed_up(k, WINDOW, nodes, T0, ratio) for nodes in NODES]
                 ours = [

@@ -48,36 +48,43 @@ TABLE3 = (
     (20, 100, 8, 0.93, 1.04, 1.30),
 )
 _PAIRS = (("dsd", "6.7B"), ("dssd", "6.7B"), ("dssd", "13B"))
-# Rounds by (model, γ) that Table 2 implies: to the printed digit, DSSD's T_com is rounds · T_NTT.
+# Number of rounds by (model, γ) that Table 2 implies: to the printed digit, DSSD's T_com equals
+# rounds · T_NTT.
 _ROUNDS = {("6.7B", 8): 31, ("6.7B", 6): 8, ("13B", 8): 46, ("13B", 6): 40}
 
 _CONSTANTS = (
-    Constant("|V|·b/R", 8.0, "ms", "paper", "Table 1: one distribution's time; fits every cell"),
-    Constant("T_NTT", 20, "ms", "paper", "Table 1, likewise"),
-    Constant("tokens", TOKENS, "tokens", "paper", "§4: generated a run"),
+    Constant(
+        "|V|·b/R", 8.0, "ms", "paper", "Table 1: transfer time of a distribution; fits every cell"
+    ),
+    Constant("T_NTT", 20, "ms", "paper", "Table 1; fits every cell"),
+    Constant("tokens", TOKENS, "tokens", "paper", "§4: generated in a run"),
     Constant("α, 6.7B", 0.61, "", "paper", "Table 2, ± 0.05; taken for Table 3 too"),
-    Constant("α, 13B", 0.53, "", "paper", "likewise"),
+    Constant("α, 13B", 0.53, "", "paper", "Table 2, ± 0.05; taken for Table 3 too"),
     Constant("c, 6.7B", 0.1, "T_SLM/T_LLM", "paper", "§4.2; taken for Table 2 too"),
-    Constant("c, 13B", 0.05, "T_SLM/T_LLM", "paper", "likewise"),
-    Constant("|V|", 50272, "tokens", "ours", "OPT's; not printed"),
-    Constant("b_prob", 32, "bit", "ours", "of 32 and 16 the one that gives Table 2's T_com"),
-    Constant("T_LLM", VERIFY_S * 1e3, "ms", "ours", "not printed; Table 2's DSD says 130 to 180"),
+    Constant("c, 13B", 0.05, "T_SLM/T_LLM", "paper", "§4.2; taken for Table 2 too"),
+    Constant("|V|", 50272, "tokens", "ours", "OPT's vocabulary; not printed"),
+    Constant("b_prob", 32, "bit", "ours", "of 32 and 16, the value that gives Table 2's T_com"),
+    Constant(
+        "T_LLM", VERIFY_S * 1e3, "ms", "ours", "not printed; Table 2's DSD implies 130 to 180"
+    ),
 )
 _REMARKS = (
     "Table 1 follows from (9) to the printed digit.",
-    "Table 2, T_com: DSD's is (5) in single precision times 31 rounds of γ = 8 (3.91 s should then "
-    "read 3.98) and times 8 rounds of γ = 6, to the printed digit, cut off. DSSD's is T_NTT times "
-    "as many rounds (46 and 40 for 13B): the distribution of (9) is left out. The model cannot "
-    "give T_com at T_NTT = 0 (0.01 and 1.40 s); 9.21 s should read 0.92 s.",
-    "Table 2, rounds: α = 0.61 ± 0.05 means 128 tokens in 45 to 57 rounds, not in 31; and 8 rounds "
-    "of at most 7 tokens cannot make 128.",
-    "Table 2, speed-up: α as printed allows N/(γc + 1) at most, 1.41 for 6.7B; printed are up to "
-    "2.31. With the rounds counted the model is within 12 % at γ = 8 (13B at T_NTT = 0: 19 %). But "
-    "DSSD's printed 2.28 at 0 ms and 2.31 at 20 ms cannot both hold: T_NTT only costs.",
-    "Table 3 has two rows for 20 ms, 100 Mbit/s, γ = 8, which differ; and the text of §4.2 names "
-    "other figures than the table (0.92 and 1.75 at γ = 6 where the table has 1.14 and 1.58).",
-    "§4.1: 61,269 bytes a round are 26 times less than (4) gives for γ = 8 in single precision.",
-    "Acceptance is min(1, p/q); the boxes, Algorithm 2 and §2.1 print the ratio upside down.",
+    "Table 2, T_com of DSD: the printed value is (5) in single precision, times 31 rounds for "
+    "γ = 8 (3.91 s should then be 3.98 s) or times 8 rounds for γ = 6, truncated to the "
+    "printed digits. T_com of DSSD: the printed value is T_NTT times the same number of rounds "
+    "(46 and 40 for 13B), without the distribution of (9). The model cannot give the printed "
+    "T_com at T_NTT = 0 (0.01 and 1.40 s). 9.21 s should be 0.92 s.",
+    "Table 2, rounds: with α = 0.61 ± 0.05, 128 tokens take 45 to 57 rounds, not 31. And 8 "
+    "rounds of at most 7 tokens cannot give 128 tokens.",
+    "Table 2, speed-up: with the printed α, it is at most N/(γc + 1), which is 1.41 for 6.7B, "
+    "but the table prints up to 2.31. With the rounds that T_com implies, the model is within "
+    "12 % of the table at γ = 8 (13B at T_NTT = 0: 19 %). But DSSD's printed 2.28 at 0 ms and "
+    "2.31 at 20 ms cannot both hold, since a larger T_NTT only costs time.",
+    "Table 3 has two different rows for 20 ms, 100 Mbit/s, γ = 8. The text of §4.2 names other "
+    "numbers than the table: 0.92 and 1.75 at γ = 6, where the table has 1.14 and 1.58.",
+    "§4.1: 61,269 bytes per round are 26 times less than (4) gives for γ = 8 in single precision.",
+    "Acceptance is min(1, p/q); the boxes, Algorithm 2 and §2.1 print the inverse ratio.",
 )
 
 
@@ -115,7 +122,7 @@ def _table2_rows() -> Iterator[dict[str, Value]]:
             rounds = _ROUNDS[model, gamma]
             if protocol == "dsd":
                 round_com_s = eq_5_dsd_communication_s(gamma, DISTRIBUTION_BITS, link)
-            else:  # the printed figures omit the distribution that equation 9 downloads
+            else:  # the printed numbers omit the distribution that equation 9 downloads
                 round_com_s = link.rtt_s
             round_s = eq_6_round_s(gamma, _C[model] * VERIFY_S, round_com_s, VERIFY_S)
             yield {
@@ -148,7 +155,8 @@ def table2() -> Sheet:
         "speed_up_counted": ("by rounds", 2),
     }
     note = (
-        "By α: the model, α as printed. By rounds: with the rounds that the printed T_com implies."
+        "By α: the model with the printed α. By rounds: the model with the number of rounds "
+        "that the printed T_com implies."
     )
     return Sheet("table2", "Table 2: homogeneous devices", columns, list(_table2_rows()), note)
 

@@ -1,4 +1,4 @@
-"""specfed: workers upload the top K of their distributions; the server rebuilds and averages them.
+"""specfed: workers upload the top K of distributions; the server rebuilds and averages these.
 
 In:  distributions p: f64 [V] of a worker, [M, V] of M workers. weights: f64 [M] with sum 1. top
      ids: [K], the ids with the largest p. ρ: mass of p on the top ids. Out: distributions, L1
@@ -83,7 +83,8 @@ def eq_11_renormalised_error(retained: float) -> float:
 def eq_12_spread_error_bound(retained: float, others: int) -> float:
     """Compute the bound of spreading's error, 2(1 − ρ)(1 − 1/(V − K)) (Lemma 1, tightened).
 
-    The paper's bound is 2(1 − ρ). The error reaches ours if one token has all the residual mass.
+    The paper's bound is 2(1 − ρ). The error equals our bound if one token has all the residual
+    mass.
     """
     return float(spread_error_bound(np.float64(retained), others))
 

@@ -1,4 +1,4 @@
-"""Figures 2 and 3 of specfed for our models: measurements by `benchmarks/federated.py`.
+"""Figures 2 and 3 of specfed for our models, as measured by `benchmarks/federated.py`.
 
 All models are exports of SmolLM2-135M-Instruct (V = 49,152; origin 06bcc47f710b3cb5). A federation
 has two workers (fp32 and int8; each has the weight ½) or three workers (these two, and an int8

@@ -2,7 +2,7 @@
 
 This module computes both reconstructions for distributions that we chose, and compares them with
 the bounds, which hold for all distributions. The paper's figures 2 and 3 come from real models;
-`field.papers.specfed_measured` has the same figures for our models.
+`field.papers.specfed_measured` has the same plots for our models.
 """
 
 from pathlib import Path
@@ -38,25 +38,27 @@ KEPT = (32, 64, 128, 320, 640, 1280, 3200, 32000)
 RATES_MBPS = (10, 50, 100)
 
 _CONSTANTS = (
-    Constant("|V|", VOCABULARY, "tokens", "paper", "LLaMA's; §I: 32K or more"),
+    Constant("|V|", VOCABULARY, "tokens", "paper", "LLaMA's vocabulary; §I: 32K or more"),
     Constant("b_prob", PROBABILITY_BITS, "bit", "paper", "§I: FP16"),
     Constant("workers", len(WEIGHTS), "", "paper", "§V-A"),
-    Constant("weights", "0.5, 0.5", "", "ours", "lost from the text"),
-    Constant("L", LENGTH, "tokens", "ours", "not printed; L + 1 positions travel"),
-    Constant("workers' p", "Zipf 1.4, 1.3", "", "ours", "the second's ranks mixed by a sine"),
-    Constant("drafter's q", "Zipf 1.2", "", "ours", "likewise, another sine"),
+    Constant("weights", "0.5, 0.5", "", "ours", "missing in the text of the paper"),
+    Constant("L", LENGTH, "tokens", "ours", "not printed; a window has L + 1 positions"),
+    Constant(
+        "workers' p", "Zipf 1.4, 1.3", "", "ours", "the second worker's ranks are mixed by a sine"
+    ),
+    Constant("drafter's q", "Zipf 1.2", "", "ours", "ranks mixed by another sine"),
 )
 _REMARKS = (
-    "Renormalising costs exactly 2(1 − ρ) in L1, whatever the distribution; spreading costs less, "
-    "but may move acceptance more: (19) bounds both.",
-    "With an id of 15 bits beside each probability of 16, truncation saves bits only below "
+    "Renormalising has an L1 error of exactly 2(1 − ρ) for every distribution. Spreading has a "
+    "smaller error, but may change the acceptance more. (19) bounds the change for both.",
+    "With a 15-bit id for each 16-bit probability, truncation saves bits only below "
     f"K = {VOCABULARY * PROBABILITY_BITS // (PROBABILITY_BITS + 15):,}.",
-    "The bonus position is averaged too: L + 1 distributions travel, not L.",
-    "Figures 2 and 3 are measured, on SmolLM2-135M instead of the paper's models "
-    "(benchmarks/federated.py). As in the paper, spreading has the smaller bias everywhere, and at "
-    "temperature 1 and small K it moves acceptance by more than renormalising does.",
-    "At temperature 1.5 so small a model spreads its mass widely: 64 of 49,152 tokens have a "
-    "quarter of it, and no reconstruction of so few is near.",
+    "The bonus position is averaged, too, so a worker uploads L + 1 distributions, not L.",
+    "Figures 2 and 3 are measured with SmolLM2-135M instead of the paper's models "
+    "(benchmarks/federated.py). As in the paper, spreading has the smaller bias everywhere; at "
+    "temperature 1 and small K, it changes the acceptance more than renormalising does.",
+    "At temperature 1.5, such a small model spreads its probability widely: 64 of 49,152 "
+    "tokens have a quarter of it, so no reconstruction from so few tokens is close.",
 )
 
 
@@ -95,7 +97,7 @@ def payloads() -> Sheet:
         "share": ("of full", 4),
         **{f"uplink_{mbps}mbps_ms": (f"ms at {mbps} Mbit/s", 1) for mbps in RATES_MBPS},
     }
-    return Sheet("payloads", "What a worker uploads a window", columns, rows)
+    return Sheet("payloads", "Upload of a worker per window", columns, rows)
 
 
 def _rebuild(p: Values, top_ids: list[NDArray[np.integer]], scheme: str) -> Values:
@@ -166,7 +168,7 @@ def bounds() -> Sheet:
         "bias_bound": ("bias ≤ (17)", 3),
         "acceptance_bound": ("Δβ ≤ (19)", 3),
     }
-    return Sheet("bounds", "Lemma 1, Theorems 2 and 3", columns, rows)
+    return Sheet("bounds", "Bounds by Lemma 1 and Theorems 2 and 3", columns, rows)
 
 
 def draw(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Figures 5 and 6 of tslt as tables, and its two misprints, computed with `field.papers.tslt`."""
+"""Figures 5 and 6 of tslt and its two misprints as tables, computed with `field.papers.tslt`."""
 
 import math
 from collections.abc import Sequence
@@ -62,34 +62,56 @@ MULTIPLE = _Candidates("figure6", "MC", eq_27_distributions(EXPANSION))
 _CONSTANTS = (
     Constant("|V|", VOCABULARY, "tokens", "paper", "§5: 32K"),
     Constant(
-        "b_prob", PROBABILITY_BITS, "bit", "paper", "§5: FP16; D_V = 0.512 Mbit, 0.5 in print"
+        "b_prob",
+        PROBABILITY_BITS,
+        "bit",
+        "paper",
+        "§5: FP16; gives D_V = 0.512 Mbit, printed as 0.5",
     ),
     Constant(
-        "b_idx", math.ceil(math.log2(VOCABULARY)), "bit", "paper", "⌈log₂|V|⌉; truncated only"
+        "b_idx",
+        math.ceil(math.log2(VOCABULARY)),
+        "bit",
+        "paper",
+        "⌈log₂|V|⌉; sent only if truncated",
     ),
     Constant("K", "32000, 3200, 320, 32", "tokens", "paper", "§5.1–5.3"),
     Constant("expansion, MC", "2,2,2", "", "paper", "§5; a tree of depth 3"),
-    Constant("L, SC", LEVELS, "tokens", "ours", "not printed; as deep as the tree"),
+    Constant("L, SC", LEVELS, "tokens", "ours", "not printed; equals the tree's depth"),
     Constant(
-        "α(K)", "0.60, 0.60, 0.58, 0.45", "", "ours", "figure 4 has no numbers; §5.2 in words"
+        "α(K)",
+        "0.60, 0.60, 0.58, 0.45",
+        "",
+        "ours",
+        "figure 4 prints no numbers; §5.2 describes it",
     ),
-    Constant("α⁽²⁾/α⁽¹⁾", SECOND, "", "ours", "second candidate against the first; MC's α by (40)"),
-    Constant("T_SLM", DRAFT_S * 1e3, "ms", "ours", "68M on an A800; not printed"),
-    Constant("T_LLM", VERIFY_S * 1e3, "ms", "ours", "7B on an A800; not printed"),
-    Constant("tokens", TOKENS, "tokens", "ours", "of (41)"),
+    Constant(
+        "α⁽²⁾/α⁽¹⁾",
+        SECOND,
+        "",
+        "ours",
+        "second candidate relative to the first; gives MC's α by (40)",
+    ),
+    Constant("T_SLM", DRAFT_S * 1e3, "ms", "ours", "a 68M model on an A800; not printed"),
+    Constant("T_LLM", VERIFY_S * 1e3, "ms", "ours", "a 7B model on an A800; not printed"),
+    Constant("tokens", TOKENS, "tokens", "ours", "tokens of an answer in (41)"),
 )
 _REMARKS = (
-    "(9) as printed leaves T_LLM outside the factor (1 − α): N/T is what holds. With "
-    "free communication and drafting it says Θ = (1 − α^{L+1})/T_LLM, less than the target alone.",
-    "(28) as printed takes N = Lα + 1, and 1 in place of 1/N: it cannot exceed 1, while figures 5 "
-    "and 6 show speed-ups.",
-    "(3) charges an index for every probability; D_V = 0.5 Mbit charges none. Here the full "
-    "vocabulary needs none and a truncated one pays 15 bits a token, K·31 bits in all.",
-    "(41) calls the number of oracle calls N_oracle, which in (8) is the tokens of one call.",
-    "§1 says 500 KB a token for 32K entries in FP16; it is 64 kB, or 0.5 Mbit as in §5.",
-    "§5.3, by the model: truncation pays most on slow uplinks, and K = 32 falls behind where the "
-    "rate is high, as the paper says. MC does not always beat SC: ⟨2,2,2⟩ uploads 7 distributions "
-    "for a chain's 3, and loses where they take long.",
+    "(9) as printed leaves T_LLM outside the factor (1 − α); N/T is correct. With free "
+    "communication and drafting, the printed form gives Θ = (1 − α^{L+1})/T_LLM, less than the "
+    "target alone.",
+    "(28) as printed uses N = Lα + 1, and 1 in place of 1/N. So it cannot exceed 1, although "
+    "figures 5 and 6 show speed-ups.",
+    "(3) counts an index for every probability, but D_V = 0.5 Mbit counts none. Here the full "
+    "vocabulary needs no indices. A truncated distribution has an index of 15 bits per token, "
+    "in total K·31 bits.",
+    "(41) calls the number of oracle calls N_oracle, but in (8) N_oracle is the number of "
+    "tokens of one call.",
+    "§1 says 500 KB per token for 32K entries in FP16; the correct size is 64 kB, or 0.5 Mbit "
+    "as in §5.",
+    "§5.3, by the model: as the paper says, truncation gains most on slow uplinks, and K = 32 "
+    "falls behind at high rates. MC is not always faster than SC: ⟨2,2,2⟩ uploads 7 "
+    "distributions, a chain only 3, so MC is slower where uploads take long.",
 )
 
 

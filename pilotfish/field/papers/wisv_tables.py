@@ -1,4 +1,4 @@
-"""Table I and figure 4 of wisv: the printed figures, and the model of `field.papers.wisv`."""
+"""Table I and figure 4 of wisv: the printed numbers, and the model of `field.papers.wisv`."""
 
 import math
 from pathlib import Path
@@ -50,7 +50,7 @@ FIGURE4_METHODS = ("greedy", "reject", "fh", "sh")
 
 
 class TableCell(NamedTuple):
-    """The figures that Table I prints for one method, window and rate."""
+    """The numbers that Table I prints for one method, window and rate."""
 
     latency_s: float
     aal: float
@@ -93,37 +93,56 @@ HEAD_WIDTH = 64
 
 _CONSTANTS = (
     Constant(
-        "drafter, target", "Llama-3.2-1B, Llama-3.1-8B", "", "paper", "§VI; sizes: model cards"
+        "drafter, target",
+        "Llama-3.2-1B, Llama-3.1-8B",
+        "",
+        "paper",
+        "§VI; dimensions from the model cards",
     ),
     Constant("b_h", 16, "bit", "paper", "§IV-A, FP16"),
     Constant("RTT", TABLE1_RTT_MS, "ms", "paper", "Table I"),
     Constant("b_tok", SIZES.token, "bit", "paper", "⌈log₂ 128,256⌉"),
     Constant("b_pos", SIZES.position, "bit", "ours", "not printed"),
     Constant("O_up, O_down, PER", 0, "", "ours", "not printed"),
-    Constant("b_prob", PROBABILITY_BITS, "bit", "ours", "of 32 and 16 what Table I's reject means"),
+    Constant(
+        "b_prob",
+        PROBABILITY_BITS,
+        "bit",
+        "ours",
+        "of 32 and 16, the value that Table I's reject implies",
+    ),
     Constant("R_down", "R_up", "", "ours", "not printed"),
-    Constant("context", CONTEXT, "tokens", "ours", "mean prefix, prompt and half the 211 tokens"),
+    Constant(
+        "context", CONTEXT, "tokens", "ours", "mean prefix: the prompt and half of the 211 tokens"
+    ),
     Constant("peak, device", DEVICE_PEAK / 1e12, "TFLOP/s", "ours", "AGX Orin, FP16 dense"),
     Constant("peak, edge", EDGE_PEAK / 1e12, "TFLOP/s", "ours", "A40, FP16 dense"),
-    Constant("η, edge", EDGE_UTILISATION, "", "ours", "assumed: 0.25 ms a token"),
-    Constant("η, device", DEVICE_UTILISATION, "", "ours", "the one fit: to greedy at 500 Mbit/s"),
-    Constant("m", "L(1 − α)", "", "ours", "α by which (8) of tslt gives greedy's AAL"),
+    Constant("η, edge", EDGE_UTILISATION, "", "ours", "assumed; gives 0.25 ms per token"),
+    Constant(
+        "η, device",
+        DEVICE_UTILISATION,
+        "",
+        "ours",
+        "the only fitted value: to greedy at 500 Mbit/s",
+    ),
+    Constant("m", "L(1 − α)", "", "ours", "with the α for which (8) of tslt gives greedy's AAL"),
     Constant("head width", HEAD_WIDTH, "", "ours", "not printed; its time is negligible"),
 )
 _REMARKS = (
-    "Table I, AAL: throughput × latency / rounds gives every cell within 0.04 %, so AAL has the "
-    "correction in it.",
-    "Table I, latency: with one constant fitted the model is within 0.3 % of 26 of the 30 cells; "
-    "the others are WISV at 20 Mbit/s and L = 10, 24, 32, 64, at +1.6, −1.9, −3.2 and −5.2 %. A "
-    "round of greedy is L·18.9 ms + RTT: nothing is paid once a pass, where real hardware reads "
-    "the target's weights.",
-    "η of the device is 0.3 %: drafting is bound by memory, not FLOPs; (11) says it by η alone.",
-    "§VI-B calls latency non-monotonic in L; in Table I it rises from the first window on.",
-    "§VI-B has SH slightly behind greedy at RTT 50 ms; with our m it is ahead, by up to a third at "
-    "L = 64. At 20 Mbit/s and 5 ms it is quicker than FH, at 500 Mbit/s and 50 ms slower, as the "
-    "paper says.",
-    "§VII-B's one threshold, 10 ms, fits few cases: FH and SH break even at an RTT that falls with "
-    "the rate and rises with L.",
+    "Table I, AAL: throughput × latency / rounds gives every cell within 0.04 %, so AAL "
+    "includes the correction.",
+    "Table I, latency: with one fitted constant, the model is within 0.3 % of 26 of the 30 "
+    "cells. In the other cells, WISV at 20 Mbit/s and L = 10, 24, 32, 64, it is off by +1.6, "
+    "−1.9, −3.2 and −5.2 %. A round of greedy takes L·18.9 ms + RTT, without a constant time "
+    "per pass, although real hardware reads the target's weights once per pass.",
+    "η of the device is 0.3 %, because drafting is bound by memory, not by FLOPs; (11) can "
+    "express this only by η.",
+    "§VI-B calls latency non-monotonic in L, but in Table I it rises from the first window on.",
+    "§VI-B says that SH is slightly slower than greedy at RTT 50 ms; with our m, SH is faster, "
+    "by up to a third at L = 64. As the paper says, SH is faster than FH at 20 Mbit/s and 5 "
+    "ms, and slower at 500 Mbit/s and 50 ms.",
+    "§VII-B's single threshold, 10 ms, fits few cases: FH and SH take equally long at an RTT "
+    "that falls with the rate and rises with L.",
 )
 
 
@@ -185,7 +204,7 @@ def latency_s(method: str, window: int, mbps: int, rtt_ms: float) -> float:
 
 
 def table1() -> Sheet:
-    """Tabulate Table I: the printed figures, AAL by equation 20, and the modelled latency."""
+    """Tabulate Table I: the printed numbers, AAL by equation 20, and the modelled latency."""
     rows: list[dict[str, Value]] = []
     for (window, method, mbps), cell in CELLS.items():
         aal = eq_20_accepted_length(cell.throughput, cell.latency_s, cell.rounds)
@@ -217,7 +236,12 @@ def table1() -> Sheet:
         "latency_model_s": ("model", 3),
         "latency_deviation_percent": ("off, %", 1),
     }
-    return Sheet("table1", "Table I: as printed, by (20) and by (22); WISV is FH", columns, rows)
+    return Sheet(
+        "table1",
+        "Table I: as printed, AAL by (20), latency by (22); WISV uploads as FH",
+        columns,
+        rows,
+    )
 
 
 def figure4() -> Sheet:
@@ -237,7 +261,10 @@ def figure4() -> Sheet:
         **{f"{method}_s": (f"{method}, s", 2) for method in FIGURE4_METHODS},
         "quicker": ("quicker upload", None),
     }
-    note = "The rounds are Table I's (RTT 50 ms) at each rate; for RTT 5 ms the paper prints none."
+    note = (
+        "The numbers of rounds are Table I's (RTT 50 ms) at each rate; for RTT 5 ms the "
+        "paper prints none."
+    )
     return Sheet("figure4", "Figure 4: latency of an answer, by the model", columns, rows, note)
 
 
@@ -262,7 +289,7 @@ def thresholds() -> Sheet:
         "window": ("L", 0),
         "rtt_ms": ("RTT, ms", 2),
     }
-    title = "RTT above which full upload is quicker than selective; the paper's rule: 10 ms"
+    title = "RTT above which FH (full upload) is faster than SH; the paper's rule: 10 ms"
     return Sheet("thresholds", title, columns, rows)
 
 

@@ -9,7 +9,8 @@ from textwrap import fill
 from pilotfish.field.drawing import MARKERS, PALETTE, Axes
 from pilotfish.field.report.statistics import Spread
 
-WIDTH = 3.75  # width of a plot (inches): 360 CSS pixels, so that a phone does not shrink letters
+# width of a plot (inches); equals 360 CSS pixels, so that a phone does not shrink letters
+WIDTH = 3.75
 _TITLE_LETTERS = 42
 _NBSP = "\N{NO-BREAK SPACE}"
 _INNER_SPACE = re.compile(r"(?<!;) ")  # a space inside one part of "n = …; …"

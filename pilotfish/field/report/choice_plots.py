@@ -18,7 +18,7 @@ from pilotfish.field.report.canvas import (
 from pilotfish.field.report.hindsight import Alternative, Hindsight
 
 _ROW = 0.27  # height of a row (inches)
-_ROWS = 7  # lower bound of the plot's height, in rows
+_ROWS = 7  # minimum height of the plot, in rows
 
 
 def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
@@ -29,7 +29,7 @@ def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture |
     if hindsight.auto is None or not rows:
         return None
     rows.sort(key=_cost)
-    finding = f"auto took {hindsight.auto.median:.1f} ms a token" + _against_best(hindsight)
+    finding = f"auto took {hindsight.auto.median:.1f} ms per token" + _against_best(hindsight)
     n = f"auto: n = {hindsight.auto.n} answers"
     if fixed := [a.fixed.n for a in rows if a.fixed is not None]:
         n += f"; fixed: {format_counts(fixed, 'each')}"
@@ -70,12 +70,12 @@ def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture |
         axes.set_xlim(left=0)
         axes.set_xlabel(
             axes.get_xlabel(), loc="right"
-        )  # long row names leave no space further left
+        )  # placed here because long row names leave no space further left
         legend_below(axes)
     return Picture(
         path=path,
-        alt=f"{run}: time per committed token in ms of each protocol and window γ in tokens, "
-        f"measured and forecast by auto, and the time that auto took; {finding} ({n}).",
+        alt=f"{run}: time per committed token (ms) of each protocol and window γ (tokens), as "
+        f"measured and as predicted by auto, and the time that auto took; {finding} ({n}).",
     )
 
 
@@ -101,7 +101,7 @@ def predictions(path: Path, run: str, hindsight: Hindsight | None) -> Picture | 
     """Plot each answer's measured time against its predicted time; None without predictions."""
     if hindsight is None or not hindsight.predicted or hindsight.error is None:
         return None
-    finding = f"predictions are off by {100 * hindsight.error:.0f} % in the median"
+    finding = f"predictions of auto are off by {100 * hindsight.error:.0f} % in the median"
     n = f"n = {len(hindsight.predicted)} answers"
     with plot(
         path,

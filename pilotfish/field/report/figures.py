@@ -1,4 +1,4 @@
-"""Compute the figures of a run's answers, for each (protocol, window) of the matrix.
+"""Compute the results of a run's answers, for each (protocol, window) of the matrix.
 
 In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
 
@@ -26,13 +26,14 @@ from pilotfish.wire.protocols import (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of one (protocol, window). Bytes are sizes of frames that ZeroMQ gets.
+    """The results of one (protocol, window). Bytes are the sizes of the frames that ZeroMQ gets.
 
     n: number of answers. rounds: number of all their rounds. round_ms: spread over steady rounds;
     each other `Spread` is over answers. notes: share of each counter, by name; None if the protocol
     does not have the counter. asked: share of rounds in which the edge requested hidden states;
-    None if the protocol never requests them. Any figure is None if it was not measured: acceptance
-    without drafts, joules without a sensor, steady figures if every answer had only one round.
+    None if the protocol never requests them. A value is None if it was not measured: acceptance if
+        there were no drafts, joules if there is no sensor, values of steady rounds if every answer
+        had only one round.
     """
 
     configuration: Configuration
@@ -66,7 +67,7 @@ def steady_token_ms(answer: Answer) -> float | None:
 
 
 def figures(answers: Sequence[Answer]) -> list[Figures]:
-    """Compute the figures of each (protocol, window), sorted by `order`."""
+    """Compute the results of each (protocol, window), sorted by `order`."""
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
@@ -77,12 +78,12 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
-    """List the protocols of the figures in their order, each once."""
+    """List each protocol of the results once, in the order of the results."""
     return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
 
 
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
-    """Return the figures of the fixed choice with the least time per token.
+    """Return the results of the fixed choice with the shortest time per token.
 
     Lossy protocols are skipped, because their text is not the target's. ``auto`` is skipped,
     because it chooses among the other protocols.
@@ -126,7 +127,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
 
 
 def counters_with_values(all_figures: Sequence[Figures]) -> list[RoundCounter]:
-    """Return the counters that have a value in any of these figures."""
+    """Return the counters that have a value in any of these results."""
     known = counters().values()
     return [
         counter for counter in known if any(f.notes[counter.name] is not None for f in all_figures)
@@ -174,7 +175,7 @@ def _tokens(rounds: Sequence[Round]) -> int:
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
-    """Flatten a dictionary of figures: move configuration and notes to the top level."""
+    """Flatten a dictionary of results: move configuration and notes to the top level."""
     protocol, window = values.pop("configuration")
     notes = values.pop("notes", {})
     return {"protocol": protocol, "window": window, **values, **notes}

@@ -22,8 +22,8 @@ class Alternative:
 
     chosen: number of answers for which ``auto`` chose it. forecasts: number of answers for which
     its time was predicted. forecast_ms: median of these predictions. measured: its time when
-    ``auto`` chose it. fixed: its time as a fixed configuration of the same run. reason: reason of
-    ``auto`` for choosing it the last time.
+    ``auto`` chose it. fixed: its time as a fixed configuration of the same run. reason: the reason
+    of the last time that ``auto`` chose it.
     """
 
     configuration: Configuration
@@ -117,7 +117,7 @@ def _configuration(protocol: str, window: int) -> Configuration:
 def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
     """Return the predicted ms per token of each configuration.
 
-    Of forecasts that differ only in their hints, the lowest counts.
+    Of several forecasts that differ only in their hints, the lowest is used.
     """
     least_ms: dict[Configuration, float] = {}
     for forecast in choice.forecasts:

@@ -1,6 +1,6 @@
 """Plot latency against the window, for one run and for several runs together.
 
-In: the figures of runs. Out: files, and descriptions of them in words (alternative texts).
+In: the results of runs. Out: files, and descriptions of them in words (alternative texts).
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def latency(
     with plot(
         path,
         title(run, finding, n),
-        "window γ (drafted tokens a round)",
+        "window γ (drafted tokens per round)",
         "time per committed token (ms)",
         (WIDTH, 3.9),
     ) as axes:
@@ -173,7 +173,7 @@ def _dots(
 
 
 def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
-    """Return each protocol's figures at the window with the lowest median time per token."""
+    """Return each protocol's results at the window with the lowest median time per token."""
     measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     return [
         min(

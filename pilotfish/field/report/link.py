@@ -1,4 +1,4 @@
-"""The quantities of the link that a run measured, with their units, and the others' names.
+"""List the quantities of the link that a run measured, with units, and those it did not measure.
 
 In: answers, each with the state of the link when it began. Out: numbers in a panel's unit.
 """

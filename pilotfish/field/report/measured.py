@@ -1,4 +1,4 @@
-"""Read a run for a report: facts, the answers that count, and the number of skipped answers."""
+"""Read a run for a report: facts, the counted answers, and the number of skipped answers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ from pilotfish.field.run import Answer, Facts, Run
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """The content and the figures of a run file. name: name of the run, unique in a report."""
+    """The content and the results of a run file. name: name of the run, unique in a report."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ class MeasuredRun:
     hindsight: Hindsight | None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures for ``--json``; the keys contain the units of times."""
+        """Return the results for ``--json``; the keys contain the units of times."""
         first, last = self.answers[0], self.answers[-1]
         return {
             "run": self.name,
@@ -45,7 +45,7 @@ class MeasuredRun:
 
 
 def read_run(path: str | Path) -> MeasuredRun:
-    """Read a run file; raise `RunFileError` if it is no run file or has no answer."""
+    """Read a run file; raise `RunFileError` if it is not a run file or has no answer."""
     path = Path(path)
     with Run.open(path) as run:
         every = list(run.answers(warm_up=True, finished=False))
@@ -54,7 +54,8 @@ def read_run(path: str | Path) -> MeasuredRun:
     answers = [answer for answer in every if answer.finished and not answer.warm_up]
     if not any(answer.rounds for answer in answers):
         raise RunFileError(
-            f"{path} has no finished answer: go on with it by `pilotfish field measure --resume`."
+            f"{path} has no finished answer: resume the run with `pilotfish field measure "
+            "--resume`."
         )
     answers = [answer for answer in answers if answer.rounds]
     return MeasuredRun(

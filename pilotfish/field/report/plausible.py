@@ -1,7 +1,7 @@
 """Check that the values of a run file are possible.
 
 In: answers with values of the right types. Out: nothing, or a `RunFileError`. After this check,
-figures and plots can divide by values and take logarithms.
+    statistics and plots can divide by values and take logarithms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.field.run import Answer
 from pilotfish.wire.protocols import counters
 
-_LONGEST_S = 1e7  # upper bound of the time of a stage or answer (s): four months
+_LONGEST_S = 1e7  # maximum time of a stage or answer (s): four months
 _LATEST_UNIX_S = 4e9  # upper bound of a Unix time (s): the year 2096
 _LARGEST = 1e15  # upper bound of all other counts and measurements
 
@@ -23,8 +23,8 @@ def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:
         for what, value, low, high in _values(answer):
             if not low <= value <= high:  # NaN fails both comparisons, and so is refused
                 raise RunFileError(
-                    f"{path} is damaged: answer {answer.id} has {value:g} as its {what}. Restore a "
-                    "copy of it."
+                    f"{path} is damaged: answer {answer.id} has {value:g} as its {what}, which is "
+                    "impossible. Restore a copy of the file."
                 )
 
 

@@ -1,6 +1,6 @@
 """Plot the stages, acceptance and bytes of a run; axes have units, and titles have n.
 
-In: the figures of one run. Out: PNG files, and descriptions of them in words (alternative texts).
+In: the results of one run. Out: PNG files, and descriptions of them in words (alternative texts).
 """
 
 import math
@@ -31,8 +31,8 @@ from pilotfish.field.report.figures import Figures, protocols_of
 from pilotfish.field.report.statistics import PositionCounts, share_interval
 
 _ROW = 0.27  # height of a row (inches); each (protocol, window) has a row
-_ROWS = 7  # lower bound of a plot's height, in rows
-FEW = 10  # lower bound of the rounds for which a share is drawn
+_ROWS = 7  # minimum height of a plot, in rows
+FEW = 10  # minimum number of rounds for which a share is drawn
 
 
 def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
@@ -168,7 +168,7 @@ def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Pic
     totals = [sum(direction[3][row] for direction in directions) for row in range(len(measured))]
     least = measured[totals.index(min(totals))].configuration
     most = measured[totals.index(max(totals))].configuration
-    finding = f"{min(totals):.0f} bytes a token ({least}) to {max(totals):,.0f} ({most})"
+    finding = f"{min(totals):.0f} bytes per token ({least}) to {max(totals):,.0f} ({most})"
     n = format_counts((f.n for f in measured), "answers each")
     with plot(
         path,

@@ -74,7 +74,7 @@ def _embed(picture: Picture) -> str:
 
 
 def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Return each group of a table's headings, with its number of columns."""
+    """Return each group of a table's headings, with the group's number of columns."""
     return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
@@ -87,7 +87,8 @@ def _run_summary(run: MeasuredRun) -> str:
     bounds = tables.interval(spread)
     interval = "" if bounds == tables.NONE else f", 95 % interval {bounds}"
     text = (
-        f"Of the fixed choices {best.configuration} took least: {spread.median:.1f} ms per "
+        f"Of the fixed choices, {best.configuration} took the shortest time: "
+        f"{spread.median:.1f} ms per "
         f"committed token (median, n = {spread.n}{interval})."
     )
     if run.hindsight is not None and run.hindsight.auto is not None:
@@ -100,7 +101,7 @@ def _auto_summary(run: MeasuredRun) -> str:
     """Summarise the choices of `auto` in one or two sentences."""
     hindsight = run.hindsight
     if hindsight is None or hindsight.auto is None:
-        return "auto has no answer with steady rounds."
+        return "No answer of auto has steady rounds."
     auto = hindsight.auto
     text = f"auto took {auto.median:.1f} ms per committed token (median, n = {auto.n})"
     if (

@@ -1,7 +1,7 @@
 """Statistics of repeated measurements: medians, tails, intervals, acceptance by depth.
 
-In: one number for each of several independent answers; or recorded rounds. Out: figures with
-intervals.
+In: one number for each of several independent answers; or recorded rounds. Out: statistics with
+    intervals.
 """
 
 from collections.abc import Sequence

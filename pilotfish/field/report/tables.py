@@ -1,4 +1,4 @@
-"""The report's tables, as headings and cells; their text is not escaped.
+"""The report's tables, as headings and cells. The text in them is not escaped.
 
 In: measured runs. Out: tables with units in the headings.
 """
@@ -62,22 +62,22 @@ def _p95(pick: Callable[[Figures], Spread | None], digits: int = 1) -> Callable[
 _COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("", "protocol", lambda f: str(f.configuration)),
     ("", "n", lambda f: str(f.n)),
-    ("ms a token", "median", _median(lambda f: f.token_ms)),
-    ("ms a token", "95 % interval", lambda f: interval(f.token_ms)),
-    ("ms a token", "p95", _p95(lambda f: f.token_ms)),
-    ("ms a round", "median", _median(lambda f: f.round_ms)),
-    ("ms a round", "p95", _p95(lambda f: f.round_ms)),
+    ("ms per token", "median", _median(lambda f: f.token_ms)),
+    ("ms per token", "95 % interval", lambda f: interval(f.token_ms)),
+    ("ms per token", "p95", _p95(lambda f: f.token_ms)),
+    ("ms per round", "median", _median(lambda f: f.round_ms)),
+    ("ms per round", "p95", _p95(lambda f: f.round_ms)),
     ("first token, ms", "median", _median(lambda f: f.first_token_ms, 0)),
     ("first token, ms", "p95", _p95(lambda f: f.first_token_ms, 0)),
     ("answer", "tokens/s", _median(lambda f: f.tokens_per_s)),
     ("", "α", lambda f: number(f.acceptance, 2)),
-    ("", "tokens a round", lambda f: number(f.tokens_per_round, 2)),
-    ("bytes a token", "up", lambda f: number(f.up_bytes_per_token)),
-    ("bytes a token", "down", lambda f: number(f.down_bytes_per_token)),
-    ("energy", "J a token", _median(lambda f: f.joules_per_token, 2)),
+    ("", "tokens per round", lambda f: number(f.tokens_per_round, 2)),
+    ("bytes per token", "up", lambda f: number(f.up_bytes_per_token)),
+    ("bytes per token", "down", lambda f: number(f.down_bytes_per_token)),
+    ("energy", "J per token", _median(lambda f: f.joules_per_token, 2)),
 )
 _STATES_REQUESTED: tuple[str, str, Callable[[Figures], str]] = (
-    *("rounds, %", "with states request"),
+    *("rounds, %", "with a request for states"),
     lambda f: _percent(f.asked),
 )
 
@@ -128,7 +128,7 @@ def positions(run: MeasuredRun) -> Table:
 
 
 def choices(hindsight: Hindsight) -> Table:
-    """Tabulate each configuration that ``auto`` can choose: how often it did, and the times."""
+    """Tabulate the configurations that ``auto`` can choose, with numbers of choices and times."""
 
     def median(spread: Spread | None) -> str:
         return NONE if spread is None else number(spread.median)
@@ -137,10 +137,10 @@ def choices(hindsight: Hindsight) -> Table:
         headings=[
             ("", "protocol"),
             ("", "chosen"),
-            ("ms a token", "forecast"),
-            ("ms a token", "measured when chosen"),
-            ("ms a token", "measured as fixed choice"),
-            ("ms a token", "95 % interval of that"),
+            ("ms per token", "forecast"),
+            ("ms per token", "measured when chosen"),
+            ("ms per token", "measured as fixed choice"),
+            ("ms per token", "95 % interval as fixed choice"),
             ("", "reason of the last choice"),
         ],
         rows=[
@@ -190,7 +190,7 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     yield "file", run.path.name
     yield "measured (UTC)", _span(first.started_unix_s, last.started_unix_s + last.total_s)
     yield "starts", str(len(facts.starts))
-    yield "answers that count", f"n = {len(run.answers)}"
+    yield "counted answers", f"n = {len(run.answers)}"
     yield "left out", f"{run.warm_up} warm-up, {run.unfinished} unfinished"
     yield "drafter", _model(facts.drafter)
     yield "target", NONE if facts.target is None else _model(facts.target)
@@ -201,7 +201,7 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     yield "protocols", ", ".join(settings.protocols)
     yield "windows", ", ".join(map(str, settings.windows))
     yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
-    yield "tokens at most", str(settings.max_tokens)
+    yield "maximum tokens", str(settings.max_tokens)
     yield "temperature", f"{settings.temperature:g}"
     for name, value in settings.options.items():
         yield name, f"{value:g}" if isinstance(value, float) else str(value)

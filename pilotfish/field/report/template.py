@@ -121,9 +121,9 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 <h2>Time per token and per round, bytes, energy</h2>
 <p>Times per token and per round cover the <em>steady</em> rounds: the first round of an answer
 reads the prompt, and counts only in the first token's time and in the whole answer's tokens/s.
-Under stream a round is a token. Bytes are frames as handed to ZeroMQ. The fixed choice with the
-lowest median is marked; local does not compete, since its text is the drafter's and not the
-target's.</p>
+Under stream, each token counts as a round. Bytes are the sizes of the frames that ZeroMQ gets. The
+fixed choice with the lowest median is marked. Protocol local cannot be marked, since its text is
+the drafter's and not the target's.</p>
 {% for run in runs %}
 <h3>{{ run.name }}</h3>
 {{ table(latencies[run.name]) }}
@@ -131,7 +131,7 @@ target's.</p>
 
 {% if gallery.latency %}
 <h2>Latency against window</h2>
-<p>Medians over answers, with 95 % intervals. Dotted: protocols with a single setting.</p>
+<p>Medians over answers, with 95 % intervals. Dotted lines: protocols with a single setting.</p>
 {% if gallery.compared %}
 {{ pictures(gallery.compared) }}
 {% endif %}
@@ -140,10 +140,10 @@ target's.</p>
 
 {% if gallery.stages %}
 <h2>Where the time goes</h2>
-<p>Means over the steady rounds, so that the stages add up. Queue is a round's time at the edge
-outside of the target's pass. The split between uplink and downlink relies on the edge's clock, and
-their sum does not. Under stream the wait for a token is split into the target's pass and the
-rest.</p>
+<p>Means over the steady rounds, so that the stages add up. Queue is the time that a round
+spends at the edge outside of the target's pass. The split between uplink and downlink relies on the
+edge's clock; the sum of uplink and downlink does not. Under stream, the wait for a token is split
+into the target's pass and the rest.</p>
 {{ pictures(gallery.stages) }}
 {% endif %}
 
@@ -151,7 +151,7 @@ rest.</p>
 <h2>Acceptance by position</h2>
 <p>A round reaches a depth if it accepted every drafted token before it. All windows of a protocol
 are pooled; each depth counts the rounds that drafted it. Lines at the points are 95 % intervals of
-the share; shares of fewer than {{ few }} rounds are not drawn.</p>
+a share; shares of fewer than {{ few }} rounds are not drawn.</p>
 {{ pictures(gallery.depths) }}
 {% for run in runs if positions[run.name].rows %}
 <details><summary>{{ run.name }}: the counts</summary>
@@ -168,7 +168,7 @@ and TCP.</p>
 {% endif %}
 
 <h2>The link over time</h2>
-<p>The device's estimates of the link at the begin of each answer.</p>
+<p>The device's estimates of the link when each answer began.</p>
 {{ pictures(gallery.link) }}
 {% for run in runs if unmeasured[run.name] %}
 <p class="soft">{{ run.name }}: not measured: {{ unmeasured[run.name] | join(", ") }}.</p>
@@ -176,7 +176,7 @@ and TCP.</p>
 
 <h2>The choices of auto, and the cost of the alternatives</h2>
 {% if auto %}
-<p>A forecast is the time that auto expected of a choice before an answer, the median over answers.
+<p>A forecast is the time that auto predicted for a choice before an answer (median over answers).
 Fixed choices are the answers of the same run that requested a protocol and window by name.</p>
 {{ pictures(gallery.alternatives) }}
 {{ pictures(gallery.predictions) }}
@@ -190,7 +190,7 @@ Fixed choices are the answers of the same run that requested a protocol and wind
 <p class="soft">Not measured: the run has no answer under protocol auto.</p>
 {% endif %}
 
-<h2>How the figures are computed</h2>
+<h2>How the numbers are computed</h2>
 <p>Warm-up answers and unfinished ones are left out; their numbers are above. A median's 95 %
 interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a fixed
 seed. It shows how far the median would move with similar prompts at other times, not over another

@@ -70,7 +70,7 @@ def test_a_signed_bundle_is_installed_and_no_other_runs(board: Machine, tmp_path
     for refused, exit_code, words in (
         (wrong, 65, "is not among the 1 trusted signers in /etc/pilotfish/signers"),
         (missing, 65, "The bundle is not signed"),
-        (older, 73, "say --downgrade"),
+        (older, 73, "give --downgrade"),
         (tampered, 65, "was changed since signer signed it"),
     ):
         for code, reply in (flash(tmp_path, both, refused), on_the_board(board, refused)):

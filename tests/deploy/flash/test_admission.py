@@ -124,7 +124,7 @@ def test_an_older_version_is_refused_unless_it_is_asked_for(
         assert flash(*words, version_1) == 73
         (line,) = capfd.readouterr().err.splitlines()
         assert "version 1.0, and 2.0 is installed" in line
-        assert "say --downgrade" in line
+        assert "give --downgrade" in line
     assert snapshot(root) == before
     same = tiny_bundle(tmp_path / "same", version="2.0", marker="# another build")
     assert flash(same) == 0
@@ -144,7 +144,7 @@ def test_what_has_no_place_among_the_versions_may_be_older(
     for there, comes in ((version_1, odd), (odd, version_1)):
         put(root, there, downgrade=True)
         before = snapshot(root)
-        with pytest.raises(InstallError, match="say --downgrade"):
+        with pytest.raises(InstallError, match="give --downgrade"):
             put(root, comes)
         assert snapshot(root) == before
 

@@ -114,8 +114,8 @@ def test_edited_settings_and_keys_stay(root: Path, version_1: Path, version_2: P
     assert settings.with_name("device.toml.new").read_text() == "draft = 'y'\n"
     assert secret.read_text() == "secret\n"
     assert any("was edited and stays" in line for line in info)
-    assert any("another key" in line for line in info)
-    assert "another" not in "".join(info).replace("another key", "")
+    assert any("is not the bundle's key" in line for line in info)
+    assert "another" not in "".join(info)
     # adopting the new one asks no more
     settings.write_text("draft = 'y'\n")
     put(root, version_2)
@@ -152,7 +152,7 @@ def test_check_names_what_was_changed(root: Path, version_1: Path) -> None:
     for words in (
         "cli.py was changed",
         "odd/__init__.py is missing",
-        "more.py does not belong",
+        "more.py is not a file of this version",
         "bin/pilotfish was changed",
         "device.service is missing or was changed",
     ):
@@ -221,25 +221,25 @@ def _other_wheel(bundle: Path, **options: object) -> None:
 
 WHEEL = "wheels/pilotfish-1.0-py3-none-any.whl"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "swapped bit": (lambda b: _swap(b / WHEEL), "is not what the bundle's manifest says"),
-    "truncated file": (lambda b: _truncate(b / WHEEL), "is not what the bundle's manifest says"),
+    "swapped bit": (lambda b: _swap(b / WHEEL), "differs from the bundle's manifest"),
+    "truncated file": (lambda b: _truncate(b / WHEEL), "differs from the bundle's manifest"),
     "other artifact": (
         lambda b: (b / "artifacts/draft/manifest.json").write_text("{}"),
-        "is not what the bundle's manifest says",
+        "differs from the bundle's manifest",
     ),
     "missing file": (lambda b: (b / WHEEL).unlink(), "is missing"),
-    "missing manifest": (lambda b: (b / "manifest.json").unlink(), "is no bundle"),
+    "missing manifest": (lambda b: (b / "manifest.json").unlink(), "is not a bundle"),
     "truncated manifest": (lambda b: _truncate(b / "manifest.json"), "damaged|changed"),
     "manifest of rubbish": (lambda b: (b / "manifest.json").write_bytes(b"\xff[1"), "damaged"),
     "manifest is a list": (lambda b: (b / "manifest.json").write_text("[]"), "damaged"),
     "deep manifest": (lambda b: (b / "manifest.json").write_text("[" * 10**5), "damaged"),
-    "other version": (lambda b: _edit(b, lambda m: m.update(version="9")), "digest does not fit"),
+    "other version": (lambda b: _edit(b, lambda m: m.update(version="9")), "digest does not match"),
     "version with a path": (lambda b: _edit(b, lambda m: m.update(version="../9")), "damaged"),
     "other role": (lambda b: _edit(b, lambda m: m.update(role="root")), "damaged"),
     "later format": (lambda b: _edit(b, lambda m: m.update(format=2)), "format 2"),
     "setuid": (
         lambda b: _edit(b, lambda m: m["files"][WHEEL].update(mode=0o4755)),  # type: ignore[index]  # JSON
-        "damaged at",
+        "damaged: its entry",
     ),
     "key twice": (
         lambda b: (b / "manifest.json").write_text(
@@ -249,7 +249,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "extra file": (lambda b: (b / "wheels/extra.py").write_text(""), "does not name"),
     "extra room": (lambda b: (b / "extra").write_text(""), "does not name"),
-    "empty folder": (lambda b: (b / "wheels/extra").mkdir(), "an empty folder"),
+    "empty folder": (lambda b: (b / "wheels/extra").mkdir(), "the empty folder"),
     "link to a file": (
         lambda b: _link(b, WHEEL),
         "neither a file nor a folder",
@@ -259,36 +259,36 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "neither a file nor a folder",
     ),
     "pipe": (lambda b: os.mkfifo(b / "wheels/p"), "neither a file nor a folder"),
-    "path upwards": (lambda b: _rename(b, "keys/../../x"), "which no bundle may hold"),
-    "absolute path": (lambda b: _rename(b, "/etc/passwd"), "which no bundle may hold"),
-    "hidden path": (lambda b: _rename(b, "keys/.x"), "which no bundle may hold"),
-    "foreign room": (lambda b: _rename(b, "bin/sh"), "which no bundle may hold"),
+    "path upwards": (lambda b: _rename(b, "keys/../../x"), "which no bundle may contain"),
+    "absolute path": (lambda b: _rename(b, "/etc/passwd"), "which no bundle may contain"),
+    "hidden path": (lambda b: _rename(b, "keys/.x"), "which no bundle may contain"),
+    "foreign room": (lambda b: _rename(b, "bin/sh"), "which no bundle may contain"),
     "signers that are no keys": (
         lambda b: _rename(b, "signers/x.revoked"),
-        "which no bundle may hold",
+        "which no bundle may contain",
     ),
-    "a folder of settings": (lambda b: _rename(b, "config/a/b"), "which no bundle may hold"),
+    "a folder of settings": (lambda b: _rename(b, "config/a/b"), "which no bundle may contain"),
     "settings in place of signers": (
         lambda b: _rename(b, "config/signers"),
-        "which no bundle may hold",
+        "which no bundle may contain",
     ),
-    "path of a shell": (lambda b: _rename(b, "keys/a;b"), "which no bundle may hold"),
+    "path of a shell": (lambda b: _rename(b, "keys/a;b"), "which no bundle may contain"),
     "wheel for another Python": (
         lambda b: _other_wheel(b, tag="cp39-cp39-manylinux_2_17_x86_64"),
         "is not for Python",
     ),
     "a name that a terminal obeys": (
         lambda b: (b / "systemd/\x1b[31m\nred").write_text(""),
-        r"holds systemd/\\x1b\[31m red,",
+        r"contains systemd/\\x1b\[31m red,",
     ),
     "wheel upwards": (
         lambda b: _other_wheel(b, files={"../../../../evil.py": b""}),
-        "no wheel may hold",
+        "no wheel may contain",
     ),
-    "absolute wheel": (lambda b: _other_wheel(b, files={"/evil.py": b""}), "no wheel may hold"),
+    "absolute wheel": (lambda b: _other_wheel(b, files={"/evil.py": b""}), "no wheel may contain"),
     "wheel's data upwards": (
         lambda b: _other_wheel(b, files={"odd-1.0.data/etc/evil": b""}),
-        "there is no place",
+        "has no target folder",
     ),
     "wheel without RECORD": (lambda b: _other_wheel(b, record=b""), "does not name"),
     "wheel with another RECORD": (
@@ -367,7 +367,7 @@ def test_files_belong_to_root_so_only_root_installs() -> None:
         "Installation(Rootfs(Path('/nowhere'), {}, None), print)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "run this with sudo" in done.stderr.splitlines()[-1]
+    assert "run this command with sudo" in done.stderr.splitlines()[-1]
 
 
 def test_two_installations_at_once_are_one_too_many(root: Path, version_1: Path) -> None:
@@ -402,11 +402,11 @@ def test_the_command_installs_checks_goes_back_and_uninstalls(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "Name a bundle, or one of"),
-        (("--check", "bundle"), "Name a bundle, or one of"),
+        ((), "Name a bundle, or give one of"),
+        (("--check", "bundle"), "Name a bundle, or give one of"),
         (("--check", "--purge"), "--purge goes with --uninstall"),
         (("--check", "--port", "22"), "go with --ssh"),
-        (("/nowhere",), "is no bundle"),
+        (("/nowhere",), "is not a bundle"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(

@@ -99,8 +99,8 @@ NOT_SENT: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
     "unsigned": (_unsigned, [], 65, "pilotfish bundle --sign"),
     "changed": (_changed, [], 65, "changed since signer signed it"),
     "another digest": (_changed, ["--unsigned", "--digest={}"], 65, "The bundle's digest is"),
-    "no digest": (lambda _: 0, ["--digest="], 64, "the 64 hex digits"),
-    "part of a digest": (lambda _: 0, ["--digest=2"], 64, "the 64 hex digits"),
+    "no digest": (lambda _: 0, ["--digest="], 64, "all 64 hex digits"),
+    "part of a digest": (lambda _: 0, ["--digest=2"], 64, "all 64 hex digits"),
 }
 
 
@@ -194,7 +194,7 @@ def test_an_older_version_is_refused_before_any_of_it_runs(
     older = plant(bundles / "1.0", mark)
     for words in ((), ("--unsigned",)):
         assert flash(board, root, older, *words, signers=signers) == 73
-        assert "say --downgrade" in capfd.readouterr().err
+        assert "give --downgrade" in capfd.readouterr().err
     assert not mark.exists()
     assert flash(board, root, older, "--downgrade", signers=signers) == 0
     assert mark.exists()

@@ -197,19 +197,25 @@ def test_a_family_whose_calls_are_no_json_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not a turn"),
-        ('{"x": 1}', "not a turn"),
-        (json.dumps({"content": [KIND, "{}"]}), "cannot contain a turn"),
+        ("{", "not the outline of a turn"),
+        ('{"x": 1}', "not the outline of a turn"),
+        (json.dumps({"content": [KIND, "{}"]}), "outline of another turn"),
         (json.dumps({"calls": {"trigger": ""}, "tools": [["a", "{}"]]}), "need a trigger"),
-        (json.dumps({"calls": {"trigger": "<", "x": 1}}), "not a turn"),
+        (json.dumps({"calls": {"trigger": "<", "x": 1}}), "not the outline of a turn"),
         (json.dumps({"called": True}), "their syntax and the tools"),
-        (json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}), "128 is the most"),
+        (
+            json.dumps({"calls": {"trigger": "<"}, "tools": [["a", "{}"]] * 129}),
+            "at most 128 are allowed",
+        ),
         (json.dumps({"called": True, "calls": {"trigger": "<"}}), "their syntax and the tools"),
         (json.dumps({"tools": [["a", "{}"]]}), "their syntax and the tools"),
-        (json.dumps({"thought": ["", ""], "content": ["regex", "a"]}), "a begin and an end"),
+        (
+            json.dumps({"thought": ["", ""], "content": ["regex", "a"]}),
+            "a begin mark and an end mark",
+        ),
         (json.dumps({"content": ["json", '{"multipleOf": 99999}']}), "multipleOf"),
-        (json.dumps({"content": ["lark", "start: %json {}"]}), "cannot have %json"),
-        (json.dumps({"content": ["json", "["]}), "no JSON"),
+        (json.dumps({"content": ["lark", "start: %json {}"]}), "must not contain %json"),
+        (json.dumps({"content": ["json", "["]}), "not valid JSON"),
     ],
 )
 def test_a_turn_that_is_none(text: str, message: str) -> None:
@@ -223,16 +229,16 @@ def test_a_turn_that_is_none(text: str, message: str) -> None:
         (["x"], "A tool is"),
         ([{"type": "web"}], "A tool is"),
         ([{"type": "web", "function": {}}], "of type function"),
-        ([{"function": {"name": "a"}, "x": 1}], "has no 'x'"),
+        ([{"function": {"name": "a"}, "x": 1}], "unknown field 'x'"),
         ([tool("auto")], "cannot be named"),
-        ([{"function": {"name": "a", "parameters": []}}], "are a JSON schema"),
-        ([{"function": {"name": "a", "parameters": {"enum": [{1}]}}}], "no JSON"),
-        ([{"function": {"name": "a", "parameters": {"maximum": float("nan")}}}], "no JSON"),
-        ([tool("a b")], "names no function"),
+        ([{"function": {"name": "a", "parameters": []}}], "must be a JSON schema"),
+        ([{"function": {"name": "a", "parameters": {"enum": [{1}]}}}], "not valid JSON"),
+        ([{"function": {"name": "a", "parameters": {"maximum": float("nan")}}}], "not valid JSON"),
+        ([tool("a b")], "cannot be the name of a function"),
         ([tool("a"), tool("a")], "Two tools"),
-        ([tool(f"t{n}") for n in range(129)], "128 is the most"),
+        ([tool(f"t{n}") for n in range(129)], "at most 128 are allowed"),
         ([{"function": {"name": "a", "parameters": {"type": "string"}}}], "type object"),
-        ([{"function": {"name": "a", "code": "x"}}], "has no 'code'"),
+        ([{"function": {"name": "a", "code": "x"}}], "unknown field 'code'"),
     ],
 )
 def test_tools_that_are_none(items: list[Any], message: str) -> None:
@@ -257,7 +263,7 @@ def test_choices() -> None:
     assert none is not None
     assert none.callable == ()
     assert Tools.read([]) is None
-    with pytest.raises(ValueError, match="is no tool: move"):
+    with pytest.raises(ValueError, match="is not the name of a tool; the tools are move"):
         Tools.read(TOOLS, "fly")
     with pytest.raises(ValueError, match="needs tools"):
         Tools.read(None, "required")
