@@ -187,7 +187,8 @@ def bring_keys(wanted: BundleContents, folder: Path, former: Path) -> list[str]:
     if with_pair is not None and with_pair == former:
         return []
     unless = "" if pair is None else ", unless the edge knows this device already"
-    return [f"on the edge{unless}: pilotfish keys allow device.pub, which is in the bundle's keys"]
+    file = "(the file is in the bundle's folder keys)"
+    return [f"on the edge{unless}: run `pilotfish keys allow device.pub` {file}"]
 
 
 def _bring_edge_keys(

@@ -1,1 +1,1 @@
-"""Emulate a network link to an edge: slow, long, lossy, or with the rates of a trace."""
+"""Emulate a network link to an edge: a low rate, a high delay, losses, or the rates of a trace."""

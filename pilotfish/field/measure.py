@@ -162,7 +162,7 @@ class Measurement:
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
     def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
-        """Answer these cells; yield each answer, without its rounds, when it has been recorded.
+        """Make the answers of these cells; yield each one after it is recorded, without its rounds.
 
         If the edge is lost, retry for patience_s seconds with growing pauses, then raise the error.
         The file keeps the interrupted answer, marked as unfinished.

@@ -73,7 +73,7 @@ class Episode:
         outcome: str,
         right: bool,
     ) -> Episode:
-        """Make an episode from its mismatches, in order."""
+        """Make an episode from its mismatches, which are in the order of their positions."""
         mismatches = [entry.mismatch for entry in labelled]
         return cls(
             key=key,

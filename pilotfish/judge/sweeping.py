@@ -119,8 +119,8 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     whole: Annotated[
         int,
         setting(
-            "number of questions whose windows are read beyond rejections, too, to count the "
-            "states that wisv-selective requests",
+            "number of questions whose drafts are also judged after a rejection, to count the "
+            "hidden states that the protocol wisv-selective would request",
             ge=0,
         ),
     ] = 2

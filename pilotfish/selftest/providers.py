@@ -88,9 +88,9 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
     if provider == "tensorrt":
         import tensorrt as trt
 
-        if hasattr(
-            trt.ICudaEngine, "get_aliased_input_tensor"
-        ):  # TensorRT got this method in the same version as the operators
+        # this method came in the same version of TensorRT as the operators, so it shows whether
+        # they exist
+        if hasattr(trt.ICudaEngine, "get_aliased_input_tensor"):
             return None
         return (
             f"TensorRT {trt.__version__} lacks the operators "
