@@ -134,6 +134,27 @@ def test_the_holder_of_a_revoked_key_has_time_to_be_told(
         assert listener.connections.is_connected(clients[alice.public])
 
 
+def test_whoever_has_said_nothing_yet_is_cut_as_soon_as_a_key_is_revoked(
+    listener: Listener, key_folders: dict[str, Path]
+) -> None:
+    """Nobody knows whose the connection is; whoever is still allowed comes again."""
+    alice, bob = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob"))
+    connections = listener.connections
+    with RawClient(listener.endpoint, alice) as stays:
+        stays.say(Ping(nonce=1))
+        [envelope] = received(listener, 1)
+        connections.cut_revoked({alice.public: "alice", bob.public: "bob"})
+        with RawClient(listener.endpoint, bob):
+            began_s = time.monotonic()
+            while len(connections) < 2:
+                assert time.monotonic() < began_s + WAIT_S
+                time.sleep(0.001)
+                connections.read_events()
+            connections.cut_revoked({alice.public: "alice"})
+            assert connections.cuts[REVOKED] == 1
+            assert connections.is_connected(envelope.client)
+
+
 def sent(listener: Listener, clients: Sequence[bytes], size: int, most: int) -> int:
     """Send replies of this size to these clients in turn until one has no room; the bytes sent."""
     total, reply = 0, Pong(nonce=1, received_ns=0, sent_ns=0)
