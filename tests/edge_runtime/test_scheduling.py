@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Decision
@@ -237,3 +238,18 @@ def test_what_waited_behind_a_prompt_that_could_not_be_read_is_dropped(
         assert edge.replies == []
         assert edge.scheduler.passes == before
         assert not any(held.jobs for held in edge.service.sessions)
+
+
+def test_no_client_reads_what_an_engine_says_of_the_edges_machine(pair, monkeypatch) -> None:
+    """Its errors name files and devices; they are for the edge's log."""
+
+    def fails(*_: object) -> None:
+        raise ProviderError("/srv/models/target needs the GPU 3")
+
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin([1, 2, 3]))
+        edge.deliver(session.window([1]))
+        edge.start()
+        monkeypatch.setattr(Decoder, "forward", fails)
+        assert "GPU" not in edge.fails("internal").message
