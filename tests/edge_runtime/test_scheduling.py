@@ -13,7 +13,7 @@ from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Decision
 from tests.support.hostile import RawSession
-from tests.support.passes import run
+from tests.support.passes import collect, run
 from tests.support.socketless import SocketlessEdge
 
 LONG = [(7 * i) % 50 for i in range(200)]
@@ -196,6 +196,24 @@ def test_a_session_whose_turn_has_not_come_is_not_idle(pair) -> None:
         session.settle([1, 2], edge.reply())
         time.sleep(0.1)
         greedy_text(edge, [1, 2, 3], b"another")
+
+
+def test_what_is_cancelled_during_its_pass_has_no_verdict(pair) -> None:
+    """And the same window may come again, as to any round that was cut off."""
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin([1]))
+        edge.deliver(session.window([2]))
+        batch = edge.scheduler.next_batch()
+        assert batch is not None
+        edge.deliver([m.encode(m.Cancel(session=session.id, generation=session.generation))])
+        edge.scheduler.target.start(batch.number, batch.spans)
+        for job in collect(edge.scheduler):
+            edge.service.finish_job(job)
+        assert edge.replies == []
+        edge.start()
+        edge.deliver(session.window([2]))
+        session.settle([2], edge.reply())
 
 
 def test_a_round_whose_prompt_could_not_be_read_is_decided_once(pair, monkeypatch) -> None:

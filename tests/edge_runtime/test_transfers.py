@@ -314,7 +314,7 @@ def test_a_window_in_chunks_is_answered_once_and_again_elsewhere(edge: Socketles
 @pytest.mark.parametrize(
     ("parts", "code"),
     [
-        ([m.encode(chunk(0, 5)), b"again"], "malformed"),
+        ([m.encode(chunk(0, 5, b"another1")), b"again"], "malformed"),
         ([b"nonsense"], "malformed"),
         ([m.encode(m.Fetch(vocabulary="none", part=0))], "pair-mismatch"),
         ([m.encode(m.Ping(nonce=1)), *[b""] * 8, b"too many"], "malformed"),
