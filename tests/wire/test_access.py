@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 import zmq
@@ -16,7 +19,7 @@ from pilotfish.wire.access import BAN_S, DOMAIN, Gate
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
-from pilotfish.wire.peer_connection import REVOKED
+from pilotfish.wire.peer_connection import CROWD, REVOKED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
 
@@ -153,6 +156,39 @@ def test_whoever_has_said_nothing_yet_is_cut_as_soon_as_a_key_is_revoked(
             connections.cut_revoked({alice.public: "alice"})
             assert connections.cuts[REVOKED] == 1
             assert connections.is_connected(envelope.client)
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Read all that came; whether the other end has not ended the connection."""
+    try:
+        while connection.recv(4096, socket.MSG_DONTWAIT):
+            pass
+    except BlockingIOError:
+        return True
+    return False
+
+
+def test_a_crowd_of_one_address_drives_out_its_own_alone(listener: Listener) -> None:
+    """Half of all places are for those that have said nothing; another address has one of them."""
+    connections, place = listener.connections, urlsplit(listener.endpoint)
+    places = connections.bounds.connections // 2
+
+    def come(address: str, counted: Callable[[], int]) -> socket.socket:
+        before, began_s = counted(), time.monotonic()
+        came = socket.create_connection((place.hostname, place.port), source_address=(address, 0))
+        while counted() == before:
+            assert time.monotonic() < began_s + WAIT_S
+            time.sleep(0.001)
+            connections.read_events()
+        return stack.enter_context(came)
+
+    with ExitStack() as stack:
+        for _ in range(places - 1):
+            come("127.0.0.1", connections.__len__)
+        alone = come("127.0.0.2", connections.__len__)
+        crowd = [come("127.0.0.1", lambda: connections.cuts[CROWD]) for _ in range(5)]
+        assert is_open(alone)
+        assert is_open(crowd[-1])  # whoever comes may still shake hands
 
 
 def sent(listener: Listener, clients: Sequence[bytes], size: int, most: int) -> int:
