@@ -19,9 +19,10 @@ from pilotfish.wire.access import BAN_S, DOMAIN, Gate
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
-from pilotfish.wire.peer_connection import CROWD, REVOKED
+from pilotfish.wire.peer_connection import CROWD, PER_KEY, REVOKED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
+from tests.support.relay import Relay
 
 WAIT_S = 30.0
 MEBIBYTE = 2**20
@@ -156,6 +157,31 @@ def test_whoever_has_said_nothing_yet_is_cut_as_soon_as_a_key_is_revoked(
             connections.cut_revoked({alice.public: "alice"})
             assert connections.cuts[REVOKED] == 1
             assert connections.is_connected(envelope.client)
+
+
+@pytest.mark.waits
+def test_of_a_keys_connections_a_quiet_one_makes_room(
+    listener: Listener, key_folders: dict[str, Path]
+) -> None:
+    """Its device has replaced it, most likely; the oldest one may be that of another lane."""
+    connections, alice = listener.connections, DeviceKeys.load(key_folders["alice"])
+    connections.bounds = connections.bounds._replace(per_owner=2)
+    relay, clients = Relay(listener.endpoint), []
+    with ExitStack() as stack:
+        stack.callback(relay.close)
+        for endpoint in (listener.endpoint, relay.endpoint, listener.endpoint):
+            stack.enter_context(RawClient(endpoint, alice)).say(Ping(nonce=1))
+            clients += [envelope.client for envelope in received(listener, 1)]
+            if endpoint == relay.endpoint:
+                relay.pause_s = WAIT_S
+                time.sleep(2.0)
+        began_s = time.monotonic()
+        while len(connections) > 2:
+            assert time.monotonic() < began_s + WAIT_S
+            time.sleep(0.001)
+            connections.read_events()
+        assert connections.cuts == {PER_KEY: 1}
+        assert [connections.is_connected(client) for client in clients] == [True, False, True]
 
 
 def is_open(connection: socket.socket) -> bool:
