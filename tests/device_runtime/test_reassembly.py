@@ -120,6 +120,14 @@ def test_an_edge_that_contradicts_itself(replies: Reassembly, arrival: ReceivedR
     assert not replies.is_incomplete
 
 
+def test_a_reply_longer_than_any_is_not_begun(replies: Reassembly) -> None:
+    """Nothing of it is fetched, however well its slices agree."""
+    with pytest.raises(MalformedError):
+        replies.take(part(0, b"1", total=REPLY_BYTES * 2))
+    assert not replies.is_incomplete
+    assert replies.chunk_requests() == []
+
+
 def test_a_slice_inside_of_slices(replies: Reassembly) -> None:
     body = pack(m.encode(m.Slice(transfer=ID, offset=0, total=9)), [b"x"])
     with pytest.raises(MalformedError):

@@ -14,6 +14,8 @@ from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.plan import plan
 from pilotfish.speculation.acceptance import MODEL_PRIOR, AcceptanceEstimator
+from pilotfish.wire.codecs.ids import decode_ids
+from pilotfish.wire.protocols.ahead import DEVICE
 
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint32)
 
@@ -32,17 +34,18 @@ class Sent:
         return 1
 
 
-def test_drafts_before_an_unknown_place_are_told() -> None:
-    memory, edge = TextMemory(), Sent()
-    for _ in range(3):  # 9 to 12 followed, and then the text ended
-        memory.texts("words", 64).add(np.arange(1, 13, dtype=np.uint32))
+def runner_to(edge: Sent, known: int) -> Forerunner:
+    """A forerunner whose drafter knows how the text goes on, up to a place."""
+    memory = TextMemory()
+    for _ in range(3):
+        memory.texts("words", 64).add(np.arange(1, known + 1, dtype=np.uint32))
     drafter = TextDrafter(Recollection(memory))
     drafter.set_bridge(TrivialBridge(64), "words")
     drafter._recall.start("words", 64)
     drafter._recall.update(PROMPT[:4])
     for end in range(5, 9):  # so that long matches are trusted
         drafter._recall.update(PROMPT[:end])
-    runner = Forerunner(
+    return Forerunner(
         drafter,
         edge,  # type: ignore[arg-type]
         plan(protocol="ahead", temperature=0.0),
@@ -52,8 +55,27 @@ def test_drafts_before_an_unknown_place_are_told() -> None:
         last=100,
         ends=(),
     )
+
+
+def test_drafts_before_an_unknown_place_are_told() -> None:
+    edge = Sent()
+    runner = runner_to(edge, 12)
     runner._pass_s = 10.0  # of a pass of the target's: hints are far between
     while runner.step():
         pass
     assert runner._ahead.drafts.tolist() == [9, 10, 11, 12]
     assert runner._ahead.unsent == 0
+
+
+def test_on_a_link_that_stands_still_few_hints_pile_up() -> None:
+    """What is drafted beyond them goes along once a token has come."""
+    edge = Sent()
+    runner = runner_to(edge, 20)
+    while runner.step():
+        pass
+    assert len(edge.frames) == 4
+    runner.record_tokens([9], DEVICE, 0.01)
+    runner.step()
+    (start, _, (ids, _)) = edge.frames[4]
+    assert start == 12
+    assert decode_ids(ids, 64).tolist() == [*range(13, 21)]

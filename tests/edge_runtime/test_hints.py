@@ -82,6 +82,20 @@ def test_a_liar_costs_a_few_tokens_and_then_a_hundredth(price):
     assert positions * price <= FIRST + 2000 * ALLOWANCE
 
 
+def test_new_generations_of_a_session_refill_no_purse():
+    """However short its answers are, and with whatever it begins each of them anew."""
+    price, generations, drafts = 0.5, 100, 0
+    exchange, under, committed = Ahead(AheadOptions(hints="device")), None, CommittedTokens()
+    frames = [bytes(encode_ids(np.full(MOST_DRAFTS, 1, np.uint32), 10)), b"\xff" * MOST_DRAFTS]
+    for _ in range(generations):
+        under = create_hint_sources(exchange, committed, 64, previous=under)
+        assert under.add_device_hint(len(committed), committed.hash, frames, 10)
+        drafts += len(take(under, MOST_DRAFTS, price))
+        under.record_pass([0], 0)
+        committed.extend([0])
+    assert 0 < drafts * price <= FIRST + generations * ALLOWANCE
+
+
 def test_a_source_is_trusted_again_after_better_drafts():
     source = Said([0.9] * 4)
     under = hints(device=source)

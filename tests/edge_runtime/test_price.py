@@ -140,6 +140,14 @@ def test_shared_passes_get_hardly_longer_than_what_all_have_gained(pass_s, least
     assert drafts > 0
 
 
+def test_passes_that_take_few_drafts_save_up_few_for_a_later_one():
+    """However long a session without drafts was spared, no pass keeps it waiting for all of it."""
+    price = DraftCost({1: 0.04, 41: 0.08})
+    for _ in range(200):
+        assert price.allocate(2, [[0.99], []], [2.0, 1.02]) == [1, 0]
+    assert price.allocate(2, [[0.99] * 15, []], [2.0, 1.02])[0] < 7
+
+
 def test_a_session_that_gains_as_much_does_not_hold_the_others():
     price = DraftCost({1: 0.01, 17: 0.018})
     assert price.allocate(2, [[0.9] * 8, [0.8] * 8], [3.0, 3.0]) == [8, 8]

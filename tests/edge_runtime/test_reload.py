@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
@@ -24,6 +25,7 @@ from tests.support.daemons import (
     scrape,
 )
 from tests.support.hostile import PROMPT, RawClient, RawSession
+from tests.support.socketless import SocketlessEdge
 from tests.support.thinned import thinned
 
 PING = m.Ping(nonce=1)
@@ -197,3 +199,21 @@ def test_an_unanswered_reload_fails(systemd: Systemd) -> None:
         deaf.kill()
     done = reload_as_systemd(systemd, deaf.pid)
     assert (done.returncode, "No such process" in done.stderr) == (78, True)
+
+
+def test_new_limits_hold_for_clients_and_sessions_that_are_there(pair: Pair) -> None:
+    """How many messages come in a second, and how long a session may rest."""
+    with SocketlessEdge(pair.target) as edge:
+        edge.deliver(RawSession().begin([1]))
+        edge.service.expire()
+        assert len(edge.service.sessions) == 1
+        edge.service.apply_config(EdgeLimits(messages_per_s=4.0, expire_s=1e-9), None)
+        edge.service.expire()
+        assert len(edge.service.sessions) == 0
+        for _ in range(9):
+            edge.deliver([m.encode(PING)])
+        kinds = [type(reply) for _, reply, _ in edge.replies]
+        assert kinds[0] is m.Pong
+        assert kinds[-1] is m.Failure
+        edge.replies = edge.replies[-1:]
+        edge.fails("rate-limited")

@@ -182,6 +182,20 @@ def test_steps_between_two_reloads_are_taken_up_together_or_named(tmp_path: Path
     assert listener.to[2:] == [(third, None)]
 
 
+def test_a_rotation_between_two_keys_that_the_edge_never_had_is_not_followed(
+    tmp_path: Path,
+) -> None:
+    """Its devices have the key of before, and would all be shut out."""
+    keys.create(tmp_path, keys.EDGE)
+    listener, held = Answers(), KeyRotation(keys.EdgeKeys.load(tmp_path))
+    rotation.begin(tmp_path)
+    rotation.finish(tmp_path)
+    rotation.begin(tmp_path)  # only now it reads its folder
+    [fault] = reloaded(held, tmp_path, listener)
+    assert "needs a restart" in fault
+    assert listener.to == []
+
+
 def test_a_former_key_that_was_not_read_at_the_start_is_taken_up_by_a_reload(
     tmp_path: Path,
 ) -> None:

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job
+from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.logprobs import decode_logprobs
 from pilotfish.wire.protocols import Decision
+from tests.conftest import VOCAB
 from tests.support.hostile import RawSession
-from tests.support.passes import run
+from tests.support.passes import collect, run
 from tests.support.socketless import SocketlessEdge
 
 LONG = [(7 * i) % 50 for i in range(200)]
@@ -147,6 +150,19 @@ def test_work_for_an_earlier_text_does_not_reach_the_next(pair, mode: str) -> No
             edge.deliver([m.encode(m.Close(session=session.id))])
 
 
+def test_the_same_place_is_decided_anew_in_each_generation(pair) -> None:
+    """An answer that is asked for again is no retry, also where its first window is the same."""
+    with SocketlessEdge(pair.target) as edge:
+        edge.start()
+        session = RawSession()
+        for drafts in ([4], [5], [5]):
+            edge.deliver(session.begin([1, 2, 3]))
+            edge.deliver(session.window(drafts))
+            verdict = edge.reply()
+            assert isinstance(verdict, m.Verdict), verdict
+            assert (verdict.generation, verdict.start) == (session.generation, 3)
+
+
 def test_a_prompt_is_read_after_a_longer_pass(pair) -> None:
     """Where no row is wanted the graph takes any; not one that only the last pass had."""
     decoder = Decoder(pair.target)
@@ -197,6 +213,24 @@ def test_a_session_whose_turn_has_not_come_is_not_idle(pair) -> None:
         greedy_text(edge, [1, 2, 3], b"another")
 
 
+def test_what_is_cancelled_during_its_pass_has_no_verdict(pair) -> None:
+    """And the same window may come again, as to any round that was cut off."""
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin([1]))
+        edge.deliver(session.window([2]))
+        batch = edge.scheduler.next_batch()
+        assert batch is not None
+        edge.deliver([m.encode(m.Cancel(session=session.id, generation=session.generation))])
+        edge.scheduler.target.start(batch.number, batch.spans)
+        for job in collect(edge.scheduler):
+            edge.service.finish_job(job)
+        assert edge.replies == []
+        edge.start()
+        edge.deliver(session.window([2]))
+        session.settle([2], edge.reply())
+
+
 def test_a_round_whose_prompt_could_not_be_read_is_decided_once(pair, monkeypatch) -> None:
     """The window behind it goes down with it, and comes again: not twice."""
     with SocketlessEdge(pair.target) as edge:
@@ -237,3 +271,37 @@ def test_what_waited_behind_a_prompt_that_could_not_be_read_is_dropped(
         assert edge.replies == []
         assert edge.scheduler.passes == before
         assert not any(held.jobs for held in edge.service.sessions)
+
+
+def test_a_prompt_that_could_not_be_scored_is_scored_with_the_window_that_comes_again(
+    pair, monkeypatch
+) -> None:
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(LONG[:100], prompt_logprobs=1))
+        edge.deliver(session.window([1, 2]))
+        edge.start()
+        edge.turn()  # one part of it is read, the next is not
+        with monkeypatch.context() as broken:
+            broken.setattr(Decoder, "forward", lambda *_: 1 / 0)
+            edge.turn()
+        edge.fails("internal")
+        edge.deliver(session.window([1, 2]))
+        verdict, frames = edge.reply_all()
+        assert isinstance(verdict, m.Verdict)
+        assert None not in decode_logprobs(frames[-1], 1, VOCAB, (99,))
+
+
+def test_no_client_reads_what_an_engine_says_of_the_edges_machine(pair, monkeypatch) -> None:
+    """Its errors name files and devices; they are for the edge's log."""
+
+    def fails(*_: object) -> None:
+        raise ProviderError("/srv/models/target needs the GPU 3")
+
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin([1, 2, 3]))
+        edge.deliver(session.window([1]))
+        edge.start()
+        monkeypatch.setattr(Decoder, "forward", fails)
+        assert "GPU" not in edge.fails("internal").message

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import BusyError, MalformedError, PilotfishError, TooLargeError
+from pilotfish.edge_runtime import transfers
 from pilotfish.edge_runtime.transfers import Downloads, Uploads
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack, unpack
@@ -265,6 +266,17 @@ def test_replies_that_nobody_fetches_are_bounded(clock: Clock) -> None:
     assert len(downloads) == 0
 
 
+def test_connections_without_end_are_not_all_remembered(clock: Clock) -> None:
+    """The latest are; whoever greeted the edge long ago gets its replies whole."""
+    outbox = Outbox()
+    downloads = Downloads(outbox, clock)
+    for client in range(4097):
+        downloads.set_slice_limit(b"%d" % client, b"me", 1000)
+    for client in (b"0", b"4096"):
+        downloads.send(client, m.Pong(nonce=1, received_ns=2, sent_ns=3), (bytes(5000),))
+    assert [type(reply) for _, reply, _ in outbox.sent] == [m.Pong, m.Slice]
+
+
 # The edge's service
 
 
@@ -314,7 +326,7 @@ def test_a_window_in_chunks_is_answered_once_and_again_elsewhere(edge: Socketles
 @pytest.mark.parametrize(
     ("parts", "code"),
     [
-        ([m.encode(chunk(0, 5)), b"again"], "malformed"),
+        ([m.encode(chunk(0, 5, b"another1")), b"again"], "malformed"),
         ([b"nonsense"], "malformed"),
         ([m.encode(m.Fetch(vocabulary="none", part=0))], "pair-mismatch"),
         ([m.encode(m.Ping(nonce=1)), *[b""] * 8, b"too many"], "malformed"),
@@ -331,6 +343,29 @@ def test_a_message_in_chunks_is_refused_as_if_it_came_whole(
     failure = edge.reply(b"one")
     assert isinstance(failure, m.Failure)
     assert failure.code == code
+
+
+def test_transfers_that_nobody_goes_on_with_are_dropped_in_time(
+    edge: SocketlessEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(edge, [m.encode(m.Hello(**HELLO, reply_bytes=1000))], b"one")
+    edge.reply(b"one")
+    ping = [m.encode(m.Ping(nonce=1)), bytes(5000)]
+    deliver(edge, ping, b"one")
+    pong = edge.reply(b"one")
+    assert isinstance(pong, m.Slice)
+    total = len(pack(ping[0], ping[1:]))
+    deliver(edge, chunks(ping, 100)[0], b"one")
+    assert edge.reply(b"one") == m.Ack(transfer=ID, offset=100)
+    for limit_s, there in ((60.0, True), (0.0, False)):
+        monkeypatch.setattr(transfers, "_EXPIRE_S", limit_s)
+        edge.service.expire()
+        deliver(edge, [m.encode(chunk(0, total)), b""], b"one")
+        assert edge.reply(b"one") == m.Ack(transfer=ID, offset=100 * there)
+        deliver(edge, [m.encode(m.More(transfer=pong.transfer, offset=0, bytes=100))], b"one")
+        part = edge.reply(b"one")
+        assert isinstance(part, m.Slice)
+        assert part.total == pong.total * there
 
 
 def test_questions_for_a_large_reply_are_paid_for(edge: SocketlessEdge) -> None:

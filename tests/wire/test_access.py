@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import pytest
 import zmq
@@ -16,9 +19,10 @@ from pilotfish.wire.access import BAN_S, DOMAIN, Gate
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Ping, Pong
-from pilotfish.wire.peer_connection import REVOKED
+from pilotfish.wire.peer_connection import CROWD, PER_KEY, REVOKED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
+from tests.support.relay import Relay
 
 WAIT_S = 30.0
 MEBIBYTE = 2**20
@@ -132,6 +136,85 @@ def test_the_holder_of_a_revoked_key_has_time_to_be_told(
         assert time.monotonic() - began_s >= 1.0
         assert listener.connections.cuts[REVOKED] == 1
         assert listener.connections.is_connected(clients[alice.public])
+
+
+def test_whoever_has_said_nothing_yet_is_cut_as_soon_as_a_key_is_revoked(
+    listener: Listener, key_folders: dict[str, Path]
+) -> None:
+    """Nobody knows whose the connection is; whoever is still allowed comes again."""
+    alice, bob = (DeviceKeys.load(key_folders[name]) for name in ("alice", "bob"))
+    connections = listener.connections
+    with RawClient(listener.endpoint, alice) as stays:
+        stays.say(Ping(nonce=1))
+        [envelope] = received(listener, 1)
+        connections.cut_revoked({alice.public: "alice", bob.public: "bob"})
+        with RawClient(listener.endpoint, bob):
+            began_s = time.monotonic()
+            while len(connections) < 2:
+                assert time.monotonic() < began_s + WAIT_S
+                time.sleep(0.001)
+                connections.read_events()
+            connections.cut_revoked({alice.public: "alice"})
+            assert connections.cuts[REVOKED] == 1
+            assert connections.is_connected(envelope.client)
+
+
+@pytest.mark.waits
+def test_of_a_keys_connections_a_quiet_one_makes_room(
+    listener: Listener, key_folders: dict[str, Path]
+) -> None:
+    """Its device has replaced it, most likely; the oldest one may be that of another lane."""
+    connections, alice = listener.connections, DeviceKeys.load(key_folders["alice"])
+    connections.bounds = connections.bounds._replace(per_owner=2)
+    relay, clients = Relay(listener.endpoint), []
+    with ExitStack() as stack:
+        stack.callback(relay.close)
+        for endpoint in (listener.endpoint, relay.endpoint, listener.endpoint):
+            stack.enter_context(RawClient(endpoint, alice)).say(Ping(nonce=1))
+            clients += [envelope.client for envelope in received(listener, 1)]
+            if endpoint == relay.endpoint:
+                relay.pause_s = WAIT_S
+                time.sleep(2.0)
+        began_s = time.monotonic()
+        while len(connections) > 2:
+            assert time.monotonic() < began_s + WAIT_S
+            time.sleep(0.001)
+            connections.read_events()
+        assert connections.cuts == {PER_KEY: 1}
+        assert [connections.is_connected(client) for client in clients] == [True, False, True]
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Read all that came; whether the other end has not ended the connection."""
+    try:
+        while connection.recv(4096, socket.MSG_DONTWAIT):
+            pass
+    except BlockingIOError:
+        return True
+    return False
+
+
+def test_a_crowd_of_one_address_drives_out_its_own_alone(listener: Listener) -> None:
+    """Half of all places are for those that have said nothing; another address has one of them."""
+    connections, place = listener.connections, urlsplit(listener.endpoint)
+    places = connections.bounds.connections // 2
+
+    def come(address: str, counted: Callable[[], int]) -> socket.socket:
+        before, began_s = counted(), time.monotonic()
+        came = socket.create_connection((place.hostname, place.port), source_address=(address, 0))
+        while counted() == before:
+            assert time.monotonic() < began_s + WAIT_S
+            time.sleep(0.001)
+            connections.read_events()
+        return stack.enter_context(came)
+
+    with ExitStack() as stack:
+        for _ in range(places - 1):
+            come("127.0.0.1", connections.__len__)
+        alone = come("127.0.0.2", connections.__len__)
+        crowd = [come("127.0.0.1", lambda: connections.cuts[CROWD]) for _ in range(5)]
+        assert is_open(alone)
+        assert is_open(crowd[-1])  # whoever comes may still shake hands
 
 
 def sent(listener: Listener, clients: Sequence[bytes], size: int, most: int) -> int:

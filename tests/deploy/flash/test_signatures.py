@@ -333,6 +333,17 @@ def test_a_revoked_signer_is_brought_back_by_nothing(
         put(root, sign(tiny_bundle(tmp_path / "three", version="3.0"), other))
 
 
+def test_a_bundle_whose_signature_nobody_checked_brings_no_signer(
+    root: Path, version_1: Path, version_2: Path, other: Path
+) -> None:
+    put(root, version_1)
+    (version_2 / "signers").mkdir()
+    trust(version_2 / "signers", other, "other.pub")
+    put(root, sign(seal(version_2), other), unsigned=True)
+    assert current(root) == "2.0"
+    assert os.listdir(root / SIGNERS) == ["signer.pub"]
+
+
 def test_a_signer_under_a_name_that_is_taken_stays_outside(
     root: Path, version_1: Path, version_2: Path, other: Path
 ) -> None:

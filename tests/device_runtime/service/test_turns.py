@@ -229,6 +229,27 @@ def test_who_comes_back_waits_behind_those_that_wait_already(drafter: Path) -> N
     assert ended == ["carol", "bob", "bob", "alice", "carol"]
 
 
+def test_a_client_that_holds_a_lane_waits_behind_those_that_hold_none(pair: Pair) -> None:
+    """Nobody knows yet how long its answer will take; the other lane is not for it as well."""
+    ended: list[str] = []
+
+    async def ask(lanes: Lanes, client: str) -> None:
+        await answer(lanes, client, [1, 2, 3], LOCAL)
+        ended.append(client)
+
+    async def hold(devices: list[Device]) -> None:
+        lanes = Lanes(devices, places=8)
+        with lanes.admit("bob") as job:  # and waits for an edge
+            lanes.submit(job, devices[0].prompt([1, 2, 3]), {"max_tokens": 8}, streamed=False)
+            await asyncio.gather(*(ask(lanes, client) for client in ("alice", "bob", "alice")))
+        assert await asyncio.to_thread(lanes.close, 30)
+
+    waits: dict[str, Any] = {"on_link_loss": "wait", "patience_s": 60.0}
+    with Device(pair.draft, NOWHERE, threads=1, lanes=2, **waits) as device:
+        asyncio.run(hold([device, device.beside()]))
+    assert ended == ["alice", "alice", "bob"]
+
+
 def test_each_answer_takes_a_place(drafter: Path) -> None:
     """One lane, six places: a client may hold four answers, or one larger request alone."""
     messages: list[tuple[int, int]] = []
