@@ -159,7 +159,6 @@ def test_whoever_has_said_nothing_yet_is_cut_as_soon_as_a_key_is_revoked(
             assert connections.is_connected(envelope.client)
 
 
-@pytest.mark.waits
 def test_of_a_keys_connections_a_quiet_one_makes_room(
     listener: Listener, key_folders: dict[str, Path]
 ) -> None:

@@ -54,7 +54,7 @@ class Dsd(SpeculationProtocol[DenseDraft]):
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
     ) -> RoundBytes:
-        """Estimate the bytes of the ids, and of V float32 numbers per id (V: size of the vocabulary)."""
+        """Estimate the bytes: the ids, and V (vocabulary size) float32 numbers for each id."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + 4 * sizes.vocabulary * len(expansion), down)
 
