@@ -21,7 +21,7 @@ from tests.support import forking
 from tests.support.judging import random_head, saved
 from tests.support.measuring import PROMPTS
 from tests.support.reaper import Reaper, own_mounts
-from tests.support.tiny import tiny_artifact
+from tests.support.tiny import tiny_artifact, tiny_pair
 
 if TYPE_CHECKING:
     from tests.support.serving import Serving
@@ -78,11 +78,8 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Random weights; alike enough that about half of the drafts are accepted."""
-    folder = tmp_path_factory.mktemp("pair")
-    sizes = {"vocab": VOCAB, "padded_vocab": PADDED_VOCAB, "context": CONTEXT, "seed": 1}
-    tiny_artifact(folder / "draft", sharpness=0.9, **sizes)
-    tiny_artifact(folder / "target", sharpness=0.7, **sizes)
-    return Pair(folder / "draft", folder / "target")
+    sizes = {"vocab": VOCAB, "padded_vocab": PADDED_VOCAB, "context": CONTEXT}
+    return Pair(*tiny_pair(tmp_path_factory.mktemp("pair"), **sizes))
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,10 @@ from pilotfish import Device, EdgeServer, Generation, Round
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.drafting.shared_model import FairLock
 from tests.conftest import Pair
+from tests.support.registered import LOSSLESS, temperature_of
 
 PROMPT = [1, 3, 2, 7]
-PROTOCOLS = ("greedy", "coupled", "dsd", "tslt", "tree", "dssd", "stream", "local")
+PROTOCOLS = (*LOSSLESS, "stream", "local")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def server(long_pair: Pair) -> Iterator[EdgeServer]:
 
 
 def wish(protocol: str) -> dict[str, Any]:
-    temperature = 0.0 if protocol == "greedy" else 1.0
+    temperature = temperature_of(protocol)
     return {"protocol": protocol, "temperature": temperature, "seed": 8, "max_tokens": 80}
 
 

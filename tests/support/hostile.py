@@ -28,10 +28,11 @@ from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Draft, DrawKey, SamplingParams
 from tests.conftest import HIDDEN, VOCAB
+from tests.support.registered import temperature_of
 
 PROMPT = [3, 1, 4, 1, 5]
 # Protocols that decode at temperature 0 only.
-COLD = ["greedy", *(name for name, protocol in PROTOCOL_REGISTRY.items() if protocol.requires)]
+COLD = [name for name in PROTOCOL_REGISTRY if not temperature_of(name)]
 WAIT_S = 10.0  # for a reply
 
 

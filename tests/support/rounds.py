@@ -6,6 +6,7 @@ of real models (`tests.support.in_process`).
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -15,25 +16,36 @@ from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import NO_LOGITS_OPTIONS, LogitsOptions, node_paths
 from pilotfish.speculation.tree import Tree
-from pilotfish.wire.protocols import PROTOCOL_REGISTRY, DrawKey, SamplingParams
+from pilotfish.wire.protocols import (
+    PROTOCOL_REGISTRY,
+    DrawKey,
+    SamplingParams,
+    SpeculationProtocol,
+)
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
 from tests.support.enumeration import Model, law_of, target_law
+from tests.support.registered import LOSSLESS, serves
 
 LENGTH = 3  # tokens of a generation
 VOCAB = 5
 ONE = Sampling(temperature=1.0)
 PROMPT = (1, 3)
-# by rounds: under the others the target streams
-LOSSLESS = [
-    name
-    for name, protocol in PROTOCOL_REGISTRY.items()
-    if protocol.lossless and not protocol.streams
-]
 STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token is key, yet
-EXACT = {
-    **{name: PROTOCOL_REGISTRY[name] for name in LOSSLESS},
+# Protocols with other options than the defaults, by any name. With these options the output must
+# follow the target's law; the tests of the laws take each entry like a protocol of its own.
+VARIANTS: dict[str, SpeculationProtocol[Any]] = {
     "adaptive": Adaptive(RelaxationOptions.from_relaxation(STRICT)),
 }
+# Every protocol by rounds whose output follows the target's law.
+EXACT = {name: PROTOCOL_REGISTRY[name] for name in LOSSLESS} | VARIANTS
+# Those of EXACT that serve temperature 0.
+COLD = [name for name, exchange in EXACT.items() if serves(exchange, 0.0)]
+# Those of EXACT that serve temperature 1.
+WARM = [name for name, exchange in EXACT.items() if serves(exchange, 1.0)]
+# Those of WARM whose text depends on how the drafts were drawn.
+SAMPLED = [name for name in WARM if not EXACT[name].deterministic]
+# Those of WARM whose text is the target's own seeded sample.
+DETERMINISTIC = [name for name in WARM if EXACT[name].deterministic]
 
 
 @dataclass(frozen=True)

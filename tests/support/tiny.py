@@ -1,11 +1,15 @@
 """Small random models of every architecture, exported like real ones; the same for the same seed.
 
-`tiny_artifact(path)` writes a complete artifact in a fraction of a second.
+`tiny_artifact(path)` writes a complete artifact in a fraction of a second. To write a pair of
+artifacts from a shell, FOLDER/draft and FOLDER/target:
+
+    python -m tests.support.tiny FOLDER
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -433,3 +437,20 @@ def _byte_characters() -> list[str]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+
+
+def tiny_pair(
+    folder: Path, vocab: int = 64, padded_vocab: int = 72, context: int = 256
+) -> tuple[Path, Path]:
+    """Write a drafter and its target; the target accepts about half of the drafts."""
+    sizes: dict[str, Any] = {"vocab": vocab, "padded_vocab": padded_vocab, "context": context}
+    tiny_artifact(folder / "draft", seed=1, sharpness=0.9, **sizes)
+    tiny_artifact(folder / "target", seed=1, sharpness=0.7, **sizes)
+    return folder / "draft", folder / "target"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tests.support.tiny FOLDER (for FOLDER/draft, FOLDER/target)")
+    for artifact in tiny_pair(Path(sys.argv[1])):
+        print(artifact)

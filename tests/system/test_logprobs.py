@@ -13,7 +13,9 @@ from pilotfish.edge_runtime.reply_logprobs import expect_sendable
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.logits_options import LogitsOptions
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.conftest import VOCAB, Pair
+from tests.support.registered import completed
 from tests.support.relay import Relay
 from tests.support.shaped import shaped
 
@@ -21,12 +23,13 @@ PROMPT = [3, 1, 4, 1, 5]
 SAMPLED: dict[str, Any] = {"temperature": 1.3, "top_k": 20, "seed": 5}
 TOLD: dict[str, Any] = {"logit_bias": {VOCAB - 1: -100.0, 9: 2.0}, "presence_penalty": 0.7}
 CLOSE = 2e-4  # passes of other shapes round differently
-CASES: list[tuple[str, dict[str, Any]]] = [
+LISTED: list[tuple[str, dict[str, Any]]] = [
     ("stream", {}), ("stream", SAMPLED), ("greedy", {}), ("tree", {"expansion": (2, 2)}),
     ("coupled", SAMPLED), ("tslt", SAMPLED), ("dsd", SAMPLED), ("dssd", SAMPLED),
     ("tree", {**SAMPLED, "expansion": (2, 1, 2)}), ("ahead", {}), ("ahead", SAMPLED),
     ("wisv-full", {}), ("wisv-selective", {"threshold": 0.7}),
 ]  # fmt: skip
+CASES = completed(LISTED, PROTOCOL_REGISTRY, seed=5)
 
 
 @pytest.fixture(scope="module")

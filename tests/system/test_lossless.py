@@ -14,6 +14,7 @@ from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from tests.support.enumeration import p_value
 from tests.support.in_process import Reader, expect_the_same
+from tests.support.registered import ALL_LOSSLESS, LOSSLESS, completed, sampling_only
 from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
@@ -78,7 +79,7 @@ def frequencies(device, outcomes, **options):
 
 
 SHAPED = {"temperature": 1.3, "top_k": 4, "top_p": 0.9}
-CASES = [
+LISTED = [
     ("tslt", {**SHAPED, "window": 2, "draft_top_p": 0.6, "draft_temperature": 0.7}),
     ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 4}),
     ("dssd", {"temperature": 1.0, "window": "auto"}),
@@ -95,6 +96,7 @@ CASES = [
     ("ahead", {"temperature": 1.0}),
     ("ahead", {**SHAPED, "draft_top_k": 2}),
 ]
+CASES = completed(LISTED, sampling_only(LOSSLESS), window=2)
 IDS = [f"{name}-{'-'.join(map(str, options.values()))}" for name, options in CASES]
 
 
@@ -129,7 +131,7 @@ def test_answers_follow_the_targets_law(pair, protocol, options):
     assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-12
 
 
-@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled", "ahead"])
+@pytest.mark.parametrize("protocol", sampling_only(ALL_LOSSLESS))
 @pytest.mark.parametrize("window", [1, 3, "auto"])
 def test_at_temperature_zero_all_are_greedy(pair, protocol, window):
     device, _ = pair
@@ -146,9 +148,7 @@ def test_at_temperature_zero_all_are_greedy(pair, protocol, window):
         assert sampled.tokens == greedy.tokens
 
 
-@pytest.mark.parametrize(
-    "protocol", ["greedy", "tslt", "tree", "dssd", "coupled", "stream", "ahead", "local"]
-)
+@pytest.mark.parametrize("protocol", [*ALL_LOSSLESS, "stream", "local"])
 def test_a_full_context_ends_the_answer_and_a_longer_prompt_is_refused(pair, protocol):
     device, _ = pair
     with pytest.raises(PilotfishError, match="tokens"):
@@ -160,7 +160,7 @@ def test_a_full_context_ends_the_answer_and_a_longer_prompt_is_refused(pair, pro
     assert answer.finish_reason == ("length" if whole == CONTEXT else "stop")
 
 
-@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled", "stream", "ahead"])
+@pytest.mark.parametrize("protocol", [*sampling_only(ALL_LOSSLESS), "stream"])
 @pytest.mark.parametrize("window", [3, "auto"])
 def test_a_seed_repeats_its_answer_and_another_does_not(pair, protocol, window):
     device, _ = pair

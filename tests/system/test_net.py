@@ -27,6 +27,7 @@ import pytest
 from pilotfish import Grammar
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.support.net import TURNS, Case, Net
+from tests.support.registered import serves
 from tests.support.writing import OBJECT
 
 RECORDS = Path(__file__).parents[1] / "data" / "net.json"
@@ -47,9 +48,8 @@ EXPANSIONS = ((2, 2, 1), (3, 1), (1, 4))
 
 def temperatures(protocol: str) -> list[dict[str, Any]]:
     """List the temperatures that a protocol can serve."""
-    if protocol == "adaptive":
-        return [WARM]
-    return [COLD] if protocol == "greedy" or protocol.startswith("wisv") else [COLD, WARM]
+    exchange = PROTOCOL_REGISTRY.get(protocol)
+    return [each for each in (COLD, WARM) if exchange is None or serves(exchange, **each)]
 
 
 def cases() -> Iterator[tuple[str, Case]]:

@@ -14,6 +14,7 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.wire import keys
 from tests.conftest import Pair
+from tests.support.registered import ALL_LOSSLESS, sampling_only
 from tests.support.relay import Relay
 from tests.support.tiny import tiny_artifact
 
@@ -45,7 +46,7 @@ def cuttable(request, artifacts):
         {"protocol": "greedy"},
         *(
             {"protocol": name, "temperature": 1.0, "seed": 5}
-            for name in ("dsd", "tslt", "tree", "dssd", "coupled", "stream", "ahead")
+            for name in (*sampling_only(ALL_LOSSLESS), "stream")
         ),
         {"protocol": "dssd", "temperature": 1.0, "seed": 6, "window": "auto"},
     ],

@@ -18,9 +18,11 @@ import pytest
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import BadGrammarError, PilotfishError, UnsupportedError
 from pilotfish.speculation.logits_options import Grammar
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.conftest import Pair
 from tests.support.daemons import running
 from tests.support.judging import random_head, saved
+from tests.support.registered import completed
 from tests.support.relay import Relay
 from tests.support.tiny import tiny_artifact
 from tests.support.writing import OBJECT, PIECES, writers
@@ -35,13 +37,14 @@ assert writers  # a fixture
 
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6], [40, 3, 5]]
 SAMPLED = {"temperature": 1.0}
-PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
+LISTED: list[tuple[str, dict[str, Any]]] = [
     ("stream", {}), ("greedy", {}), ("coupled", {**SAMPLED, "window": 3}), ("dsd", SAMPLED),
     ("tslt", {**SAMPLED, "window": "auto"}), ("dssd", SAMPLED), ("ahead", {}), ("ahead", SAMPLED),
     ("tree", {**SAMPLED, "expansion": (2, 2, 1)}), ("tree", {}), ("local", SAMPLED),
     ("adaptive", {**SAMPLED, "tau": 0.8}), ("wisv-full", {"threshold": 1.0}),
     ("wisv-selective", {"threshold": 1.0}), ("auto", {}),
 ]  # fmt: skip
+PROTOCOLS = completed(LISTED, PROTOCOL_REGISTRY)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pilotfish.engines.chat_formats import Tools
 from pilotfish.export.model import export_model
 from tests.conftest import Pair
 from tests.support.calling import CALLER_PIECES, TOOLS, callers, tool
+from tests.support.registered import LOSSLESS, completed
 from tests.support.tiny import RandomSource, tiny_artifact, tiny_config
 
 assert callers  # a fixture
@@ -23,10 +24,12 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("greedy", {}), ("greedy", {"window": 9}), ("coupled", {**SAMPLED, "window": 3}),
     ("ahead", {}), ("ahead", SAMPLED), ("auto", {}),
 ]  # fmt: skip
-LAWFUL: list[tuple[str, dict[str, Any]]] = [
+LISTED: list[tuple[str, dict[str, Any]]] = [
     ("tslt", SAMPLED), ("dssd", SAMPLED), ("tree", {**SAMPLED, "expansion": (2, 2, 1)}),
     ("dsd", SAMPLED), ("local", SAMPLED), ("adaptive", {**SAMPLED, "tau": 0.8}),
 ]  # fmt: skip
+COMPARED = {name for name, _ in PROTOCOLS}
+LAWFUL = completed(LISTED, [name for name in LOSSLESS if name not in COMPARED])
 SAID = [{"role": "user", "content": "move here"}]
 THOUGHT_ENDS = {CALLER_PIECES.index("</think>"): 100.0}
 

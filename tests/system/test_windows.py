@@ -8,12 +8,12 @@ import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.engines.onnx_decoder import Decoder
+from tests.support.registered import LOSSLESS, sampling_only, temperature_of
 from tests.support.tiny import tiny_artifact
 
 VOCAB = 40
 EOS = VOCAB - 1
 PROMPT = [1, 3, 2]
-PROTOCOLS = ["greedy", "dsd", "tslt", "tree", "dssd", "coupled"]
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +30,26 @@ def device(tmp_path_factory):
 
 
 def options(protocol, seed=0, **more):
-    temperature = 0.0 if protocol == "greedy" else 1.0
+    temperature = temperature_of(protocol)
     return {"protocol": protocol, "temperature": temperature, "seed": seed, "window": 6} | more
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 def test_windows_are_accepted_whole_and_in_part(device, protocol):
     """The ground that the tests below stand on."""
-    rounds = [
-        record
-        for seed in range(6)
-        for record in device.generate(PROMPT, **options(protocol, seed, max_tokens=40)).rounds
-    ]
-    accepteds = {record.accepted for record in rounds if record.window == 6}
+    accepteds = set()
+    for seed in range(60):  # six are enough, unless the protocol accepts little
+        rounds = device.generate(PROMPT, **options(protocol, seed, max_tokens=40)).rounds
+        assert all(len(record.tokens) <= record.accepted + 1 for record in rounds)
+        accepteds |= {record.accepted for record in rounds if record.window == 6}
+        if seed >= 5 and (6 in accepteds or not temperature_of(protocol)):
+            break
     assert len(accepteds) > 1
-    if protocol != "greedy":
+    if temperature_of(protocol):
         assert 6 in accepteds
-    assert all(len(record.tokens) <= record.accepted + 1 for record in rounds)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 @pytest.mark.parametrize("limit", range(1, 9))
 def test_the_last_window_is_as_short_as_needed(device, protocol, limit):
     """The last round drafts no more than may be kept; the law of what is kept does not change."""
@@ -61,7 +61,7 @@ def test_the_last_window_is_as_short_as_needed(device, protocol, limit):
         left -= len(record.tokens)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS[1:])
+@pytest.mark.parametrize("protocol", sampling_only(LOSSLESS))
 def test_an_end_token_within_a_window_ends_the_answer(device, protocol):
     ended = 0
     for seed in range(12):
@@ -75,7 +75,7 @@ def test_an_end_token_within_a_window_ends_the_answer(device, protocol):
     assert ended
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 def test_a_stop_string_within_a_window_ends_the_answer(device, protocol):
     whole = device.generate(PROMPT, **options(protocol, max_tokens=40))
     for at in range(3, min(12, len(whole.text) - 2)):
@@ -86,7 +86,7 @@ def test_a_stop_string_within_a_window_ends_the_answer(device, protocol):
         assert cut.tokens == whole.tokens[: len(cut.tokens)]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 def test_an_answer_that_was_cut_is_gone_on_from(device, protocol):
     """The edge has committed more than was kept, or, with a pending token, less."""
     prompt = PROMPT
@@ -99,7 +99,7 @@ def test_an_answer_that_was_cut_is_gone_on_from(device, protocol):
     assert warm.tokens == cold.tokens
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 def test_protocols_take_turns_in_one_session(device, protocol):
     """A pending token of one protocol is no trouble to the next."""
     for seed in range(6):
@@ -112,14 +112,14 @@ def test_protocols_take_turns_in_one_session(device, protocol):
         )
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 def test_a_full_context_ends_windows_of_any_shape(device, protocol):
     for room in range(1, 9):
         answer = device.generate([1] * (128 - room), **options(protocol, room, max_tokens=50))
         assert len(answer.tokens) == room or answer.tokens[-1] == EOS
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", LOSSLESS)
 def test_auto_windows_end_where_confidence_does(device, protocol):
     """Not by the end of the answer, nor by an end token."""
     early = 0
@@ -139,7 +139,7 @@ def test_an_edge_that_takes_less_gets_less(tmp_path):
         EdgeServer(target, max_window=5, threads=1) as edge,
         Device(target, edge.endpoint, threads=1) as device,
     ):
-        for protocol in PROTOCOLS:
+        for protocol in LOSSLESS:
             answer = device.generate(PROMPT, **options(protocol, max_tokens=40, window=20))
             assert max(record.window for record in answer.rounds) <= 5
         answer = device.generate(PROMPT, protocol="tree", expansion=(2, 2, 2), max_tokens=9)

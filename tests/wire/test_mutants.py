@@ -14,12 +14,16 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.split import systematic
-from pilotfish.speculation.tree import chain, verify
+from pilotfish.speculation.tree import Walk, chain, verify
 from pilotfish.speculation.truncation import truncate
+from pilotfish.wire.codecs.counts import decode_counts
 from pilotfish.wire.protocols import Decision, DrawKey
+from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.dsd import Dsd
+from pilotfish.wire.protocols.dssd import P_BITS, Dssd
 from pilotfish.wire.protocols.protocol import coins, sample_candidates, sample_next
 from pilotfish.wire.protocols.tree import TokenTree
+from pilotfish.wire.protocols.tslt import Tslt
 from tests.support.enumeration import (
     Ended,
     Model,
@@ -33,7 +37,7 @@ from tests.support.enumeration import (
     target_law,
     tv,
 )
-from tests.support.rounds import Setting, exact_law, frequencies
+from tests.support.rounds import EXACT, SAMPLED, Setting, exact_law, frequencies
 
 SEEN = 0.005  # total variation of two tokens, where the real rules stay below 1e-12
 VOCAB = 4
@@ -227,7 +231,7 @@ def test_rounding_of_p(bits):
     assert worst(partial(play_split_against_p, bits=bits)) > SEEN
 
 
-# Keyed draws: real protocols with one draw used twice
+# Real protocols with one mistake each: most use one draw twice
 
 
 class AcceptsByDraftNoise(Dsd):
@@ -278,16 +282,58 @@ class OneRaceForAllCandidates(TokenTree):
         return drawn * len(place.candidates), q
 
 
-@pytest.mark.parametrize(
-    ("mutant", "setting", "length"),
-    [
-        (AcceptsByDraftNoise(), Setting("dsd", (1,)), 1),
-        (FollowsByDraftNoise(0), Setting("dsd", (1,), seed=14), 1),
-        (FollowsByDraftNoise(1), Setting("dsd", (1,)), 2),
-        (OneRaceForAllCandidates(), Setting("tree", (2,)), 1),
-    ],
-    ids=["accept by the draft's", "residual by the draft's", "bonus by the last draft's", "tree"],
-)
+class SendsMoreThanItDrawsFrom(Tslt):
+    def draw(self, logits, law, place):
+        # the mutant: drawn from the likeliest token, sent with the whole of q̂
+        drawn = sample_candidates(truncate(logits, law.sampling, 1).row(0), law, place)
+        return drawn, truncate(logits, law.sampling)
+
+
+class ResamplesThePart(Dssd):
+    def finish_round(self, draft, decision, law, *, round_start, vocab_size):
+        if decision.token is not None:
+            return decision.token
+        rounded = decode_counts(decision.frames[0], vocab_size, P_BITS)
+        # the mutant: a sample of P̃, not of the residual
+        walk = Walk(decision.accepted, rounded.astype(np.float64), rejected=True)
+        return sample_next(walk, law, DrawKey(round_start, decision.accepted))
+
+
+class ResamplesTheTarget(Adaptive):
+    def verify(self, draft, logits, law, *, round_start, hidden=None):
+        decision = super().verify(draft, logits, law, round_start=round_start)
+        if decision.accepted == len(draft.ids):
+            return decision
+        # the mutant: a sample of p after a rejection, not of the residual
+        p = probabilities(logits[decision.accepted : decision.accepted + 1], law.sampling)[0]
+        walk = Walk(decision.accepted, p, rejected=True)
+        return decision._replace(token=sample_next(walk, law, DrawKey(round_start, walk.node)))
+
+
+MUTANTS = {
+    "accept by the draft's": (AcceptsByDraftNoise(), Setting("dsd", (1,)), 1),
+    "residual by the draft's": (FollowsByDraftNoise(0), Setting("dsd", (1,), seed=14), 1),
+    "bonus by the last draft's": (FollowsByDraftNoise(1), Setting("dsd", (1,)), 2),
+    "tree": (OneRaceForAllCandidates(), Setting("tree", (2,)), 1),
+    "tslt": (SendsMoreThanItDrawsFrom(), Setting("tslt", (1,)), 1),
+    "dssd": (ResamplesThePart(), Setting("dssd", (1,)), 1),
+    "adaptive": (
+        ResamplesTheTarget(EXACT["adaptive"].options), Setting("adaptive", (1,)), 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("mutant", "setting", "length"), MUTANTS.values(), ids=MUTANTS)
 def test_one_draw_for_two_purposes(mutant, setting, length):
     wanted = exact_law(setting.models[0], ONE, length) * SEEDS
     assert p_value(frequencies(setting, SEEDS, exchange=mutant, length=length), wanted) < 1e-6
+
+
+def test_every_protocol_that_samples_has_a_mutant():
+    missing = {EXACT[name].name for name in SAMPLED} - {each.name for each, *_ in MUTANTS.values()}
+    assert not missing, (
+        f"No mutant shows that the tests see a mistake in {', '.join(sorted(missing))}. Add to "
+        "MUTANTS in tests/wire/test_mutants.py a subclass of the protocol with one mistake in "
+        f"`draw`, `verify` or `finish_round` that changes the law: over {SEEDS} seeds the test "
+        "must reject it with p < 1e-6."
+    )

@@ -16,10 +16,12 @@ from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.support.enumeration import p_value
 from tests.support.rounds import (
+    COLD,
+    DETERMINISTIC,
     EXACT,
-    LOSSLESS,
     ONE,
     PROMPT,
+    WARM,
     Setting,
     exact_law,
     frequencies,
@@ -32,7 +34,7 @@ HOLDS = 1e-4  # p-value at which a protocol would be said to break the law
 REJECTED = 1e-12  # the drafter's own law must be further off than this
 SEEDS = 1000
 HOT = Sampling(temperature=1.3, top_k=4, top_p=0.95)
-SETTINGS = [
+LISTED = [
     Setting("dsd", (1, 1), HOT, Sampling(temperature=0.7)),
     Setting("tslt", (1, 1), drafting=Sampling(temperature=1.0, top_k=2)),
     Setting("tslt", (1, 1), HOT, Sampling(temperature=1.0, top_p=0.6), enough=0.75),
@@ -43,11 +45,15 @@ SETTINGS = [
     Setting("dssd", (1,), HOT, Sampling(temperature=0.7, top_k=3)),
     Setting("coupled", (1, 1), HOT, Sampling(temperature=0.7)),
 ]
-
-
+REST = [
+    Setting(name, (1, 1), HOT, Sampling(temperature=0.7))
+    for name in WARM
+    if name not in {setting.exchange for setting in LISTED}
+]
+SETTINGS = [*LISTED, *REST]
 # The others are enumerated by `test_protocol_outcomes.py`, but for how their draws hang together:
 # that no two share a block is below.
-QUICK = [SETTINGS[at] for at in (2, 4, 6, 8)]
+QUICK = [*(LISTED[at] for at in (2, 4, 6, 8)), *REST]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +67,6 @@ def test_the_first_tokens_follow_the_targets_law(setting):
     assert p_value(counts, exact_law(drafter, setting.drafting) * SEEDS) < REJECTED
 
 
-def test_every_lossless_protocol_is_among_them():
-    assert {setting.exchange for setting in SETTINGS} | {"greedy"} == set(EXACT)
-
-
 @pytest.mark.parametrize("drafting", [Sampling(temperature=1.0, top_k=2), ONE, HOT, Sampling()])
 def test_adaptive_at_tau_0_is_tslt_token_for_token(drafting):
     for seed in range(40):
@@ -75,7 +77,7 @@ def test_adaptive_at_tau_0_is_tslt_token_for_token(drafting):
         assert adaptive == strict
 
 
-@pytest.mark.parametrize("exchange", LOSSLESS)
+@pytest.mark.parametrize("exchange", COLD)
 @pytest.mark.parametrize("window", [0, 1, 2, 4])
 def test_temperature_zero_is_the_targets_greedy_output(exchange, window):
     wanted = list(PROMPT)
@@ -85,7 +87,7 @@ def test_temperature_zero_is_the_targets_greedy_output(exchange, window):
     assert generate(setting, 3, length=12) == tuple(wanted[len(PROMPT) :])
 
 
-@pytest.mark.parametrize("exchange", sorted(set(LOSSLESS) - {"greedy"}))
+@pytest.mark.parametrize("exchange", sorted({*COLD} & {*WARM}))
 def test_temperature_zero_on_one_side_only(exchange):
     """A one-hot p, or a one-hot q."""
     setting = Setting(exchange, (1, 1), Sampling(), ONE)
@@ -112,10 +114,16 @@ CHAINS = [(1,), (1, 1), (1, 1, 1), (1, 1, 1, 1)]
 
 @pytest.mark.parametrize(
     ("exchange", "expansion"),
-    [*((name, chain) for name in EXACT for chain in CHAINS), ("tree", (2, 2))],
+    [
+        *((name, chain) for name in EXACT for chain in CHAINS),
+        *((name, (2, 2)) for name, exchange in EXACT.items() if exchange.allows_trees),
+    ],
 )
 def test_no_two_draws_of_a_generation_share_a_block(exchange, expansion, monkeypatch):
-    """Philox counters: an interval for each draw; only `coupled`'s two ends share theirs."""
+    """Each draw has an interval of Philox counters of its own.
+
+    Only a deterministic protocol's two ends use the same interval: that of the target's token.
+    """
     real, drawn = randomness._words, []
 
     def recorded(count, *name):
@@ -123,16 +131,16 @@ def test_no_two_draws_of_a_generation_share_a_block(exchange, expansion, monkeyp
         return real(count, *name)
 
     monkeypatch.setattr(randomness, "_words", recorded)
-    sampling = Sampling() if exchange == "greedy" else ONE
+    sampling = ONE if exchange in WARM else Sampling()
     setting = Setting(exchange, expansion, sampling, sampling)
     for seed in (1, 2):
         drawn.clear()
         generate(setting, seed, length=24)
-        assert bool(drawn) == (exchange != "greedy")
+        assert bool(drawn) == (exchange in WARM)
         assert {name[0] for name, _ in drawn} <= {seed}
         times = Counter(name for name, _ in drawn)
         shared = {purpose for (_, purpose, *_), count in times.items() if count > 1}
-        assert shared == ({Purpose.TARGET} if exchange == "coupled" else set())
+        assert shared == ({Purpose.TARGET} if exchange in DETERMINISTIC else set())
         for (_, end), (begin, _) in pairwise(sorted(map(blocks, set(drawn)))):
             assert end <= begin
 

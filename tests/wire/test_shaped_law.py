@@ -22,7 +22,7 @@ from tests.support import rounds
 from tests.support.bridged import vocabulary
 from tests.support.enumeration import tv
 from tests.support.examples import examples
-from tests.support.rounds import LOSSLESS, ONE, PROMPT, Setting, generate
+from tests.support.rounds import LOSSLESS, ONE, PROMPT, SAMPLED, Setting, generate
 from tests.support.shaped import shaped, shaped_law, shapings
 from tests.wire.test_protocol_outcomes import assert_exact, both_laws, small_settings
 
@@ -48,7 +48,7 @@ def shaped_settings(draw, name):
     )
 
 
-@pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd", "adaptive"])
+@pytest.mark.parametrize("name", SAMPLED)
 @given(st.data(), st.integers(1, 4))
 @examples(40)
 def test_a_round_is_exact_over_all_its_outcomes(name, data, bits):
@@ -118,7 +118,7 @@ def grammars(vocab=SMALL):
     return vocabulary(WORDS[: vocab - 1], "<end>").grammars
 
 
-@pytest.mark.parametrize("name", ["dsd", "tslt", "tree", "dssd", "adaptive"])
+@pytest.mark.parametrize("name", SAMPLED)
 @given(st.data(), st.integers(1, 4), st.sampled_from(REGEXES))
 @examples(30)
 def test_a_round_under_a_grammar_is_exact_over_all_its_outcomes(name, data, bits, regex):

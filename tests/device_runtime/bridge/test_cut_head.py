@@ -33,6 +33,7 @@ from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import END, TARGETS_END, WORDS, ids
 from tests.support.enumeration import p_value
 from tests.support.in_process import Reader, RealDrafter, expect_the_same
+from tests.support.registered import ALL_LOSSLESS, temperature_of
 from tests.support.rounds import PROMPT, Setting
 from tests.support.tiny import tiny_artifact
 from tests.system.test_lossless import ANSWERS, THRESHOLD, frequencies, law_after, read
@@ -142,9 +143,9 @@ def test_at_temperature_zero_all_are_stream(opened: Any, name: str) -> None:
     device, *_ = opened(name)
     for prompt in ([1, 3, 2], [0]):
         wanted = device.generate(prompt, protocol="stream", max_tokens=24)
-        for protocol in ("greedy", "dsd", "tslt", "tree", "dssd", "coupled", "ahead"):
+        for protocol in ALL_LOSSLESS:
             for drafter in (None, 1.0):  # it may sample all the same
-                if protocol == "greedy" and drafter:
+                if drafter and not temperature_of(protocol):
                     continue
                 got = device.generate(
                     prompt, protocol=protocol, window=3, max_tokens=24, draft_temperature=drafter

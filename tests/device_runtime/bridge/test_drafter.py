@@ -17,6 +17,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
+from tests.support.registered import LOSSLESS
 from tests.support.tiny import tiny_artifact
 
 # "abc" is one token of the drafter's; of the target's it is "a", "bc".
@@ -117,7 +118,7 @@ def draft_of(drafter: ModelDrafter, prompt: Any, expansion: tuple[int, ...]) -> 
     return drafter.draft(prompt.ids, expansion, PROTOCOL_REGISTRY["tree"], LAW, ends=())
 
 
-@pytest.mark.parametrize("protocol", ["greedy", "coupled", "dsd", "tslt", "dssd", "tree"])
+@pytest.mark.parametrize("protocol", LOSSLESS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_long_answer_is_read_as_it_comes(
     artifact: Artifact, pair: Pair, protocol: str, seed: int
@@ -128,7 +129,7 @@ def test_a_long_answer_is_read_as_it_comes(
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     ids = prompt.ids
-    expansion = (1, 2, 2) if protocol == "tree" else (1,) * 4
+    expansion = (1, 2, 2) if exchange.allows_trees else (1,) * 4
     for _ in range(12):
         drafter.prefill(ids)
         draft = drafter.draft(ids, expansion, exchange, LAW, ends=())
@@ -342,11 +343,11 @@ def test_a_narrow_bridge_carries_a_wide_tree(tmp_path: Path) -> None:
     pair = Pair(Vocabulary.from_artifact(ours), Vocabulary.from_artifact(target))
     shared = pair.shared.target.tolist()
     assert len(shared) == 2  # "a" and the end
-    for protocol in ("tree", "tslt", "dsd", "dssd", "coupled", "greedy"):
+    for protocol in LOSSLESS:
         drafter = fresh(ours, pair)
         prompt = pair.prompt("aaa", chat=False)
         drafter.start(prompt)
-        expansion = (8, 2) if protocol == "tree" else (1, 1, 1)
+        expansion = (8, 2) if PROTOCOL_REGISTRY[protocol].allows_trees else (1, 1, 1)
         for auto in (False, True):
             draft = drafter.draft(
                 prompt.ids, expansion, PROTOCOL_REGISTRY[protocol], LAW, ends=(), auto=auto

@@ -19,21 +19,31 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.projection import Projection
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.tree import Tree
+from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, DrawKey, SamplingParams, choose
+from pilotfish.wire.protocols.dsd import DenseDraft
+from pilotfish.wire.protocols.dssd import Dssd, SplitDraft
 from tests.support.bridged import END, WORDS, drafter_of, drafting_across, ids, pair_of
 from tests.support.enumeration import kinds, samplings
 from tests.support.examples import examples
-from tests.support.rounds import LOSSLESS, ONE, PROMPT, Setting, logits, play_round
+from tests.support.rounds import (
+    COLD,
+    DETERMINISTIC,
+    EXACT,
+    ONE,
+    PROMPT,
+    SAMPLED,
+    WARM,
+    Setting,
+    logits,
+    play_round,
+)
 from tests.support.tiny import tiny_artifact
 from tests.wire.test_protocol_outcomes import assert_exact
 
-SAMPLED = ["dsd", "tslt", "tree", "dssd"]
+LAWFUL = [name for name in SAMPLED if EXACT[name].lossless]
 HOT = Sampling(temperature=1.3, top_k=4, top_p=0.95)
 GREEDY = Sampling()
-
-
-def test_every_lossless_protocol_is_among_them():
-    assert {*SAMPLED, "greedy", "coupled"} == set(LOSSLESS)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +71,9 @@ def settings_across(draw, name):
     words, kind = draw(st.sampled_from(sorted(WORDS))), draw(kinds)
     pair = pair_of(words)
     size = pair.target.vocab_size
-    trees = [(2,), (2, 1), (1, 2)] if PROTOCOL_REGISTRY[name].allows_trees else []
-    chains = [(1,)] if name == "dssd" and size > 4 else [(1,), (1, 1)]  # it rounds p in many ways
+    trees = [(2,), (2, 1), (1, 2)] if EXACT[name].allows_trees else []
+    # `dssd` rounds p in many ways
+    chains = [(1,)] if isinstance(EXACT[name], Dssd) and size > 4 else [(1,), (1, 1)]
     more_than_are_shared = st.just(Sampling(temperature=1.0, top_k=64))
     setting = Setting(
         name,
@@ -80,7 +91,7 @@ def settings_across(draw, name):
     return setting, window, (*PROMPT, *answer)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", LAWFUL)
 @given(st.data(), st.integers(1, 4))
 @examples(40)
 def test_a_round_across_a_bridge_is_exact_over_all_its_outcomes(name, data, bits):
@@ -88,12 +99,12 @@ def test_a_round_across_a_bridge_is_exact_over_all_its_outcomes(name, data, bits
     assert_exact(setting, bits, window, start)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", LAWFUL)
 @pytest.mark.parametrize("words", WORDS)
 def test_every_protocol_meets_every_pair(name, words):
     pair = pair_of(words)
     drafter = drafter_of(pair, 5)
-    expansion = (1,) if name == "dssd" else (1, 1)  # see above
+    expansion = (1,) if isinstance(EXACT[name], Dssd) else (1, 1)  # see above
     for drafting in ({"top_k": 64}, {"top_k": 2}, {"top_k": 1}, {"top_p": 0.8}, {}):
         sampling = Sampling(temperature=1.0, **drafting)
         setting = Setting(name, expansion, ONE, sampling, vocab=pair.target.vocab_size)
@@ -131,7 +142,7 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
 
 def tokens(setting, pair, seed, length):
     """The first tokens after the prompt, by as many rounds across a bridge as it takes."""
-    exchange = PROTOCOL_REGISTRY[setting.exchange]
+    exchange = EXACT[setting.exchange]
     window = drafting_across(pair, drafter_of(pair, setting.seed))
     committed, at_edge = PROMPT, len(PROMPT)
     while len(committed) < len(PROMPT) + length:
@@ -151,12 +162,15 @@ def own_tokens(setting, seed, length):
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize(
     ("name", "sampling"),
-    [*((name, GREEDY) for name in LOSSLESS), ("coupled", ONE), ("coupled", HOT)],
+    [
+        *((name, GREEDY) for name in COLD),
+        *((name, sampling) for name in DETERMINISTIC for sampling in (ONE, HOT)),
+    ],
 )
 def test_what_is_determined_is_the_targets_own(words, name, sampling):
     pair = pair_of(words)
     for window, seed in product((0, 1, 3), range(5)):
-        drafting = sampling if name == "greedy" or seed % 2 else ONE
+        drafting = sampling if name not in WARM or seed % 2 else ONE
         setting = Setting(
             name, (1,) * window, sampling, drafting, seed=seed, vocab=pair.target.vocab_size
         )
@@ -180,7 +194,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", LAWFUL)
 @pytest.mark.parametrize(
     "size", [3, 200, 3000, pytest.param(20_000, marks=pytest.mark.slow)]
 )  # a row has up to 2,048 tokens
@@ -196,7 +210,7 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
         target_size=size,
     )
     project = Projection(shared.to_target_ids(), shared.target_size)
-    exchange = PROTOCOL_REGISTRY[name]
+    exchange = EXACT[name]
     for spread, away, sampling in product((0.0, 2.0, 1e4), (0.0, 1e4), SHAPES):
         law, tree, rows = SamplingParams(sampling=sampling, seed=7), Tree(), []
         with np.errstate(all="raise", under="ignore"):
@@ -216,16 +230,20 @@ def test_nothing_but_shared_tokens_is_drawn_and_sent(name, size, count):
             frames = [bytes(part) for part in exchange.encode_draft(draft, ids([]), size)]
             admitted = exchange.decode_draft(frames, size)
         assert np.isin(admitted.ids, shared.target).all()
-        assert np.isin(support(name, admitted, draft), shared.target).all()
+        assert np.isin(support(admitted, draft), shared.target).all()
 
 
-def support(name, admitted, draft):
+def support(admitted, draft):
     """All tokens that a q gives a weight to: what was sent, under `dssd` what the device keeps."""
-    if name == "dssd":
+    if isinstance(admitted, SplitDraft):
         assert admitted.weights.min() >= 1
         return np.flatnonzero(np.any(draft.rows, axis=0))
-    if name == "dsd":
+    if isinstance(admitted, DenseDraft):
         return np.flatnonzero(np.any(admitted.q, axis=0))
+    assert isinstance(getattr(admitted, "q", None), SparseRows), (
+        f"No line here reads the distributions of a {type(admitted).__name__}: add one that "
+        "returns the tokens to which they give a weight."
+    )
     for at in range(len(admitted.q)):
         assert admitted.q.row(at).weights.min() >= 1.0
     return admitted.q.ids

@@ -16,6 +16,7 @@ from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import END, TARGETS_END, WORDS, ids, pair_of
 from tests.support.enumeration import p_value
 from tests.support.in_process import Reader, RealDrafter, expect_the_same
+from tests.support.registered import LOSSLESS, completed, sampling_only
 from tests.support.tiny import tiny_artifact
 from tests.system.test_lossless import (
     ANSWERS,
@@ -72,7 +73,7 @@ def law_of_drafter(draft, pair, sampling):
 
 
 # What crosses the bridge is enumerated in `test_law.py`.
-CASES = [
+LISTED = [
     ("tslt", {"temperature": 1.0, "window": 3}),  # 64 tokens are kept; 3 are shared
     ("tree", {"temperature": 1.0, "expansion": (2, 2), "draft_top_k": 2}),
     ("dsd", {"temperature": 1.0, "window": 2}),
@@ -80,6 +81,7 @@ CASES = [
     ("dssd", {"temperature": 1.0, "window": "auto"}),
     ("coupled", {"temperature": 1.0, "window": 2}),
 ]
+CASES = completed(LISTED, sampling_only(LOSSLESS), window=2)
 
 
 IDS = [f"{name}-{'-'.join(map(str, options.values()))}" for name, options in CASES]
@@ -154,7 +156,7 @@ def test_greedy_is_stream_at_temperature_zero(opened, words):
 
 
 @pytest.mark.parametrize("words", PAIRS)
-@pytest.mark.parametrize("protocol", ["dsd", "tslt", "tree", "dssd", "coupled"])
+@pytest.mark.parametrize("protocol", sampling_only(LOSSLESS))
 def test_at_temperature_zero_all_are_stream(opened, words, protocol):
     device, *_ = opened(words)
     wanted = device.generate(PROMPT, protocol="stream", max_tokens=24)

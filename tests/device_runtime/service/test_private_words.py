@@ -20,9 +20,11 @@ import pytest
 from pilotfish import EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.conftest import Pair
 from tests.support.calling import callers
 from tests.support.judging import random_head, saved
+from tests.support.registered import LOSSLESS, sampling_only
 from tests.support.serving import Serving, serving
 
 assert callers  # a fixture
@@ -33,9 +35,12 @@ BEGIN = "The password of the vault is"
 SECRET = f"{BEGIN} XK-7351-QZ-88 and the meeting is at the old harbour on Friday."
 WORDS = r"(?<![.\d])7351|XK|QZ|harbour|Friday|meeting"  # and no figure
 ANYTHING = {"tau": 1.0, "lambdas": [1e6, 1.0, 0.0], "window": 8}
-SAMPLED = ("dsd", "tslt", "dssd", "coupled", "stream")
+CHAINS = [name for name in LOSSLESS if not PROTOCOL_REGISTRY[name].allows_trees]
 WISHES: dict[str, dict[str, Any]] = {
-    **{f"{name}, sampled": {"protocol": name, "temperature": 1} for name in SAMPLED},
+    **{
+        f"{name}, sampled": {"protocol": name, "temperature": 1}
+        for name in [*sampling_only(CHAINS), "stream"]
+    },
     "tree": {"protocol": "tree", "temperature": 1, "expansion": [2, 2, 1]},
     "greedy": {"protocol": "greedy", "temperature": 0, "window": 8},
     "greedy, auto": {"protocol": "greedy", "temperature": 0, "window": "auto"},

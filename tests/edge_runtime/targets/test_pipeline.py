@@ -18,12 +18,13 @@ from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.protocols import Decision
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision
 from tests.conftest import Pair
 from tests.support.hostile import drafted
 from tests.support.judging import random_head, saved
 from tests.support.passes import run
 from tests.support.pipelines import Row, cut, made_pair, opened, row, served, whole_logits
+from tests.support.registered import temperature_of
 
 CONTEXT = 512
 SLOTS = 8
@@ -31,17 +32,9 @@ MOST = 4  # stages
 SLOW = pytest.mark.slow
 LENGTHS = [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), MOST]
 PROMPTS = ([1, 3, 2, 7], [9], [*range(30, 60)], [*range(60)] * 5)  # the last one takes 3 passes
+BY_ROUNDS = [name for name, protocol in PROTOCOL_REGISTRY.items() if not protocol.streams]
 PROTOCOLS: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "stream": {"temperature": 1.0},
-    "coupled": {"temperature": 1.0},
-    "dsd": {"temperature": 1.0},
-    "tslt": {"temperature": 1.0},
-    "tree": {"temperature": 1.0},
-    "dssd": {"temperature": 1.0},
-    "adaptive": {"temperature": 1.0},
-    "wisv-full": {},
-    "wisv-selective": {},
+    name: {"temperature": temperature_of(name)} for name in (*BY_ROUNDS, "stream")
 }
 # Of the tiny model's logits, which go up to 2.8: how far states that lose something move them.
 # Measured at most: fp16 0.0013, int8 0.04, int4 0.73.
