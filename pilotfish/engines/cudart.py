@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -98,11 +99,13 @@ class Cuda:
         self._library = _declare_types(_load_library())
         count = c_int()
         self.call("cudaGetDeviceCount", byref(count))
+        self._process = os.getpid()
         stream = c_void_p()
         self.call("cudaStreamCreate", byref(stream))
         self.stream = stream.value or 0
         # Each Memory refers to `free`, and so to this object: the stream outlives all memory.
-        weakref.finalize(self, self._library.cudaStreamDestroy, self.stream)
+        destroy = self._library.cudaStreamDestroy
+        weakref.finalize(self, _free, destroy, self.stream, self._process)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the library by its name; raise `CudaError` if it fails."""
@@ -113,7 +116,7 @@ class Cuda:
 
     def free(self, name: str, address: int) -> None:
         """Free memory with function `name`; ignore errors, since the driver may be gone at exit."""
-        getattr(self._library, name)(address)
+        _free(getattr(self._library, name), address, self._process)
 
     def describe(self) -> Gpu:
         """Return name and compute capability of the GPU."""
@@ -221,6 +224,12 @@ class Cuda:
     def synchronize(self) -> None:
         """Wait until all work on the stream is done."""
         self.call("cudaStreamSynchronize", self.stream)
+
+
+def _free(function: Any, address: int, process: int) -> None:
+    """Free something of the GPU, unless this is a fork of the process that allocated it."""
+    if os.getpid() == process:
+        function(address)
 
 
 def _candidates() -> Iterator[str]:

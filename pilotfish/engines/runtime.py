@@ -19,6 +19,7 @@ from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.extras import install_command
 from pilotfish.base.reading import reading_file, utf8_path
 from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.forks import keep_in_forks
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
@@ -126,6 +127,7 @@ def open_session(
         raise ProviderError(
             cuda_problem or "onnxruntime could not load this provider and chose another"
         )
+    keep_in_forks(session)
     return session
 
 

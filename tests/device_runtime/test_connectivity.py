@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import zmq
 
 from pilotfish import Device
-from pilotfish.base.errors import EdgeLostError, PilotfishError
+from pilotfish.base.errors import AccessDeniedError, EdgeLostError, PilotfishError
 from pilotfish.device_runtime.link.connectivity import (
     REFUSALS,
     Connectivity,
@@ -161,6 +162,62 @@ def test_an_edge_that_takes_no_connections_is_no_wrong_edge_pub(
     finally:
         listener.close()
         context.destroy(linger=0)
+
+
+@pytest.fixture
+def hasty_edge() -> Iterator[Callable[[bytes], str]]:
+    """An edge that hangs up when it has read another mechanism, before it has named its own."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.1)
+    stop = threading.Event()
+
+    def begin(mechanism: bytes) -> str:
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+        def answer(connection: socket.socket) -> None:
+            with connection:
+                connection.settimeout(0.2)
+                connection.sendall(greeting[:12])
+                received = b""
+                with suppress(TimeoutError, ConnectionError):
+                    while len(received) < len(greeting) and (more := connection.recv(64)):
+                        received += more
+                if len(received) < len(greeting):  # a probe, which does not name a mechanism
+                    with suppress(ConnectionError):
+                        connection.sendall(greeting[12:])
+                        stop.wait(2.0)
+
+        def serve() -> None:
+            while not stop.is_set():
+                with suppress(TimeoutError):
+                    threading.Thread(target=answer, args=[listener.accept()[0]]).start()
+
+        threads.append(threading.Thread(target=serve))
+        threads[0].start()
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+
+    threads: list[threading.Thread] = []
+    yield begin
+    stop.set()
+    for each in threads:
+        each.join()
+    listener.close()
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_an_edge_that_hangs_up_before_it_names_its_mechanism(
+    hasty_edge: Callable[[bytes], str],
+    key_folders: dict[str, Path],
+    opened: Callable[..., EdgeLink],
+    keys: bool,
+) -> None:
+    """Which end reads the other's greeting first is chance; what is said about keys is not."""
+    ours = DeviceKeys.load(key_folders["alice"]) if keys else None
+    patience = RetryPolicy.from_policy("wait", 30.0)
+    link = opened(hasty_edge(b"NULL" if keys else b"CURVE"), ours, patience)
+    with pytest.raises(AccessDeniedError, match="uses no keys" if keys else "demands keys"):
+        link.connect()
+    assert link.channel.attempts.failure is ConnectFailure.CLOSED
 
 
 @pytest.mark.parametrize("policy", ["fail", "wait", "local"])

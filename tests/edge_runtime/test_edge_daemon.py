@@ -357,6 +357,7 @@ def test_a_drain_begins_nothing_new_and_ends_when_asked_twice(long_pair: Pair) -
 def test_figures_are_those_of_what_was_done(pair: Pair) -> None:
     port = free_port()
     flags = ("--target", pair.target, "--threads", 1, "--metrics", f"127.0.0.1:{port}")
+    flags += ("--provider", "cpu")
     with running(*flags, "--expire", 1) as daemon:
         with Device(pair.draft, daemon.endpoint, threads=1) as device:
             answer = device.generate(PROMPT, max_tokens=40, window=3, protocol="greedy")

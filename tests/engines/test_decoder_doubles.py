@@ -1,5 +1,9 @@
 """The decoder's own tests through the code for GPUs: over doubles, for no GPU was at hand."""
 
+import gc
+import os
+import signal
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +52,35 @@ def opened(request, tmp_path_factory):
 def decoder(opened):
     empty(opened)
     return opened
+
+
+@pytest.mark.parametrize("name", ["tensorrt-10.16-opset24", "tensorrt-ep-opset17", "cuda-opset24"])
+def test_a_fork_destroys_nothing_of_the_gpu(tmp_path, name):
+    with opening(name, tmp_path, slots=1) as decoder:
+        decoder.forward([Pass(0, np.arange(3))])
+        backend, binding = decoder._backend, decoder._bindings[0, 1]
+        direct = name.startswith("tensorrt-1")
+        users = [weakref.ref(x) for x in ((backend,) if direct else (backend._session, binding))]
+        del backend, binding
+        library, freed = decoder._backend._cuda._library, []
+        for function in ("cudaFree", "cudaFreeHost", "cudaStreamDestroy"):
+            original = getattr(library, function)
+            setattr(library, function, lambda x, f=original: freed.append(x) or f(x))
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            code = 1
+            try:
+                del decoder
+                gc.collect()
+                code = 2 * bool(freed) + 4 * any(user() is None for user in users)
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        del decoder
+        gc.collect()
+        assert all(user() is None for user in users)
+        assert freed
 
 
 @pytest.mark.parametrize("name", ["tensorrt-10.3-opset17", "tensorrt-ep-opset17", "cuda-opset17"])

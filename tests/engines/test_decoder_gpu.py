@@ -1,5 +1,9 @@
 """The decoder's own tests on a GPU, where there is one and ONNX Runtime is built for it."""
 
+import gc
+import os
+import signal
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -80,8 +84,11 @@ def test_logits_are_those_of_the_cpu(tmp_path, family, precision, error, dialect
         Decoder(artifact, provider=provider).forward([Pass(0, TOKENS)])[0]
         for provider in ("cuda", "cpu")
     )
+    # In half precision an expert may be chosen by chance, where two are about as good.
+    by_chance = precision == "fp16" and "experts" in FAMILIES[family]
     for item, other in ((got.logits, wanted.logits), (got.hidden, wanted.hidden)):
-        assert np.linalg.norm(item - other) < error * np.linalg.norm(other)
+        errors = np.linalg.norm(item - other, axis=1) / np.linalg.norm(other, axis=1)
+        assert (np.median(errors) if by_chance else errors.max()) < error
 
 
 def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path):
@@ -109,6 +116,27 @@ def test_stages_and_head_say_what_the_whole_model_says(tmp_path):
     ):
         for got, wanted in zip(staged.forward(passes), exact.forward(passes), strict=True):
             same(got.logits, wanted.logits)
+
+
+def test_a_fork_may_drop_its_parents_decoder_and_go_on_without_a_gpu(tmp_path):
+    artifact = tiny_artifact(tmp_path / "a", dialect="opset24")
+    decoder = Decoder(artifact, provider="cuda")
+    wanted = decoder.forward([Pass(0, TOKENS)])[0].logits.copy()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        code = 1
+        try:
+            del decoder
+            gc.collect()
+            other = Decoder(artifact)
+            assert other.provider == "cpu"
+            same(other.forward([Pass(0, TOKENS)])[0].logits, wanted)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.isfinite(decoder.forward([Pass(0, TOKENS[:4])])[0].logits).all()
 
 
 def test_a_gpu_says_its_name_and_capability():

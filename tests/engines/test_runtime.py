@@ -1,6 +1,9 @@
 """Which runtime and provider an engine gets, what is said about it, and that it stops spinning."""
 
+import gc
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,6 +109,26 @@ def test_workers_stop_spinning_soon_after_a_pass(tmp_path):
         time.sleep(0.1)
         burnt.append(time.process_time() - begin)
     assert np.median(burnt) < 0.015
+
+
+def test_a_fork_may_drop_its_parents_session_and_open_its_own(tmp_path):
+    """The session's threads are not in the fork, which must not wait for them."""
+    artifact = tiny_artifact(tmp_path / "a")
+    decoder = Decoder(artifact, provider="cpu", threads=2)
+    wanted = decoder.forward([Pass(0, np.arange(5))])[0].logits.copy()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        code = 1
+        try:
+            del decoder
+            gc.collect()
+            other = Decoder(artifact, provider="cpu", threads=2)
+            assert np.array_equal(other.forward([Pass(0, np.arange(5))])[0].logits, wanted)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_gpus_products_of_float32_are_of_float32(tmp_path, monkeypatch):

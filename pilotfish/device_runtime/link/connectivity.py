@@ -188,11 +188,18 @@ def state_of_error(error: PilotfishError) -> Connectivity | None:
 
 
 def unconnected_state(
-    attempts: ConnectAttempts, finding: AddressState | None, *, was_welcomed: bool
+    attempts: ConnectAttempts, finding: AddressState | None, *, keys: bool, was_welcomed: bool
 ) -> Connectivity:
-    """Return the state of a link without a connection. finding: state of the edge's address."""
+    """Return the state of a link without a connection.
+
+    finding: state of the edge's address. keys: whether this device has keys.
+    """
     if attempts.failure in _STATES_BY_FAILURE:
         return _STATES_BY_FAILURE[attempts.failure]
+    # If the edge reads our greeting first, it hangs up before we can read its mechanism.
+    other_mechanism = AddressState.PLAIN if keys else AddressState.CURVE
+    if attempts.failure is ConnectFailure.CLOSED and finding is other_mechanism:
+        return Connectivity.KEYS_DIFFER
     if attempts.surely_wrong_key:
         return Connectivity.WRONG_EDGE_KEY
     if attempts.failure is not None and finding in _STATES_BY_ADDRESS:

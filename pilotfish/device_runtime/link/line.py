@@ -142,8 +142,10 @@ class Line:
         if attempts.failure in (ConnectFailure.CONNECT, ConnectFailure.CLOSED):
             diagnosis.poll()
         finding = diagnosis.state
-        attempts.wrong_key = self._keys is not None and finding is AddressState.CURVE
-        return unconnected_state(attempts, finding, was_welcomed=self.channel.connections > 0)
+        keys = self._keys is not None
+        attempts.wrong_key = keys and finding is AddressState.CURVE
+        was_welcomed = self.channel.connections > 0
+        return unconnected_state(attempts, finding, keys=keys, was_welcomed=was_welcomed)
 
     def status_of(self, state: Connectivity) -> LinkStatus:
         """Return the link's status for this state. For any thread."""

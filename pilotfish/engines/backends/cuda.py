@@ -23,6 +23,7 @@ from pilotfish.engines.backends.cpu import graph_form
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.device_cache import DeviceCache, doubling_capacities
 from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.forks import keep_in_forks
 from pilotfish.engines.runtime import open_session
 
 FIRST_CAPACITY = 256
@@ -99,6 +100,7 @@ class DeviceBinding(Binding):
         self._session = session
         self._cuda = cuda
         self.io = session.io_binding()
+        keep_in_forks(self)
         self._inputs: dict[str, NDArray[Any]] = {}
 
     def input(self, name: str, shape: tuple[int, ...], dtype: Any = np.int64) -> NDArray[Any]:

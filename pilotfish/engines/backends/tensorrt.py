@@ -24,6 +24,7 @@ from pilotfish.engines.backends.backend import (
 from pilotfish.engines.cudart import Cuda, Memory
 from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.forks import keep_in_forks
 from pilotfish.engines.tensorrt.build import EngineRequest, check_engine_exists, engine_for
 from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
 
@@ -51,6 +52,7 @@ class TensorRTBackend(Backend):
 
     def __init__(self, load: Load) -> None:
         refuse_states(load.artifact.manifest)
+        keep_in_forks(self)
         if not load.build:
             check_engine_exists(load.artifact)
         # called first, since it raises if TensorRT is missing, which is the most common fault

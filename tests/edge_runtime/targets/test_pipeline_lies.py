@@ -41,7 +41,9 @@ class Told(NamedTuple):
         """A pass that comes back with the right logits."""
         (answer,) = self.target.run(number, [Span(slot, TOKENS[:length], base, 3)], timeout_s=60.0)
         wanted = whole_logits(self.whole, TOKENS[:length].tolist(), 3)
-        np.testing.assert_array_equal(answer.logits, wanted)
+        # On a GPU, passes of other widths round otherwise.
+        rounding = 0.0 if self.whole.provider == "cpu" else 1e-5
+        np.testing.assert_allclose(answer.logits, wanted, rtol=0.0, atol=rounding)
 
 
 @pytest.fixture(scope="module")
