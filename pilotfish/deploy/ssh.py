@@ -237,7 +237,7 @@ def _sources(bundle: Path, admitted: AdmittedBundle) -> Sources:
 
 
 def _running_pilotfish() -> dict[str, Source]:
-    """Return a wheel of the running pilotfish."""
+    """Return a wheel of the pilotfish that runs this code, by its file name."""
     with tempfile.TemporaryDirectory() as scratch:
         return {_OWN: wheelhouse.pack(Path(scratch)).path.read_bytes()}
 

@@ -166,7 +166,8 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     update_head: Annotated[
         bool,
         setting(
-            "write the results of the first window over the poorest link into each head's curve"
+            "store the measured results by threshold in each head's file: those with the first of "
+            "the windows, over the link with the lowest quality"
         ),
     ] = False
 

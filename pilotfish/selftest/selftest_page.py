@@ -47,7 +47,7 @@ def show(report: SelfTest, console: Console, file: str | None) -> None:
     console.print(_verdict(report), style="bold")
     if file:
         console.print(
-            f"Please send us {file}, above all from a GPU or a board: the file has the "
+            f"Please send us {file}, above all from a GPU or a Jetson board: the file has the "
             "versions, the hardware and these results.",
             markup=False,
         )

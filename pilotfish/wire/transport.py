@@ -45,7 +45,7 @@ _MAX_DROPPED_PARTS = 50 * _PARTS_PER_TURN  # then the client is cut, and its key
 
 _UNKNOWN_ADDRESS = (
     "no interface of this machine has this name or address. Write an address that it has, or "
-    "tcp://*:{port} (all IPv4 addresses) or tcp://[::]:{port} (all of both families)."
+    "tcp://*:{port} (all IPv4 addresses) or tcp://[::]:{port} (all IPv4 and IPv6 addresses)."
 )
 _BIND_ERRORS = {
     errno.ENODEV: _UNKNOWN_ADDRESS,

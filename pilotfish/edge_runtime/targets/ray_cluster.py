@@ -104,7 +104,8 @@ def cause_of(error: BaseException) -> Exception | None:
     from ray.exceptions import RayActorError, RayTaskError
 
     cause = error.cause if isinstance(error, RayTaskError) else None
-    # if an earlier stage's actor was lost, the call of a later stage fails with its error as cause
+    # if an earlier stage's actor was lost, the call of a later stage fails, too; its cause is
+    # then the RayActorError
     return None if isinstance(cause, RayActorError) else cause
 
 

@@ -140,7 +140,7 @@ class Controls:
     def literal(self, text: str) -> str:
         """Write a Lark expression for exactly this text.
 
-        Names of control tokens match the tokens.
+        Where the text has the name of a control token, the expression matches the token itself.
         """
         parts = [
             f"<[{self._ids[part]}]>" if part in self._ids else json.dumps(part, ensure_ascii=False)

@@ -81,9 +81,9 @@ class Layout:
         return cached[1]
 
     def raised_gaps(self, ids: Ints) -> Ints:
-        """Return the gaps of ``ids`` [N], each raised by 2^b.
+        """Return the gaps of ``ids`` [N], with 2^b added to each.
 
-        A raised gap, shifted right by b, is the length of the gap's quotient in unary; the lower b
+        Such a sum, shifted right by b, is the length of the gap's quotient in unary; the lower b
         bits are the gap's remainder.
         """
         raised = np.empty_like(ids)

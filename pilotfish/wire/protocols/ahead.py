@@ -213,7 +213,7 @@ class HintChain:
         if start > length + len(self.ids):
             return False  # an earlier hint was lost
         ids = decode_ids(frames[0], vocab_size).tolist()
-        odds = [byte / _BYTE for byte in bytes(frames[1])]
+        acceptances = [byte / _BYTE for byte in bytes(frames[1])]
         offset = max(0, start - length)
         late = max(0, length - start)
         if late >= len(ids) or ids[:late] != self._committed.ids[start:length].tolist():
@@ -223,7 +223,7 @@ class HintChain:
         new = ids[late:]
         if new != self.ids[offset : offset + len(new)]:  # otherwise the hint adds nothing
             self.ids[offset:] = new
-            self.acceptances[offset:] = odds[late:]
+            self.acceptances[offset:] = acceptances[late:]
             del self.ids[self._most :], self.acceptances[self._most :]
         return True
 
