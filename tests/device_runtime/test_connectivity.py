@@ -215,7 +215,9 @@ def test_an_edge_that_hangs_up_before_it_names_its_mechanism(
     ours = DeviceKeys.load(key_folders["alice"]) if keys else None
     patience = RetryPolicy.from_policy("wait", 30.0)
     link = opened(hasty_edge(b"NULL" if keys else b"CURVE"), ours, patience)
-    with pytest.raises(AccessDeniedError, match="the edge has no keys" if keys else "requires keys"):
+    with pytest.raises(
+        AccessDeniedError, match="the edge has no keys" if keys else "requires keys"
+    ):
         link.connect()
     assert link.channel.attempts.failure is ConnectFailure.CLOSED
 

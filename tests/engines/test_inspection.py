@@ -8,7 +8,6 @@ import threading
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from pilotfish import Device
@@ -18,6 +17,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.inspection import PIECE_BYTES, Inspection
 from tests.conftest import Pair
 from tests.engines.test_artifact import FILES, write
+from tests.support import web
 from tests.support.daemons import Systemd, await_sample, free_port, running, scrape
 from tests.support.serving import eventually, serving
 
@@ -159,7 +159,7 @@ def test_service_with_a_flipped_bit_is_not_ready(pair: Pair, tmp_path: Path) -> 
         answer = service.get("/health")
         assert (answer.status_code, answer.json()["status"]) == (503, "damaged")
         wanted = {"prompt": [3, 1], "max_tokens": 2}
-        refused = httpx.post(f"{service.url}/v1/completions", json=wanted)
+        refused = web.post(f"{service.url}/v1/completions", json=wanted)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "damaged")
         eventually(lambda: service.metric("pilotfish_weights_damaged") == 1, SOON_S)
         assert service.metric("pilotfish_weights_verified") == 0
@@ -171,4 +171,4 @@ def test_service_that_is_whole_stays_ready(pair: Pair) -> None:
         assert service.metric("pilotfish_weights_damaged") == 0
         assert service.get("/health").json()["status"] == "ok"
         wanted = {"prompt": [3, 1], "max_tokens": 2}
-        assert httpx.post(f"{service.url}/v1/completions", json=wanted).status_code == 200
+        assert web.post(f"{service.url}/v1/completions", json=wanted).status_code == 200

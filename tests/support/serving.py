@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 
+from tests.support import web
 from tests.support.forking import popen
 
 START_S = 60.0
@@ -66,7 +67,7 @@ class Serving:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120.0)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60.0, **options)
+        return web.get(self.url + path, timeout=60.0, **options)
 
     def metric(self, name: str, **options: Any) -> float:
         """Read the sum of all samples of this name."""

@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 import numpy as np
 import pytest
 
@@ -32,6 +31,7 @@ from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.codecs.sparse import decode_sparse
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_choice_wisv import fresh, rounds
+from tests.support import web
 from tests.support.enumeration import distribution_of
 from tests.support.hostile import PROMPT
 from tests.support.measuring import answers as recorded
@@ -282,7 +282,7 @@ def test_the_service_takes_tau_and_tells_the_deviation(service: Any) -> None:
     fields = {"messages": [{"role": "user", "content": "abc"}], "temperature": 1.0, "seed": 1}
     wanted = {"protocol": "adaptive", "tau": 0.9, "lambdas": [1e6, 1.0, 0.0]}
     url = f"{service.url}/v1/chat/completions"
-    answered = httpx.post(url, json={**fields, "max_tokens": 30, "pilotfish": wanted}, timeout=60.0)
+    answered = web.post(url, json={**fields, "max_tokens": 30, "pilotfish": wanted}, timeout=60.0)
     info = answered.json()["pilotfish"]
     assert info["protocol"] == "adaptive"
     assert 0.0 < info["deviation"] <= 1.0
@@ -295,7 +295,7 @@ def test_the_service_takes_tau_and_tells_the_deviation(service: Any) -> None:
         {"protocol": "adaptive", "tau": 1.2},
         {"protocol": "adaptive", "lambdas": [1, 2]},
     ):
-        assert httpx.post(url, json={**fields, "pilotfish": wrong}).status_code == 400
+        assert web.post(url, json={**fields, "pilotfish": wrong}).status_code == 400
 
 
 def test_deviating_tokens_make_no_other_protocol_look_better() -> None:

@@ -18,6 +18,7 @@ from pilotfish.device_runtime.record import Generation
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.link.meter import SMALL_BYTES
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.hostile import PROMPT
 from tests.support.serving import Serving
 from tests.system.test_auto import device_run
@@ -203,7 +204,7 @@ def completed(service: Serving, **extension: Any) -> httpx.Response:
         "temperature": 0,
         "pilotfish": extension,
     }
-    return httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+    return web.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
 
 
 def text(answer: httpx.Response) -> str:

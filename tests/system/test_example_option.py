@@ -17,13 +17,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.serving import Serving, serving
 
 PROMPT = [60, 2, 33]  # token ids; most of the drafts after this prompt are accepted
@@ -54,7 +54,7 @@ def ask(service: Serving, **options: Any) -> dict[str, Any]:
     """Return the object `pilotfish` of an answer."""
     body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1}
     body["pilotfish"] = options
-    answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
+    answer = web.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
     assert answer.status_code == 200, answer.text
     figures: dict[str, Any] = answer.json()["pilotfish"]
     return figures

@@ -28,6 +28,7 @@ from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, RoundCo
 from pilotfish.wire.protocols.greedy import Greedy
 from pilotfish.wire.protocols.options import SHARED_OPTIONS
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.daemons import free_port
 from tests.support.serving import Serving, serving
 
@@ -64,7 +65,7 @@ def toy_service(pair: Pair, toy_edge: EdgeServer) -> Iterator[Serving]:
 
 def ask(service: Serving, **wanted: Any) -> httpx.Response:
     body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "pilotfish": wanted}
-    return httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
+    return web.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
 
 
 @pytest.mark.parametrize("action", [("device", "run"), ("device", "serve"), ("field", "measure")])
@@ -92,7 +93,7 @@ def test_http_takes_the_option_and_tells_the_counters(
     assert toy_service.metric('pilotfish_spec_decode_haste_total{protocol="toy"}') > 0
     info = toy_service.get("/status").json()
     assert (info["odd"], info["haste"]) == (odd, 0.5)
-    text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
+    text = web.get(f"http://127.0.0.1:{metrics_port}/metrics").text
     assert f'pilotfish_edge_odd_tokens_total{{protocol="toy"}} {odd:.1f}' in text
     assert 'pilotfish_edge_haste_total{protocol="toy"}' in text
 

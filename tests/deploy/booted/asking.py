@@ -11,6 +11,7 @@ import openai
 
 from tests.deploy.booted.conftest import API_KEY
 from tests.deploy.booted.machine import Machine
+from tests.support import web
 
 LONG = 7500  # tokens that take longer than whatever is done meanwhile
 AFTERWARDS = 100  # pieces that are read when it has been done
@@ -94,4 +95,4 @@ def link_losses(machine: Machine) -> int:
 def get(path: str, line: str = API_KEY) -> httpx.Response:
     """One plain request with a line of the key file; on the machine's network."""
     key = {"Authorization": f"Bearer {line.partition(':')[2]}"}
-    return httpx.get(f"{_BASE}{path}", headers=key, timeout=60)
+    return web.get(f"{_BASE}{path}", headers=key, timeout=60)

@@ -7,7 +7,6 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -25,6 +24,7 @@ from tests.deploy.booted.asking import (
 )
 from tests.deploy.booted.conftest import API_KEY, DEVICE, EDGE, ETC, Prepared, set_api_keys
 from tests.deploy.booted.machine import Machine
+from tests.support import web
 
 UNITS = [
     DEVICE,
@@ -56,7 +56,7 @@ def test_services_are_active_and_say_what_they_do(machine: Machine) -> None:
 
 def test_edge_shows_its_figures(machine: Machine) -> None:
     url = "http://127.0.0.1:9464/metrics"
-    assert "pilotfish" in machine.on_network(lambda: httpx.get(url).raise_for_status().text)
+    assert "pilotfish" in machine.on_network(lambda: web.get(url).raise_for_status().text)
 
 
 def test_openai_client_is_answered(machine: Machine) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -21,6 +20,7 @@ from pilotfish.cli import main
 from pilotfish.device_runtime.service.access import ApiKeys, api_keys
 from pilotfish.wire.keys import create as create_pair
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.serving import Serving, chat, serving
 
 ALICE, BOB, CAROL = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "carol"))
@@ -148,7 +148,7 @@ def test_without_keys_a_foreign_page_gets_nothing(
     for path in ("/", "/health", "/v1/models", "/status"):
         assert service.get(path, headers=headers).status_code == 403
     body = {"messages": [{"role": "user", "content": "x"}]}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, headers=headers)
+    answer = web.post(f"{service.url}/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "foreign_origin"
 
@@ -158,9 +158,9 @@ def test_no_answer_is_of_use_to_a_foreign_page(service: Serving, everywhere: Ser
     answers = [
         *(service.get(path) for path in ("/", "/page/page.js", "/health", "/status", "/metrics")),
         *(service.get(path) for path in ("/v1/models", "/nowhere", "/v1/completions")),
-        httpx.post(f"{service.url}/v1/completions", json=body),
-        httpx.post(f"{service.url}/v1/completions", json={**body, "stream": True}),
-        httpx.post(f"{service.url}/v1/completions", content=b"{"),
+        web.post(f"{service.url}/v1/completions", json=body),
+        web.post(f"{service.url}/v1/completions", json={**body, "stream": True}),
+        web.post(f"{service.url}/v1/completions", content=b"{"),
         everywhere.get("/v1/models"),
     ]
     assert {answer.status_code for answer in answers} == {200, 400, 401, 404, 405}

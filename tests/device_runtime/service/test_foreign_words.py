@@ -6,13 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import httpx
 import msgspec
 import pytest
 
 from pilotfish.wire import messages as m
 from tests.conftest import Pair
 from tests.device_runtime.test_bad_edge import Answer, LyingEdge
+from tests.support import web
 from tests.support.serving import serving
 
 FORGED = "2026-11-22 00:00:00,000 INFO pilotfish.service: key alice accepted"
@@ -38,11 +38,11 @@ def evil(pair: Pair) -> Iterator[LyingEdge]:
 def test_words_of_an_edge_forge_no_line_in_a_service(pair: Pair, evil: LyingEdge) -> None:
     ask = {"model": "pilotfish", "prompt": "abc", "max_tokens": 4, "temperature": 0}
     with serving(pair.draft, evil.endpoint, "--lanes", 1) as service:
-        answer = httpx.post(f"{service.url}/v1/completions", json=ask, timeout=60)
+        answer = web.post(f"{service.url}/v1/completions", json=ask, timeout=60)
         assert answer.status_code == 502
         reply = answer.json()["error"]["message"]
         assert reply.startswith("No. 2026")
-        status = httpx.get(f"{service.url}/status", timeout=60).json()
+        status = web.get(f"{service.url}/status", timeout=60).json()
     assert reply.isprintable()
     assert status["target"].startswith("model No. 2026")
     assert all(text.isprintable() for text in texts(status))

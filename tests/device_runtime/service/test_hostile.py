@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 
 from pilotfish.device_runtime.service.connection import Connection
+from tests.support import web
 from tests.support.serving import Serving, chat
 
 MEBIBYTE = 2**20
@@ -45,7 +46,7 @@ def raw(service: Serving, data: bytes, limit_s: float = 30.0) -> bytes:
 
 
 def post(service: Serving, content: bytes, path: str = "/v1/chat/completions") -> httpx.Response:
-    return httpx.post(service.url + path, content=content, timeout=60)
+    return web.post(service.url + path, content=content, timeout=60)
 
 
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -126,7 +127,7 @@ def test_a_prompt_beyond_the_context_and_one_beyond_the_body(service: Serving) -
 
 def test_a_compressed_body_is_not_unpacked(service: Serving) -> None:
     headers = {"Content-Encoding": "gzip"}
-    answer = httpx.post(f"{service.url}/v1/completions", content=b"\x1f\x8b", headers=headers)
+    answer = web.post(f"{service.url}/v1/completions", content=b"\x1f\x8b", headers=headers)
     assert answer.status_code == 415
 
 
@@ -180,7 +181,7 @@ def test_what_is_no_request_ends_the_connection(service: Serving, data: bytes) -
 
 def test_methods_that_are_not_there(service: Serving) -> None:
     for method in ("GET", "DELETE", "OPTIONS", "TRACE"):
-        answer = httpx.request(method, f"{service.url}/v1/chat/completions")
+        answer = web.request(method, f"{service.url}/v1/chat/completions")
         assert answer.status_code == 405
         assert answer.headers["allow"] == "POST"
         assert answer.json()["error"]["code"] == "method_not_allowed"

@@ -22,6 +22,7 @@ from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.lanes import BUFFERED, Lanes
 from pilotfish.device_runtime.service.refusal import RefusalError
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.serving import Serving, chat, content_of, eventually, serving
 
 ENDLESS = 30_000  # tokens: minutes
@@ -215,7 +216,7 @@ def test_sigterm_lets_running_answers_end_and_takes_no_new_ones(
 
         def wait() -> None:
             body = {"messages": [{"role": "user", "content": "x"}]}
-            answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=120)
+            answer = web.post(f"{service.url}/v1/chat/completions", json=body, timeout=120)
             waiting.append(answer.status_code)
 
         thread = threading.Thread(target=wait)
@@ -252,7 +253,7 @@ def test_a_lost_edge_is_waited_for_and_the_client_sees_that_it_is_not_forgotten(
         assert service.get("/health").status_code == 503
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 5}
         began = time.monotonic()
-        with httpx.stream(
+        with web.stream(
             "POST", f"{service.url}/v1/chat/completions", json=body, timeout=60
         ) as answer:
             assert answer.status_code == 200

@@ -8,12 +8,12 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.refusal import RefusalError
+from tests.support import web
 from tests.support.serving import Serving, serving
 from tests.support.tiny import tiny_artifact
 
@@ -44,7 +44,7 @@ def slowest_health_s(service: Serving, posts: list[dict[str, object]]) -> float:
 
     def post(body: dict[str, object]) -> None:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-        answer = httpx.post(service.url + path, json=body, timeout=120)
+        answer = web.post(service.url + path, json=body, timeout=120)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
 

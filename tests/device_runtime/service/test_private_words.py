@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from pilotfish import EdgeServer
@@ -22,6 +21,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.calling import callers
 from tests.support.judging import random_head, saved
 from tests.support.registered import LOSSLESS, sampling_only
@@ -66,7 +66,7 @@ PAGES = ("/", "/status", "/metrics", "/health", "/v1/models", "/page/page.js", "
 
 
 def ask(service: Serving, name: str, route: str, **body: Any) -> Any:
-    response = httpx.post(
+    response = web.post(
         f"{service.url}/v1/{route}",
         json={"model": "pilotfish", **body},
         headers={"Authorization": f"Bearer {KEYS[name]}"},
@@ -122,7 +122,7 @@ def read_all(service: Serving, name: str, wishes: dict[str, dict[str, Any]]) -> 
 def pages(service: Serving, name: str) -> str:
     headers = {"Authorization": f"Bearer {KEYS[name]}"}
     return "".join(
-        httpx.get(service.url + page, headers=headers, timeout=60.0).text for page in PAGES
+        web.get(service.url + page, headers=headers, timeout=60.0).text for page in PAGES
     )
 
 

@@ -7,13 +7,13 @@ import signal
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import httpx
 import openai
 import pydantic
 import pytest
 
 from pilotfish import EdgeServer
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.serving import Serving, chat, serving
 from tests.support.tiny import tiny_artifact
 from tests.support.writing import PIECES
@@ -188,7 +188,7 @@ def test_a_stream_grows_into_the_whole(client: openai.OpenAI, way: str) -> None:
 
 def test_the_lines_of_a_stream(service: Serving) -> None:
     headers = {"Authorization": f"Bearer {ALICE}"}
-    answer = httpx.post(
+    answer = web.post(
         f"{service.url}/v1/responses", json=requests(stream=True), headers=headers, timeout=60.0
     )
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -354,7 +354,7 @@ def test_what_is_refused_is_named(
     service: Serving, options_value: dict[str, Any], code: str, param: str
 ) -> None:
     headers = {"Authorization": f"Bearer {ALICE}"}
-    answer = httpx.post(
+    answer = web.post(
         f"{service.url}/v1/responses", json=requests(**options_value), headers=headers
     )
     assert answer.status_code == 400, answer.text

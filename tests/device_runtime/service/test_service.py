@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from pilotfish import Device
 from pilotfish.speculation.randomness import derive_seed
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.serving import Serving, chat, content_of, serving
 
 SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 24}
@@ -250,7 +250,7 @@ def test_a_text_may_begin_with_its_prompt(
 
 def test_log_probabilities_of_a_prompt(service: Serving, device: Device) -> None:
     def ask(route: str, **info: Any) -> Any:
-        answer = httpx.post(f"{service.url}/v1/{route}", json={"max_tokens": 4, **info}, timeout=60)
+        answer = web.post(f"{service.url}/v1/{route}", json={"max_tokens": 4, **info}, timeout=60)
         return answer.json()
 
     ids = device.prompt("onceupon", chat=False).ids.tolist()
@@ -280,7 +280,7 @@ def test_log_probabilities_of_a_prompt(service: Serving, device: Device) -> None
 def test_every_token_of_an_echoed_prompt_has_an_entry(service: Serving, device: Device) -> None:
     def ask(prompt: Any) -> Any:
         info = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
-        answer = httpx.post(f"{service.url}/v1/completions", json=info, timeout=60.0).json()
+        answer = web.post(f"{service.url}/v1/completions", json=info, timeout=60.0).json()
         return answer["choices"][0], answer["usage"]
 
     mark, words = device.vocabulary.eos_ids[0], device.tokenizer.encode("onceupon")
@@ -303,7 +303,7 @@ def test_every_token_of_an_echoed_prompt_has_an_entry(service: Serving, device: 
 def test_the_best_of_several_answers(service: Serving) -> None:
     def ask(**info: Any) -> dict[str, Any]:
         body = {"prompt": "once", "max_tokens": 6, "temperature": 1.0, "seed": 3, **info}
-        answer = httpx.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
+        answer = web.post(f"{service.url}/v1/completions", json=body, timeout=60.0)
         result: dict[str, Any] = answer.json()
         return result
 
@@ -326,14 +326,12 @@ def test_tokens_of_a_prompt(service: Serving, device: Device) -> None:
     for body in ({"prompt": "once"}, {"messages": messages}):
         first: Any = next(iter(body.values()))
         wanted = device.prompt(first, chat="messages" in body).ids.tolist()
-        info = httpx.post(
-            f"{service.url}/tokenize", json={**body, "return_token_strs": True}
-        ).json()
+        info = web.post(f"{service.url}/tokenize", json={**body, "return_token_strs": True}).json()
         assert info["tokens"] == wanted
         assert info["count"] == len(wanted)
         assert info["token_strs"] == [device.tokenizer.piece(id) for id in wanted]
         assert info["max_model_len"] == 256
-        back = httpx.post(f"{service.url}/detokenize", json={"tokens": wanted}).json()
+        back = web.post(f"{service.url}/detokenize", json={"tokens": wanted}).json()
         assert back == {"prompt": device.tokenizer.decode(wanted, special=True)}
 
 
@@ -347,7 +345,7 @@ def test_tokens_of_a_prompt(service: Serving, device: Device) -> None:
     ],
 )  # fmt: skip
 def test_what_has_no_tokens(service: Serving, route: str, body: object) -> None:
-    answer = httpx.post(service.url + route, json=body)
+    answer = web.post(service.url + route, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -399,7 +397,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, name: REFUSED[name]}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body)
+    answer = web.post(f"{service.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["type"] == "invalid_request_error"
@@ -413,7 +411,7 @@ def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str)
 )
 def test_what_completions_do_not_offer(service: Serving, name: str, value: object) -> None:
     body = {"prompt": "x", "max_tokens": 4, name: value}
-    answer = httpx.post(f"{service.url}/v1/completions", json=body)
+    answer = web.post(f"{service.url}/v1/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
 
@@ -437,7 +435,7 @@ def test_an_extension_that_makes_no_sense(
     service: Serving, extension: dict[str, Any], word: str
 ) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "pilotfish": extension}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body)
+    answer = web.post(f"{service.url}/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert word in answer.json()["error"]["message"]
 
@@ -457,7 +455,7 @@ def test_an_extension_that_makes_no_sense(
     ],
 )
 def test_a_message_that_makes_no_sense(service: Serving, message: dict[str, Any]) -> None:
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json={"messages": [message]})
+    answer = web.post(f"{service.url}/v1/chat/completions", json={"messages": [message]})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith("messages[0].")
 
@@ -472,7 +470,7 @@ def test_fields_of_a_message_that_are_null_are_as_if_they_were_not_there(service
     answered = {"role": "assistant", "content": None, "name": None, "refusal": None}
     messages = [{"role": "user", "content": "x"}, answered, {"role": "user", "content": "x"}]
     body = {"messages": messages, "max_tokens": 4}
-    assert httpx.post(f"{service.url}/v1/chat/completions", json=body).status_code == 200
+    assert web.post(f"{service.url}/v1/chat/completions", json=body).status_code == 200
 
 
 def test_a_prompt_that_does_not_fit(client: openai.OpenAI) -> None:
@@ -522,6 +520,6 @@ def test_a_service_without_an_edge(pair: Pair) -> None:
         assert alone.get("/health").status_code == 200
         assert chat(alone.client()).choices
         body = {"messages": [{"role": "user", "content": "x"}], "pilotfish": {"protocol": "dsd"}}
-        answer = httpx.post(f"{alone.url}/v1/chat/completions", json=body)
+        answer = web.post(f"{alone.url}/v1/chat/completions", json=body)
         assert answer.status_code == 400
         assert "edge" in json.loads(answer.text)["error"]["message"]

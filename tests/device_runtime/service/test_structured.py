@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import httpx
 import openai
 import pydantic
 import pytest
 
 from pilotfish import EdgeServer
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.serving import Serving, chat, content_of, serving
 from tests.support.writing import OBJECT, PIECES, writers
 
@@ -142,7 +142,7 @@ def test_what_is_no_format(
     service: Serving, body: dict[str, Any], code: str, param: str | None
 ) -> None:
     requests = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, **body}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=requests)
+    answer = web.post(f"{service.url}/v1/chat/completions", json=requests)
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["code"] == code

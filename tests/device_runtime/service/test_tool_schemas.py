@@ -19,6 +19,7 @@ from pilotfish.device_runtime.service.tools import (
     with_call_ids,
 )
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.calling import callers
 from tests.support.serving import Serving, serving
 
@@ -47,7 +48,7 @@ def requests(
     else:
         tools = [{"type": "function", **function} for function in functions]
         body = {"input": "x", "max_output_tokens": 16, "tools": tools}
-    return httpx.post(service.url + route, json={**body, **more}, timeout=60.0)
+    return web.post(service.url + route, json={**body, **more}, timeout=60.0)
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])

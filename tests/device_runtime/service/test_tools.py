@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from pilotfish import EdgeServer
 from tests.conftest import Pair
+from tests.support import web
 from tests.support.calling import TOOLS, callers, tool
 from tests.support.serving import Serving, chat, serving
 
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_named(
     service: Serving, message: dict[str, Any], param: str | None
 ) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **message}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+    answer = web.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
     assert answer.status_code == 400, answer.text
     named = answer.json()["error"]["param"]
     assert named == param or (param and named.endswith(param)), answer.text
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_named(
 )
 def test_what_may_be_said(service: Serving, message: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, **message}
-    answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+    answer = web.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
     assert answer.status_code == 200, answer.text
 
 
@@ -153,7 +153,7 @@ def test_schemas_that_are_none_are_refused(service: Serving, parameters: str) ->
     )
     for text in (body % parameters, body % NESTED, body.replace("%s", '"\xff"')):
         data = text.encode("latin-1")
-        answer = httpx.post(f"{service.url}/v1/chat/completions", content=data, timeout=60.0)
+        answer = web.post(f"{service.url}/v1/chat/completions", content=data, timeout=60.0)
         assert answer.status_code in (200, 400), answer.text
 
 
@@ -162,7 +162,7 @@ def test_arguments_that_are_nested_deeply(service: Serving) -> None:
         call = {"id": "a", "function": {"name": "b", "arguments": "[" * depth + "]" * depth}}
         lines = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
         body = {"messages": lines, "max_tokens": 4}
-        answer = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
+        answer = web.post(f"{service.url}/v1/chat/completions", json=body, timeout=60.0)
         assert answer.status_code in (200, 400), (depth, answer.text)
 
 
