@@ -20,7 +20,7 @@ from tests.conftest import Pair
 from tests.support.daemons import free_port, scrape
 from tests.support.hostile import PROMPT, RawClient, await_idle, peak_mib, resident_mib
 
-FLOOD_S = 4.0
+FLOOD_S = 3.0
 MESSAGE_MIB, TIMES = 16, 8
 OPTIONS = {"protocol": "ahead", "max_tokens": 60, "temperature": 1.0, "seed": 3}
 CUT = 'connections_cut_total{reason="'
