@@ -192,7 +192,7 @@ def test_a_rotation_between_two_keys_that_the_edge_never_had_is_not_followed(
     rotation.finish(tmp_path)
     rotation.begin(tmp_path)  # only now it reads its folder
     [fault] = reloaded(held, tmp_path, listener)
-    assert "needs a restart" in fault
+    assert "restart this edge" in fault
     assert listener.to == []
 
 

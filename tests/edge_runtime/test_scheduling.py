@@ -173,6 +173,7 @@ def test_a_prompt_is_read_after_a_longer_pass(pair) -> None:
     assert decoder.length(0) == 20
 
 
+@pytest.mark.timing  # shares go by the time that passes take
 def test_a_flood_waits_behind_itself(pair) -> None:
     """Prompts and wide windows of one key: a neighbour waits for one pass of them at a time."""
     with SocketlessEdge(pair.target, sessions=10, context=256) as edge:

@@ -65,7 +65,7 @@ def test_a_template_that_writes_what_only_the_class_has(
     settings = {"tokenizer_class": class_name}
     written = f"{{{{ {named} }}}}{PLAIN}"
     with pytest.raises(
-        ExportError, match=rf"writes {named}, .* the token '{missing}'".replace("|", r"\|")
+        ExportError, match=rf"writes {named}, .* this token, '{missing}'".replace("|", r"\|")
     ):
         source_of(tmp_path, settings, chat_template__jinja=written)
 

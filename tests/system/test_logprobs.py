@@ -141,7 +141,7 @@ def test_the_drafters_own_tokens_have_none(device: Device) -> None:
 
 @pytest.mark.parametrize("most", [-1, 21])
 def test_more_than_there_are_to_be_told(device: Device, most: int) -> None:
-    with pytest.raises(UnsupportedError, match="logprobs must be 0 to 20"):
+    with pytest.raises(UnsupportedError, match="logprobs must be between 0 and 20"):
         device.generate(PROMPT, protocol="greedy", logprobs=most)
 
 
