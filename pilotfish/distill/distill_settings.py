@@ -61,7 +61,9 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "the target's artifact; this command serves it on this machine", metavar="DIR", exclusive="target"
+                "the target's artifact; this command serves it on this machine",
+                metavar="DIR",
+                exclusive="target",
             ),
         ]
         | None

@@ -32,7 +32,8 @@ class TrainingRow(msgspec.Struct, frozen=True):
     in ``ids`` from which the drafter predicts each target token, [n]; NOWHERE if the context before
     the token is no prefix of ``ids``. labels: the drafter's id of each target token, [n]; NOWHERE
     if the drafter has no such token. likely: the drafter's ids of the target's K likeliest tokens,
-    without those that the drafter lacks, [n][k ≤ K]. weights: the target's ln p of these tokens, [n][k].
+    without those that the drafter lacks, [n][k ≤ K]. weights: the target's ln p of these tokens,
+    [n][k].
     """
 
     ids: list[int]

@@ -80,7 +80,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "smollm3",
         "no_rope_layers": [1, 0, 1],
     },  # one layer without rotary positions
-    "cohere": {  # parallel attention and feed-forward, rotary positions on pairs of adjacent dimensions
+    # parallel attention and feed-forward, rotary positions on pairs of adjacent dimensions
+    "cohere": {
         **{key: value for key, value in _LLAMA.items() if key != "rms_norm_eps"},
         "model_type": "cohere",
         "layer_norm_eps": 1e-5,

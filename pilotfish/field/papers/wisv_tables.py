@@ -126,7 +126,13 @@ _CONSTANTS = (
         "the only fitted value: to greedy at 500 Mbit/s",
     ),
     Constant("m", "L(1 − α)", "", "ours", "with the α for which (8) of tslt gives greedy's AAL"),
-    Constant("head width", HEAD_WIDTH, "", "ours", "the paper does not print this value; the time of this step is negligible"),
+    Constant(
+        "head width",
+        HEAD_WIDTH,
+        "",
+        "ours",
+        "not in the paper; the time of this step is negligible",
+    ),
 )
 _REMARKS = (
     "Table I, AAL: throughput × latency / rounds gives every cell within 0.04 %, so AAL "
