@@ -85,8 +85,10 @@ class TrialSettings(Struct, frozen=True, kw_only=True):
         if named and precision != AUTO:
             return f"{named[0]} goes with --precision auto"
         if named == ["--rtt"]:
-            return "--rtt needs a target with which the drafters are tried: --target DIR or "
-            "--target-ms T"
+            return (
+                "--rtt needs a target with which the drafters are tried: --target DIR or "
+                "--target-ms T"
+            )
         return ""
 
 
@@ -94,7 +96,7 @@ def default_choice() -> Precision:
     """Return the precision for an export without a trial, and print why."""
     print(
         f"pilotfish: chose {_UNTRIED} without a trial, since its acceptance is close to fp32's "
-        f"for all weights; a trial needs --target DIR or --target-ms T",
+        "for all weights; a trial needs --target DIR or --target-ms T",
         file=sys.stderr,
     )
     return _UNTRIED
@@ -194,8 +196,8 @@ def _reasons(
     if target is None:
         lines = [
             f"α is the acceptance by the same model in {_REFERENCE}, {along}: it shows only "
-            f"the loss by rounding. A real target accepts less from every precision, and the "
-            f"precisions differ less: name it by --target DIR if you can."
+            "the loss by rounding. A real target accepts less from every precision, and the "
+            "precisions differ less: name it by --target DIR if you can."
         ]
     else:
         lines = [

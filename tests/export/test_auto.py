@@ -95,7 +95,10 @@ def test_what_cannot_be_is_left_out_by_name(tmp_path: Path) -> None:
         (("--target", "x"), "--target goes with --precision auto"),
         (("--precision", "int8", "--target-ms", "20"), "--target-ms goes with --precision auto"),
         (("--rtt", "20ms"), "--rtt goes with --precision auto"),
-        (("--precision", "auto", "--rtt", "20ms"), "--rtt needs a target"),
+        (
+            ("--precision", "auto", "--rtt", "20ms"),
+            "--rtt needs a target with which the drafters are tried: --target DIR or --target-ms T",
+        ),
         (("--precision", "auto", "--target-ms", "0"), "is not above 0"),
         (("--precision", "auto", "--target-ms", "5", "--rtt", "20"), "write it as 50ms"),
     ],

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.words import check, exceptions
+from tests.words import ROOT, check, exceptions
 
+FIELD = re.compile(r"\{[^{}]*[(.]")  # of an f-string
 FAULTY = {
     "a local": "def f():\n    found = 1\n    return found\n",
     "a parameter": "def f(told):\n    return told\n",
@@ -51,3 +56,24 @@ def test_a_files_name_counts(tmp_path: Path) -> None:
 
 def test_every_exception_has_a_reason() -> None:
     assert exceptions()
+
+
+def lost_pieces(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines of strings after a `return`, and of fields that no f-string fills."""
+    nodes = [*ast.walk(tree)]
+    filled = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
+        statements = getattr(node, "body", None)
+        for before, statement in pairwise(statements if isinstance(statements, list) else []):
+            if isinstance(before, ast.Return) and isinstance(statement, ast.Expr):
+                yield statement.lineno
+        for inner in ast.walk(node) if isinstance(node, ast.Raise) else ():
+            if isinstance(inner, ast.Constant) and id(inner) not in filled:
+                yield from [inner.lineno] if FIELD.search(str(inner.value)) else []
+
+
+def test_no_piece_of_a_message_is_lost() -> None:
+    faulty = "def f():\n    return 'one '\n    'two'\ndef g(x):\n    raise E('{x.y} is wrong')\n"
+    assert [*lost_pieces(ast.parse(faulty))] == [3, 5]
+    for path in sorted((ROOT / "pilotfish").rglob("*.py")):
+        assert not [*lost_pieces(ast.parse(path.read_text("utf-8")))], path

@@ -45,7 +45,7 @@ class Worker(NodeWork):
         if attach.values not in TOPK_FORMATS or not attach.top_k:
             raise UnsupportedError(
                 "This node is a worker of a federation: it sends the top K of its distributions, "
-                "with K of at least 1, in the formats {', '.join(TOPK_FORMATS)}."
+                f"with K of at least 1, in the formats {', '.join(TOPK_FORMATS)}."
             )
         self._slots.forget()
         self._k, self._values = attach.top_k, attach.values
