@@ -56,7 +56,7 @@ class Objective:
     def loss(self, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute two means over l positions (nats): the loss, and −ln q(t) alone."""
         places = [row.learnable for row in rows]
-        # states of all rows' positions: [l, d]; logs: [l, v]
+        # l positions of all rows, width d, vocabulary v: states [l, d], log-probabilities [l, v]
         states = torch.cat(
             [
                 states[torch.from_numpy(row.places[positions])]

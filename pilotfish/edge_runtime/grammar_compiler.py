@@ -1,7 +1,8 @@
 """Compile grammars in a separate thread, with fair shares for all keys.
 
-In:  compilations, one per generation. Out: the same compilations, each with constraints or with the
-     error that refuses the generation. A descriptor becomes readable after a compilation.
+In:  compilation jobs, one per generation. Out: the same jobs, each with its constraints, or with
+     the error with which the generation is refused. A file descriptor becomes readable when a job
+     is done.
 
 In the serving thread a costly grammar would stall all devices; in this thread it delays only other
 grammars. Of the keys with waiting grammars, the key that has used the least processor time goes

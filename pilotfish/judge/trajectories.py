@@ -30,7 +30,11 @@ from pilotfish.judge.question_reader import DrafterWindow, QuestionReader
 
 @dataclass(frozen=True, eq=False)
 class WalkSettings:
-    """A course. window: γ ≥ 1, draft tokens. judge: judge of mismatches; None rejects all."""
+    """How rounds walk along an answer.
+
+    window: draft tokens per round, γ ≥ 1. judge: accepts or rejects each mismatch; None rejects
+    every mismatch.
+    """
 
     window: int
     judge: HeadJudge | None = None

@@ -22,8 +22,7 @@ SLOTS = 4
 CONTEXT = 640  # positions of a slot; a GPU's cache grows twice before a slot is full
 TEXT = np.random.default_rng(20).integers(0, 256, CONTEXT)
 OTHER = np.random.default_rng(21).integers(0, 256, CONTEXT)
-# Parent of each node (-1 for a root), in a tree with two roots, siblings, cousins and a path of
-# five nodes.
+# Parent of each node (-1 for a root), in two trees with siblings, cousins and a path of six nodes.
 PARENTS = np.array([-1, -1, 0, 0, 1, 2, 2, 5, 3, 7, 4, 9])
 
 Tokens = NDArray[np.int64]

@@ -68,9 +68,9 @@ def theta(betas: Floats) -> Values:
 
 
 def alpha(betas: Floats) -> float:
-    """Compute α, the mean of θ over n positions, from their β⁽¹⁾…β⁽ᵏ⁾ [n, k] (tslt (7), (40)).
+    """Compute α, the exact mean of θ over n positions, from each position's β⁽¹⁾…β⁽ᵏ⁾ [n, k].
 
-    Equation (40) approximates α from the means E[β⁽ⁱ⁾], as ``theta(betas.mean(0))``.
+    tslt (7). The paper's (40) only approximates α, by ``theta(betas.mean(0))``.
     """
     return float(theta(betas).mean())
 

@@ -25,9 +25,9 @@ def rows_of(weight: Weight) -> int:
 
 
 def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
-    """Multiply x [T, K] by the transposed weights [N, K].
+    """Multiply x [T, K] by the transposed weights [N, K]; return the name of the result [T, ΣN].
 
-    Neighbours with equal layout share a product.
+    Successive weights with the same layout are joined and multiplied in one operation.
     """
     products: list[str] = []
     start = 0

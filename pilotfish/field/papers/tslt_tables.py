@@ -109,8 +109,8 @@ _REMARKS = (
     "tokens of one call.",
     "§1 says 500 KB per token for 32K entries in FP16; the correct size is 64 kB, or 0.5 Mbit "
     "as in §5.",
-    "§5.3, by the model: as the paper says, truncation gains most on slow uplinks, and K = 32 "
-    "falls behind at high rates. MC is not always faster than SC: ⟨2,2,2⟩ uploads 7 "
+    "§5.3, by the latency model: as the paper says, truncation gains most on slow uplinks, and "
+    "K = 32 falls behind at high rates. MC is not always faster than SC: ⟨2,2,2⟩ uploads 7 "
     "distributions, a chain only 3, so MC is slower where uploads take long.",
 )
 

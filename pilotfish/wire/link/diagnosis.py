@@ -131,7 +131,7 @@ class Diagnosis:
         self.probe_now()
 
     def probe_now(self) -> None:
-        """Make the next probe due, since the address may have changed."""
+        """Make the next probe due at once, since the address may have changed."""
         self._due_s, self._pause_s = 0.0, _PAUSE_S[0]
 
     def poll(self) -> None:
