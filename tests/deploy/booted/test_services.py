@@ -101,7 +101,7 @@ def test_grammars_are_tried_under_the_confinement(machine: Machine, unit: str) -
     machine.run("systemctl", "start", name, check=False)
     reply = machine.journal(name)
     assert machine.show(name, "Result") == "success", reply
-    assert "takes too long" in reply, reply
+    assert "takes too much time" in reply, reply
 
 
 @pytest.mark.parametrize("unit", [DEVICE, EDGE])
