@@ -30,7 +30,8 @@ from tests.support.shards import NO_TESTS, ROOT, Results, Shards, known_seconds
 
 CORES = len(os.sched_getaffinity(0))
 WORKERS = min(10, 5 * CORES // 2)  # more than cores, since most of a test's time is waiting
-LEAST_S = {"": 20.0, "reference": 60.0}  # of a batch; torch takes a while to import
+# Minimum seconds of tests in a batch, since each batch imports everything anew; torch takes long.
+LEAST_S = {"": 20.0, "reference": 60.0}
 # What a part is called, and the markers of its tests.
 PARTS = {"beside each other": "not timing", "one after the other": "timing"}
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}

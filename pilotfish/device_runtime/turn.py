@@ -121,8 +121,8 @@ class DeviceTurns:
         if present is not None and thread in (present.opener, present.reader):
             raise DeviceInUseError(
                 "This thread has an open answer of the device, which must end first: read its "
-                "stream to the end, or close() it. To have several answers at once, make further "
-                "devices with beside()."
+                "stream to the end, or close() it. To generate several answers at once, create "
+                "further devices with device.beside()."
             )
 
     @contextmanager

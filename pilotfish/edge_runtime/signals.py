@@ -77,7 +77,7 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            # the previous handler, as signal.signal returned it
+            # restore the previous handler; it is not None, since Python itself had set it
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._read.close()
         self._write.close()

@@ -55,7 +55,7 @@ def summary(generation: Generation) -> GenerationFigures:
     }
 
 
-# Rows of the table: heading, and a function that formats the value ("" if there is none).
+# The table's rows. Each has a heading, and a function that formats the value ("": no value).
 _ROWS: tuple[tuple[str, Callable[[GenerationFigures], str]], ...] = (
     ("window γ", lambda f: "" if streams(f["protocol"]) else f"{f['window']}"),
     ("tokens", lambda f: f"{f['tokens']}"),

@@ -57,8 +57,8 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
     task: Annotated[
         str,
         setting(
-            "how the outcome of an answer is found: its last number, its words, or the output of "
-            "--checker",
+            "what counts as the outcome of an answer: its last number, its words, or the output "
+            "of --checker",
             choices=tuple(TASKS),
         ),
     ] = "gsm8k"

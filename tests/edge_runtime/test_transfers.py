@@ -267,7 +267,7 @@ def test_replies_that_nobody_fetches_are_bounded(clock: Clock) -> None:
 
 
 def test_connections_without_end_are_not_all_remembered(clock: Clock) -> None:
-    """The latest are; whoever greeted the edge long ago gets its replies whole."""
+    """The edge remembers the latest connections; it sends whole replies to all older ones."""
     outbox = Outbox()
     downloads = Downloads(outbox, clock)
     for client in range(4097):

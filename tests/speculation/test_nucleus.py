@@ -15,7 +15,8 @@ from pilotfish.speculation.distributions import nucleus
 from tests.support.examples import examples
 
 VOCAB = 151_665
-MOST = 0.75  # of the time that sorting the ids by weight takes; by the machine it is 0.15 to 0.5
+# Maximum time, as a share of the time for sorting the ids by weight. Machines need 0.15 to 0.5.
+MOST = 0.75
 
 
 @given(

@@ -46,7 +46,7 @@ def test_a_complete_protocol_follows_the_targets_law(sample: str) -> None:
         and isinstance(kind, type)
         and issubclass(kind, SpeculationProtocol)
     )
-    PROTOCOL_REGISTRY.pop(protocol.name, None)  # of a reader who has added it
+    PROTOCOL_REGISTRY.pop(protocol.name, None)  # a reader may have added the sample to the package
     register(protocol())
     options = protocol.Options(narrow_k=2)
     setting = Setting("dsd", (1, 1))

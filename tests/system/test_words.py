@@ -12,7 +12,7 @@ import pytest
 
 from tests.words import ROOT, check, exceptions
 
-FIELD = re.compile(r"\{[^{}]*[(.]")  # of an f-string
+FIELD = re.compile(r"\{[^{}]*[(.]")  # a replacement field that only an f-string would fill
 FAULTY = {
     "a local": "def f():\n    found = 1\n    return found\n",
     "a parameter": "def f(told):\n    return told\n",
