@@ -99,7 +99,7 @@ def another_head(path: Path) -> None:
     ("settings", "change", "named"),
     [
         ({}, both_rotary, "rope_parameters and rope_scaling are both"),
-        ({"tie_word_embeddings": True}, another_head, "another lm_head.weight"),
+        ({"tie_word_embeddings": True}, another_head, "different lm_head.weight"),
         ({}, not_causal, "is_causal is False"),
     ],
 )
