@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pilotfish.device_runtime.plan import AUTO
 from pilotfish.device_runtime.record import Choice
 from pilotfish.field.report.figures import order, steady_token_ms
 from pilotfish.field.report.statistics import Spread, spread
 from pilotfish.field.run import Answer, Configuration
+from pilotfish.wire.request import AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
