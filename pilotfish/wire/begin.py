@@ -16,35 +16,39 @@ from pilotfish.wire.messages import MAX_GRAMMAR, Begin, Buffer, LogitsOptionsMsg
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.request import Request
 
-# Names of the options that have a field of their own in `Begin`, and of those that have none.
+# Names of the options that have a field in `Begin`.
 _PLAIN: Final = tuple(
     name
     for name in Begin.__struct_fields__
     if name in Request.__struct_fields__ and name != "options"
 )
-_MAPPED: Final = {
-    option.name: option.default for option in settings(Request) if option.extra.get("wire")
-}
-_MappedOptions = msgspec.defstruct(
-    "_MappedOptions",
-    [
-        (name, hint, _MAPPED[name])
-        for name, hint in get_type_hints(Request, include_extras=True).items()
-        if name in _MAPPED
-    ],
-)
+
+
+def _mapped_options(kind: type[Request]) -> type[msgspec.Struct]:
+    """Return a struct with the options that travel in the map ``options``."""
+    hints = get_type_hints(kind, include_extras=True)
+    return msgspec.defstruct(
+        "MappedOptions",
+        [
+            (option.name, hints[option.name], option.default)
+            for option in settings(kind)
+            if option.extra.get("wire")
+        ],
+        omit_defaults=True,
+    )
+
+
+_MappedOptions = _mapped_options(Request)
 
 
 def begin_fields(request: Request, prompt_length: int) -> dict[str, Any]:
     """Return the fields of `Begin` that the request determines. prompt_length: in tokens."""
-    mapped = {
-        name: value
-        for name, default in _MAPPED.items()
-        if (value := getattr(request, name)) != default
-    }
+    mapped = _MappedOptions(
+        **{name: getattr(request, name) for name in _MappedOptions.__struct_fields__}
+    )
     return {
         **{name: getattr(request, name) for name in _PLAIN},
-        "options": {**request.options, **mapped},
+        "options": {**request.options, **msgspec.to_builtins(mapped)},
         "shape": _shape_of(request.logits_options, prompt_length),
     }
 
@@ -56,14 +60,15 @@ def read_begin(begin: Begin, grammar: Buffer | None) -> tuple[Request, SamplingP
     `MalformedError` for impossible values.
     """
     options = dict(begin.options)
-    mapped = {name: options.pop(name) for name in _MAPPED if name in options}
+    names = _MappedOptions.__struct_fields__
+    mapped = {name: options.pop(name) for name in names if name in options}
     try:
         known = msgspec.convert(mapped, _MappedOptions)
     except msgspec.ValidationError as error:
         raise MalformedError(f"The options are unusable: {error}.") from error
     request = Request(
         **{name: getattr(begin, name) for name in _PLAIN},
-        **{name: getattr(known, name) for name in _MAPPED},
+        **{name: getattr(known, name) for name in names},
         **_logits_fields(begin.shape, grammar),
         options=options,
     )
