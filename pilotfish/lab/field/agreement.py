@@ -27,7 +27,7 @@ from pilotfish.base.errors import PromptTooLongError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter, ModelDrafter
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.wire.committed_tokens import common_prefix
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import draft_with_margin
 
