@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.commands import await_end
+
 ROOT = Path(__file__).parents[2]
 START_S = 90.0
 END_S = 60.0  # for an answer or an error; after that a process hangs
@@ -123,15 +125,25 @@ class Daemon:
         """Wait for the address on which it serves."""
         return self.await_log(r"serves on (\S+)\s")[1]
 
+    def _children(self) -> list[int]:
+        """List the processes that its threads have started."""
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        lists = [path.read_text() for path in tasks.glob("*/children")]
+        return [int(pid) for words in lists for pid in words.split()]
+
     def end(self) -> None:
-        """Stop it; asserts that it stops in time and has logged no traceback."""
+        """Stop it; asserts that it and its children stop in time, without a traceback."""
+        below = []
         if self._process.poll() is None:
+            below = self._children()
             self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(END_S)
         finally:
             self._process.kill()
             self._process.wait()
+        for pid in below:
+            await_end(pid)
         assert "Traceback" not in self.log, self.log
 
 
