@@ -98,7 +98,8 @@ class RoundMarks:
     """Starts and ends walks at the messages of rounds; both ends have the same marks.
 
     "first draft" (device): from `start_answer` to the first window. "round": on a device from one
-    window to the next, on an edge from the receipt of a window to its verdict.
+    window to the next, on an edge from the receipt of a window to its verdict. "cycle" (edge): from
+    the receipt of a window to that of the next, so with what the edge does after its verdict.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -131,7 +132,10 @@ class RoundMarks:
         if kind == BEGIN:
             self._rounds = 0
             self._answers += 1
+            self._recorder.stop("cycle", keep=False)
         elif kind == WINDOW:
+            self._recorder.stop("cycle", keep=self._rounds > LATER and self._answers > 1)
+            self._recorder.start("cycle")
             self._recorder.start("round")
 
 

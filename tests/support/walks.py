@@ -119,7 +119,7 @@ def summary(walks: Sequence[Walk]) -> dict[str, Any]:
 
 
 def both(ends: Sequence[Sequence[Walk]]) -> list[Walk]:
-    """Join the walks of two processes, repeat by repeat."""
+    """Join the walks of two processes, repeat by repeat: a window's draft and its verdict, say."""
     return [
         {
             "files": sorted({name for walk in walks for name in walk["files"]}),
@@ -160,10 +160,11 @@ def measure_walks(checkout: Path, folder: Path) -> dict[str, Any]:
         with traced(checkout, folder / "device.log", "device", draft, endpoint) as device:
             at_device, at_edge = device.request("report"), edge.request("report")
         result["prompt to first draft, device"] = summary(at_device["first draft"])
-        rounds = [at_device["round"], at_edge["round"]]
-        result["a later greedy round, device"] = summary(rounds[0])
-        result["a later greedy round, edge"] = summary(rounds[1])
-        result["a later greedy round, both ends"] = summary(both(rounds))
+        name, rounds = "a later greedy round", (at_device["round"], at_edge["round"])
+        result[f"{name}, device"] = summary(rounds[0])
+        result[f"{name}, edge to verdict"] = summary(rounds[1])
+        result[f"{name}, both ends"] = summary(both(rounds))
+        result[f"{name}, edge to next window"] = summary(at_edge["cycle"])
         serve = ("device", "serve", "--draft", draft, "--edge", endpoint, "--protocol", "greedy")
         more = ("--listen", "127.0.0.1:0", "--threads", 1, "--window", 4)
         with traced(checkout, folder / "service.log", "command", *serve, *more) as service:
@@ -189,12 +190,12 @@ def measure_requests(service: Traced, edge: Traced) -> list[list[Walk]]:
 
 def table(result: dict[str, Any]) -> str:
     """Write the figures as a table for a terminal."""
-    title = f"{'':34}{'files':^20}{'functions':^20}{'changes':>9}"
-    lines = [title, f"{'':34}" + f"{'each':>6}{'median':>8}{'any':>6}" * 2 + f"{'of file':>9}"]
+    title = f"{'':42}{'files':^20}{'functions':^20}{'changes':>9}"
+    lines = [title, f"{'':42}" + f"{'each':>6}{'median':>8}{'any':>6}" * 2 + f"{'of file':>9}"]
     for name, walk in result.get("walks", {}).items():
         counts = [walk[kind] for kind in ("files", "functions")]
         cells = "".join(f"{each['each']:6}{each['median']:8}{each['any']:6}" for each in counts)
-        lines.append(f"{name:34}{cells}{walk['changes']:9}")
+        lines.append(f"{name:42}{cells}{walk['changes']:9}")
     lines = lines if "walks" in result else []
     return "\n".join([*lines, *source_lines(result["source"])])
 

@@ -194,6 +194,19 @@ def test_marks_of_an_edge() -> None:
     assert recorded == [False] * (LATER + 1) + [False] * LATER + [True]
 
 
+def test_a_cycle_ends_at_the_next_window() -> None:
+    steps = Steps()
+    marks = RoundMarks(steps)
+    for _ in range(2):
+        marks.received("begin")
+        for _ in range(LATER + 3):
+            marks.received("window")
+            marks.sent("verdict")
+    recorded = [step[1] for step in steps.steps if step[0] == "cycle"]
+    first = [False] * (LATER + 4)  # the first answer, and what its last window began
+    assert recorded == [*first, *[False] * (LATER + 2), True, True]
+
+
 def test_kinds_of_messages() -> None:
     for header in (messages.Ping, messages.Close, messages.Cancel):
         fields = dict.fromkeys(header.__struct_fields__, 0)
