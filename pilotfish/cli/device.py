@@ -25,7 +25,7 @@ from pilotfish.device_runtime.bridge import read_talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.link.link_group import LINK_LOG
-from pilotfish.field.summary import report, summary
+from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
 from pilotfish.wire.request import AUTO, Request
 
