@@ -10,6 +10,7 @@ apply. If it sets any option of ``auto``, none of the service's defaults for ``a
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, get_type_hints
 
@@ -30,6 +31,7 @@ from pilotfish.device_runtime.service.prompts import (
     bad_value,
     present_fields,
     refuse_unless_neutral,
+    unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.wire.protocols import ProtocolOptions, option_types
@@ -124,6 +126,8 @@ def read_body(body: bytes, kind: type[_Kind]) -> _Kind:
         message = str(error)
         if message.startswith("Expected `object`") and " - at `$" not in message:
             raise _malformed(error) from None
+        if unknown_name(error) is None:
+            _refuse_unsupported(body, kind)
         raise bad_value(error, message) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(error) from None
@@ -131,6 +135,17 @@ def read_body(body: bytes, kind: type[_Kind]) -> _Kind:
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
     refuse_unless_neutral(present_fields(fields, kind.neutral), kind.neutral)
     return fields
+
+
+def _refuse_unsupported(body: bytes, kind: type[BodyFields]) -> None:
+    """Refuse a faulty body for its unsupported fields, which may be the cause of the fault.
+
+    For example, a body for /v1/responses with ``prompt`` has no ``input``.
+    """
+    absent: list[_Field] = [(name, msgspec.Raw, _ABSENT) for name in kind.neutral]
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        fields = msgspec.json.decode(without_bom(body), type=msgspec.defstruct("Neutral", absent))
+        refuse_unless_neutral(present_fields(fields, kind.neutral), kind.neutral)
 
 
 def _malformed(error: Exception) -> RefusalError:
