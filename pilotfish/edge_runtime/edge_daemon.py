@@ -197,7 +197,7 @@ def _start_drafter(
     edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
     stack.callback(edge_drafter.close)
     edge_drafter.start()
-    _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
+    _log.info("%s drafts beside the target", drafter.model.artifact.manifest.model)
     return edge_drafter
 
 

@@ -81,7 +81,7 @@ class SlotContents:
                 and common_prefix(self._ids[slot, :end], tokens[:end]) == end
             ):
                 return Held(self._chains[slot], [], len(tree))
-        wanted = tokens[: max(0, len(tokens) - max(rows, nodes + 1))]
+        wanted = tokens[: max(0, len(tokens) - max(rows, nodes, 1))]
         length = common_prefix(self.chain(slot), wanted)
         if not len(tree) or length < self._chains[slot]:
             return Held(length, [])

@@ -112,13 +112,14 @@ class _Sequences:
         contents.keep(slot, held)
         tokens = work.tokens[held.tokens :].astype(np.int64)
         if work.parents is None:
-            return list(Pass(slot, tokens, work.rows).pieces(CHUNK))
+            whole = Pass(slot, tokens, work.rows)
+            return [whole] if len(tokens) <= CHUNK else list(whole.pieces(CHUNK))
         if held.grown:
             return [Pass(slot, tokens, work.rows, self._numbered(slot, work.parents))]
         # A model treats the tokens before a tree, in the same pass, as nodes, at quadratic cost:
         # if they are many, only the last of them share the tree's pass.
         far = len(tokens) > CHUNK
-        first = len(tokens) - max(work.rows, work.nodes + 1) if far else 0
+        first = len(tokens) - max(work.rows, work.nodes) if far else 0
         self._leads[slot] = len(tokens) - first - work.nodes
         before = Pass(slot, tokens[:first], 0).pieces(CHUNK) if first else ()
         tree = Pass(slot, tokens[first:], work.rows, self._numbered(slot, work.parents))
@@ -164,7 +165,8 @@ class Engine:
         """Compute all works, at most one per slot; return an output for each.
 
         Outputs are views that the next call overwrites. before_pass: function that is called before
-        each pass; if it raises, the slots hold what has been computed so far.
+        each pass; it may run work in other slots. If it raises, the slots hold what has been
+        computed so far.
 
         Raises:
             CapacityError: if a sequence exceeds the context.
