@@ -89,7 +89,7 @@ class _Sequences:
         self._model = model
         self.contents = SlotContents(model.slots, model.context)
         # number of the chain's last tokens that the model numbers as nodes, before the tree
-        self._leads = [0] * model.slots
+        self._offsets = [0] * model.slots
 
     def clear(self, slot: int) -> None:
         self.contents.clear(slot)
@@ -105,8 +105,8 @@ class _Sequences:
         slot, contents = work.slot, self.contents
         held = contents.find(slot, work.tokens, work.rows, work.parents)
         if held.path:
-            lead = self._leads[slot]
-            self._model.keep_path(slot, [*range(lead), *(lead + node for node in held.path)])
+            offset = self._offsets[slot]
+            self._model.keep_path(slot, [*range(offset), *(offset + node for node in held.path)])
         if held.tokens < self._model.length(slot):
             self._model.rollback(slot, held.tokens)
         contents.keep(slot, held)
@@ -120,22 +120,22 @@ class _Sequences:
         # if they are many, only the last of them share the tree's pass.
         far = len(tokens) > CHUNK
         first = len(tokens) - max(work.rows, work.nodes) if far else 0
-        self._leads[slot] = len(tokens) - first - work.nodes
+        self._offsets[slot] = len(tokens) - first - work.nodes
         before = Pass(slot, tokens[:first], 0).pieces(CHUNK) if first else ()
         tree = Pass(slot, tokens[first:], work.rows, self._numbered(slot, work.parents))
         return [*before, tree]
 
     def _numbered(self, slot: int, parents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the parents as the model numbers them: after the lead, which is a chain."""
-        lead = self._leads[slot]
-        return np.concatenate([np.arange(-1, lead - 1), parents + lead])
+        """Return the parents as the model numbers them: after the offset, which is a chain."""
+        offset = self._offsets[slot]
+        return np.concatenate([np.arange(-1, offset - 1), parents + offset])
 
     def record(self, item: Pass) -> None:
         """Record a pass that the model has run."""
         parents = item.parents
         if parents is not None:
-            lead = self._leads[item.slot]
-            parents = parents[lead:] - lead
+            offset = self._offsets[item.slot]
+            parents = parents[offset:] - offset
         self.contents.append(item.slot, item.tokens, parents)
 
 
