@@ -54,12 +54,12 @@ class Trail:
     """Drafts of one generation; drafting ends when the last reference to the trail is dropped.
 
     The serving thread reads the drafts and the drafter's thread adds to them, both under the lock
-    of `Beside`.
+    of `EdgeDrafter`.
     """
 
     def __init__(
         self,
-        drafter: "Beside",
+        drafter: "EdgeDrafter",
         session: bytes,
         slot: int,
         committed: Ids,
@@ -138,7 +138,7 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> Engine:
     )
 
 
-class Beside(threading.Thread):
+class EdgeDrafter(threading.Thread):
     """Thread that drafts for the edge's sessions until it is closed; only it uses the engine.
 
     draft_cost: function that returns the present cost of a draft, in tokens. ends: the target's end

@@ -23,7 +23,7 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
-from pilotfish.edge_runtime.edge_drafter import Beside, Trail, open_drafter
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.contents import Held, SlotContents
@@ -57,8 +57,8 @@ class Price:
 @contextmanager
 def drafting(
     folder: Path, price: Price | None = None, slots: int = 4, ends: tuple[int, ...] = ()
-) -> Iterator[Beside]:
-    neighbour = Beside(Engine(Decoder(folder, slots=slots, threads=1)), price or Price(), ends)
+) -> Iterator[EdgeDrafter]:
+    neighbour = EdgeDrafter(Engine(Decoder(folder, slots=slots, threads=1)), price or Price(), ends)
     neighbour.start()
     try:
         yield neighbour
@@ -294,7 +294,7 @@ def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pa
 
 
 def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
-    neighbour = Beside(Engine(_decoder(pair)), Price(), ())  # never runs
+    neighbour = EdgeDrafter(Engine(_decoder(pair)), Price(), ())  # never runs
     trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
         trail.draft_ahead.append(1, 0.5, 1.0)
@@ -339,7 +339,7 @@ def test_texts_may_change_at_any_time(
     pair: Pair, alone, steps: list[tuple[int, int, int, bool]]
 ) -> None:
     # driven by hand: texts also change between the choice of a pass and the pass
-    neighbour = Beside(Engine(_decoder(pair)), Price(), ())
+    neighbour = EdgeDrafter(Engine(_decoder(pair)), Price(), ())
     trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     trail.requested_end = FAR
     for passes, right, wrong, under_way in steps:
