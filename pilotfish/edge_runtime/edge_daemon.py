@@ -14,7 +14,7 @@ import zmq
 from pilotfish.base.supervisor import Supervisor, inherited_socket
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
-from pilotfish.edge_runtime.edge_drafter import Beside, open_drafter
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generations import Send
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
@@ -186,7 +186,7 @@ def _start_drafter(
     target: Manifest,
     draft_cost: DraftCost,
     metrics: EdgeMetrics,
-) -> Beside | None:
+) -> EdgeDrafter | None:
     """Load and start the edge drafter, if one is configured."""
     if config.draft is None:
         return None
@@ -194,10 +194,12 @@ def _start_drafter(
     # a draw is milliseconds of Python code; by default a thread waits 5 ms for each switch
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
-    edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
+    edge_drafter = EdgeDrafter(
+        drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics
+    )
     stack.callback(edge_drafter.close)
     edge_drafter.start()
-    _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
+    _log.info("%s drafts beside the target", drafter.model.artifact.manifest.model)
     return edge_drafter
 
 

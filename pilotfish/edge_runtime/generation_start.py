@@ -22,7 +22,7 @@ from pilotfish.base.errors import (
     UnknownSessionError,
 )
 from pilotfish.edge_runtime.client_errors import to_client_error
-from pilotfish.edge_runtime.edge_drafter import Beside, Trail
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail
 from pilotfish.edge_runtime.generations import Generations
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hint_sources import create_hint_sources
@@ -63,7 +63,7 @@ class GenerationStarter:
         compiler: GrammarCompiler,
         *,
         resources: EdgeResources,
-        edge_drafter: Beside | None,
+        edge_drafter: EdgeDrafter | None,
         limits: m.Limits,
         vocab_size: int,
         serve: Serve,

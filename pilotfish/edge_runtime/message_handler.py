@@ -28,7 +28,7 @@ from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.client_errors import to_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.edge_drafter import Beside
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.generations import Generations, Send, Submit
@@ -71,7 +71,7 @@ class MessageHandler:
         pass_times: Sequence[m.PassTime] = (),
         *,
         draft_cost: DraftCost,
-        edge_drafter: Beside | None = None,
+        edge_drafter: EdgeDrafter | None = None,
         drafter_pass_times: Sequence[m.PassTime] = (),
         resources: EdgeResources | None = None,
         allowed: Mapping[bytes, str] | None = None,

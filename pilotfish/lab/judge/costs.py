@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pilotfish.engines.engine import open_engine
 from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pass_times import pass_times
 from pilotfish.lab.judge.sweep_file import QuestionCounts
 from pilotfish.speculation.distributions import Sampling
@@ -72,16 +72,16 @@ def measure_pace(
 
 
 def _pass_times(
-    path: Path, widths: Sequence[int], engine: EngineSettings, *, drafts: bool = False
+    path: Path, widths: Sequence[int], settings: EngineSettings, *, drafts: bool = False
 ) -> dict[int, float]:
-    decoder = open_model(
+    engine = open_engine(
         path,
         context=max(widths),
-        threads=engine.threads,
-        provider=engine.provider,
+        threads=settings.threads,
+        provider=settings.provider,
         drafts=drafts,
     )
-    sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
+    sweeps = [pass_times(engine, widths) for _ in range(_SWEEPS)]
     return {width: min(times[width] for times in sweeps) for width in widths}
 
 
