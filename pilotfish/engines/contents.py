@@ -47,6 +47,7 @@ class SlotContents:
     """
 
     def __init__(self, slots: int, context: int) -> None:
+        self.slots, self.context = slots, context
         self._ids = np.empty((slots, context), np.uint32)  # chains, then the nodes of trees
         self._chains = [0] * slots
         self._parents = [_NO_PARENTS] * slots  # i64 [nodes] of each slot's tree; −1: its chain

@@ -36,12 +36,15 @@ class Work(NamedTuple):
         rows: number of last tokens that need an output; 0: none, the sequence is only read.
         parents: i64 [m], if the last m tokens are a token tree: the parent of each node, numbered
             within the tree; −1 is the token before the tree.
+        temperature: the sampling temperature of the outputs; 0 is greedy. It matters only to an
+            ensemble, which averages distributions of this temperature.
     """
 
     slot: int
     tokens: NDArray[np.integer[Any]]
     rows: int = 1
     parents: NDArray[np.int64] | None = None
+    temperature: float = 0.0
 
     @property
     def nodes(self) -> int:
@@ -94,6 +97,10 @@ class _Sequences:
     def clear(self, slot: int) -> None:
         self.contents.clear(slot)
         self._model.rollback(slot, 0)
+
+    def clear_all(self) -> None:
+        for slot in range(self.contents.slots):
+            self.clear(slot)
 
     def plan(self, works: Sequence[Work]) -> list[list[Pass]]:
         """Return the passes of each work."""
@@ -150,9 +157,18 @@ class Engine:
         self.model = model
         self._sequences = _Sequences(model)
 
+    @property
+    def contents(self) -> SlotContents:
+        """What the slots hold; only this engine changes it."""
+        return self._sequences.contents
+
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._sequences.clear(slot)
+
+    def clear_all(self) -> None:
+        """Empty all slots."""
+        self._sequences.clear_all()
 
     def cached(self, slot: int, tokens: NDArray[np.integer[Any]], rows: int = 1) -> int:
         """Return the number of first tokens of a chain that `run` would not compute again."""
@@ -213,6 +229,10 @@ class StageEngine:
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._sequences.clear(slot)
+
+    def clear_all(self) -> None:
+        """Empty all slots."""
+        self._sequences.clear_all()
 
     def run(
         self,
