@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from pilotfish.edge_runtime import generations as rounds
 from pilotfish.edge_runtime.draft_cost import DraftCost
@@ -24,8 +25,11 @@ from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target
+from pilotfish.edge_runtime.steps import record_works
+from pilotfish.edge_runtime.targets.target import Scores, Target
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Sampling
@@ -53,30 +57,32 @@ def logits(model: Model, tokens: tuple[int, ...]):
 
 
 class TableTarget(Target):
-    """A target whose logits are a table's; it refuses passes that do not fit what a slot holds."""
+    """A target whose logits are a table's, with slots like those of an engine."""
 
     context, digest = CONTEXT, "table"
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._held: dict[int, list[int]] = {}
+        self._contents = SlotContents(EdgeLimits().sessions, CONTEXT)
         self._done: list[Scores] = []
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         outputs = []
-        for span in spans:
-            tokens = tuple(span.tokens.tolist())
-            held = self._held.get(span.slot, [])
-            assert list(tokens[: span.base]) == held[: span.base]
+        for work in works:
+            tokens = tuple(work.tokens.tolist())
             assert len(tokens) <= CONTEXT
-            self._held[span.slot] = list(tokens)
-            ends = range(len(tokens) - span.rows + 1, len(tokens) + 1)
+            assert work.parents is None, "hints are no trees"
+            ends = range(len(tokens) - work.rows + 1, len(tokens) + 1)
             rows = [logits(self._model, tokens[:end]) for end in ends]
             outputs.append(Output(np.array(rows), np.zeros((len(rows), 1), np.float32)))
+        record_works(works, self._contents)
         self._done.append(Scores(number, outputs))
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        raise AssertionError("hints are no trees")
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        return self._contents.find(slot, tokens, rows).tokens
+
+    def clear(self, slot: int) -> None:
+        self._contents.clear(slot)
 
     def collect_scores(self) -> Sequence[Scores]:
         done, self._done = self._done, []
@@ -112,7 +118,7 @@ class Edge:
         batch = self._scheduler.next_batch()
         if batch is None:
             return False
-        self._target.start(batch.number, batch.spans)
+        self._target.start(batch.number, batch.works)
         for scores in self._target.collect_scores():
             for job in self._scheduler.finish_pass(scores):
                 self._service.finish_job(job)

@@ -19,7 +19,7 @@ from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.engines.engine import open_engine
 from pilotfish.wire import messages as m
 from pilotfish.wire.transport import Envelope
 from tests.support.hostile import WAIT_S
@@ -35,9 +35,10 @@ class SocketlessEdge:
     def __init__(self, target: Path, heads: Sequence[str] = (), **limits: Any) -> None:
         artifact = Artifact.open(target)
         chosen = EdgeLimits(**{"messages_per_s": 1e9, **limits})
-        decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
         self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
-        held = LocalTarget(decoder)
+        held = LocalTarget(
+            open_engine(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
+        )
         self.scheduler = Scheduler(held)
         self._working = False
         self.metrics = EdgeMetrics()
