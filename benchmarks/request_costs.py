@@ -163,7 +163,7 @@ def cases(edge: Edge) -> list[Case]:
     def sliced() -> None:
         deliver([m.encode(msgspec.structs.replace(hello, reply_bytes=1024))])
         deliver(ping)
-        edge.service._downloads.set_slice_limit(ME, ME, 0)
+        edge.service._replies.downloads.set_slice_limit(ME, ME, 0)
 
     def split_window(**more: Any) -> None:
         worked(edge.begin("dssd", **more))
