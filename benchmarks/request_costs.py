@@ -81,7 +81,7 @@ class Edge:
 
     def work(self) -> None:
         """Make all passes."""
-        self.service.start_compiled()
+        self.service.compiler.run_callbacks()
         while self.scheduler.wait_s() is not None:
             batch = self.scheduler.next_batch()
             if batch is not None:

@@ -1,4 +1,4 @@
-"""One generation at the edge: what its `Begin` sets, and its state since then.
+"""One generation at the edge: what its `Begin` sets, and its state from then on.
 
 A new `Begin` replaces the `Generation` of its session whole, so nothing of the previous answer is
 left in the next one. The session (`edge_runtime/sessions.py`) holds what outlives a generation. The

@@ -231,7 +231,7 @@ class GenerationStarter:
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
         if generation.prompt_logprobs is not None:
-            self._prompts.score(session, generation)
+            self._prompts.score(session, generation, generation.prompt_logprobs)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
             self._prompts.read(session, generation)
 

@@ -20,7 +20,7 @@ from pilotfish.wire.protocols import STREAM
 class Handshake:
     """What this edge tells devices about itself.
 
-    digest: digest of the target, or None. pass_times, drafter_pass_times: pass times of the target,
+    digest: identity of the target (hex). pass_times, drafter_pass_times: pass times of the target,
     and of the edge drafter.
     """
 

@@ -29,11 +29,11 @@ from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.grammar_compiler import GrammarCompiler
 from pilotfish.edge_runtime.handshake import Handshake
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
-from pilotfish.edge_runtime.prompts import Prompts, Submit
+from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies, Send
 from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session, Sessions
+from pilotfish.edge_runtime.sessions import Session, Sessions, Submit
 from pilotfish.edge_runtime.streams import Streams
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.edge_runtime.transfers import Uploads
@@ -203,10 +203,6 @@ class MessageHandler:
             self._replies.refuse(envelope, None, error, admitted=admitted)
             return
         self._serve(request, envelope, now_ns - envelope.queued_ns())
-
-    def start_compiled(self) -> bool:
-        """Start generations after the compilation of their grammars; returns False in any case."""
-        return self.compiler.run_callbacks()
 
     def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
         """Serve an admitted request, and charge its client for the time of this thread."""

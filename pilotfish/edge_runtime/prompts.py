@@ -4,18 +4,14 @@ In:  a session and its running generation. Out: jobs for the scheduler, without 
      log-probabilities are sent with the generation's first result.
 """
 
-from collections.abc import Callable
-
 from pilotfish.edge_runtime.generation import Generation
-from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session
+from pilotfish.edge_runtime.reply_logprobs import PromptLogprobs
+from pilotfish.edge_runtime.sessions import Session, Submit
 from pilotfish.speculation.distributions import Floats
 
 # Rows of a pass that scores a prompt: more than `NARROW`, so that the scheduler treats the pass as
 # a prompt's, not as a window's.
 _SCORED_ROWS = 48
-
-Submit = Callable[[Job], None]
 
 
 class Prompts:
@@ -29,14 +25,11 @@ class Prompts:
         tokens = session.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
         self._submit(session.create_job(generation, tokens, 0, None))
 
-    def score(self, session: Session, generation: Generation) -> None:
+    def score(self, session: Session, generation: Generation, prompt: PromptLogprobs) -> None:
         """Queue jobs that compute the log-probability of each prompt token after the first.
 
         Parts of the prompt that an earlier pass has computed are skipped.
         """
-        prompt = generation.prompt_logprobs
-        if prompt is None:
-            return
         tokens = prompt.ids[:-1]
         for begin in range(0, len(tokens), _SCORED_ROWS):
             part = tokens[: begin + _SCORED_ROWS]
@@ -48,8 +41,7 @@ class Prompts:
 
             self._submit(session.create_job(generation, part, len(part) - begin, verify))
 
-    def score_again(self, session: Session, generation: Generation) -> None:
+    def score_again(self, session: Session, generation: Generation, prompt: PromptLogprobs) -> None:
         """Queue the prompt's parts that have no log-probabilities because a pass failed."""
-        prompt = generation.prompt_logprobs
-        if prompt is not None and not generation.jobs and prompt.start == len(session.committed):
-            self.score(session, generation)
+        if not generation.jobs and prompt.start == len(session.committed):
+            self.score(session, generation, prompt)

@@ -26,6 +26,7 @@ from pilotfish.wire.protocols.protocol import Ids
 
 # function of a pass's logits [rows, V] and hidden states [rows, d]; None: no decision is due
 Verify = Callable[[Floats, Floats], Decision | StatesNeeded | None]
+Submit = Callable[[Job], None]  # function that queues a job in the scheduler
 
 
 @dataclass(eq=False, slots=True)

@@ -17,10 +17,10 @@ from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, Stream
 from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import Prompts, Submit
+from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session
+from pilotfish.edge_runtime.sessions import Session, Submit
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
@@ -117,7 +117,7 @@ class Streams:
             generation.stream = None
             return
         if generation.prompt_logprobs is not None:
-            self._prompts.score_again(session, generation)
+            self._prompts.score_again(session, generation, generation.prompt_logprobs)
         tokens = session.committed.ids.copy()
         job = session.create_job(generation, tokens, 1, partial(_verify, generation, tokens, ()))
         job.temperature = generation.temperature

@@ -23,10 +23,10 @@ from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, WindowState
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import Prompts, Submit
+from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session
+from pilotfish.edge_runtime.sessions import Session, Submit
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import node_paths
@@ -91,7 +91,7 @@ class Windows:
         draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
         if generation.prompt_logprobs is not None:
-            self._prompts.score_again(session, generation)
+            self._prompts.score_again(session, generation, generation.prompt_logprobs)
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )
