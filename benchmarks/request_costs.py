@@ -80,7 +80,7 @@ class Edge:
 
     def work(self) -> None:
         """Make all passes."""
-        self.service.start_compiled()
+        self.service.compiler.run_callbacks()
         while self.scheduler.wait_s() is not None:
             batch = self.scheduler.next_batch()
             if batch is not None:
@@ -162,7 +162,7 @@ def cases(edge: Edge) -> list[Case]:
     def sliced() -> None:
         deliver([m.encode(msgspec.structs.replace(hello, reply_bytes=1024))])
         deliver(ping)
-        edge.service._downloads.set_slice_limit(ME, ME, 0)
+        edge.service._replies.downloads.set_slice_limit(ME, ME, 0)
 
     def split_window(**more: Any) -> None:
         worked(edge.begin("dssd", **more))

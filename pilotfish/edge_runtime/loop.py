@@ -41,7 +41,7 @@ class EdgeLoop(ServingLoop):
         inspection: Inspection,
         lifeline: int | None = None,
     ) -> None:
-        compiled = {handler.compiler.descriptor: handler.start_compiled}
+        compiled = {handler.compiler.descriptor: handler.compiler.run_callbacks}
         super().__init__(
             listener=listener,
             handle=handler.handle,

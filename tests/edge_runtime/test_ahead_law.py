@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime import generations as rounds
+from pilotfish.edge_runtime import streams
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
@@ -348,50 +348,72 @@ def test_these_games_have_long_runs_of_drafts_that_come_true(artifact):
     assert within > 3
 
 
-def accepts_one_unchecked(law, position, drafts, logits, hidden):
+def right(generation, text, drafts, logits, hidden):
+    """The rule itself, in the form of the mutants."""
+    law = generation.sampling_params
+
+    def chosen(at):
+        return choose(logits[at], law, len(text) + at, Purpose.TARGET)
+
+    return Decision(*count_agreed(drafts, chosen))
+
+
+def accepts_one_unchecked(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
     if drafts:
         accepted, token = count_agreed(
-            drafts[1:], lambda at: choose(logits[at + 1], law, position + at + 1, Purpose.TARGET)
+            drafts[1:], lambda at: choose(logits[at + 1], law, len(text) + at + 1, Purpose.TARGET)
         )
         return Decision(accepted + 1, token)
-    return Decision(0, choose(logits[0], law, position, Purpose.TARGET))
+    return Decision(0, choose(logits[0], law, len(text), Purpose.TARGET))
 
 
-def noise_off_by_one(law, position, drafts, logits, hidden):
+def noise_off_by_one(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
+
     def chosen(at):
-        return choose(logits[at], law, position + at + (at > 0), Purpose.TARGET)
+        return choose(logits[at], law, len(text) + at + (at > 0), Purpose.TARGET)
 
     return Decision(*count_agreed(drafts, chosen))
 
 
-def rows_off_by_one(law, position, drafts, logits, hidden):
+def rows_off_by_one(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
+
     def chosen(at):
-        return choose(logits[max(0, at - 1)], law, position + at, Purpose.TARGET)
+        return choose(logits[max(0, at - 1)], law, len(text) + at, Purpose.TARGET)
 
     return Decision(*count_agreed(drafts, chosen))
 
 
-def never_the_token_after(law, position, drafts, logits, hidden):
+def never_the_token_after(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
     accepted, token = count_agreed(
-        drafts, lambda at: choose(logits[at], law, position + at, Purpose.TARGET)
+        drafts, lambda at: choose(logits[at], law, len(text) + at, Purpose.TARGET)
     )
     return Decision(accepted, drafts[-1] if drafts else token)
 
 
 MUTANTS = {
-    "accepts one draft unchecked": ("_verify_stream", accepts_one_unchecked),
-    "noise of the next position": ("_verify_stream", noise_off_by_one),
-    "logits of the position before": ("_verify_stream", rows_off_by_one),
-    "the last draft instead of the token": ("_verify_stream", never_the_token_after),
+    "accepts one draft unchecked": ("_verify", accepts_one_unchecked),
+    "noise of the next position": ("_verify", noise_off_by_one),
+    "logits of the position before": ("_verify", rows_off_by_one),
+    "the last draft instead of the token": ("_verify", never_the_token_after),
     "goes on behind an end token": ("_cut_at_end", lambda ends, ids: ids),
 }
 
 
 @pytest.mark.parametrize(("name", "mutant"), MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_planted_fault_shows(artifact, monkeypatch, name, mutant):
-    monkeypatch.setattr(rounds, name, mutant)
+    monkeypatch.setattr(streams, name, mutant)
     with pytest.raises(AssertionError):
         play_all(artifact, random_games(40))
+
+
+def test_a_planted_copy_of_the_rule_shows_nothing(artifact, monkeypatch):
+    """So the mutants fail by their faults, and not by the way in which they are called."""
+    monkeypatch.setattr(streams, "_verify", right)
+    play_all(artifact, random_games(10))
 
 
 def test_the_rule_holds_the_law_whatever_the_chain_keeps(artifact, monkeypatch):

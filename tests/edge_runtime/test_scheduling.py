@@ -271,7 +271,7 @@ def test_what_waited_behind_a_prompt_that_could_not_be_read_is_dropped(
             edge.turn()
         assert edge.replies == []
         assert edge.scheduler.passes == before
-        assert not any(held.jobs for held in edge.service.sessions)
+        assert not any(held.is_waiting for held in edge.service.sessions)
 
 
 def test_a_prompt_that_could_not_be_scored_is_scored_with_the_window_that_comes_again(

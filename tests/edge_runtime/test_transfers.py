@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import BusyError, MalformedError, PilotfishError, TooLargeError
 from pilotfish.edge_runtime import transfers
-from pilotfish.edge_runtime.transfers import Downloads, Uploads
+from pilotfish.edge_runtime.replies import Downloads
+from pilotfish.edge_runtime.transfers import Uploads
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack, unpack
 from pilotfish.wire.transport import Envelope

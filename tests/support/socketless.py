@@ -68,7 +68,7 @@ class SocketlessEdge:
 
     def turn(self) -> None:
         """Make one pass, and apply the finished jobs and grammars."""
-        self.service.start_compiled()
+        self.service.compiler.run_callbacks()
         for job in run(self.scheduler) if self._working else []:
             self.service.finish_job(job)
 
