@@ -15,11 +15,11 @@ from msgspec.structs import asdict
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import install_command
+from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
-from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import AnswerScreen
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
@@ -100,9 +100,9 @@ def _run(args: argparse.Namespace) -> int:
     options: TalkOptions = {**generation_of(args), **talk_of(args)}
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     screen = AnswerScreen(quiet=args.json == "-")
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         config = asdict(from_args(args, DeviceConfig))
-        opened = Device(**config, on_fetch=partial(bars.show, FETCHING))
+        opened = Device(**config, on_fetch=partial(display.show, FETCHING))
     ends_by_loss = config["on_link_loss"] == "fail"
     with opened as device, _without_link_log(ends_by_loss and not args.verbose):
         for piece in device.stream(prompt, **options):

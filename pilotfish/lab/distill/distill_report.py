@@ -1,4 +1,4 @@
-"""Write a run's report: a Markdown page with three plots, and a JSON file with the results."""
+"""Write a run's report: a page with three plots, and a JSON file with the results."""
 
 from __future__ import annotations
 
@@ -11,18 +11,62 @@ from pilotfish.lab.distill.measuring import ALL
 from pilotfish.lab.distill.outcome import DEPTH, Distilled
 from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.lab.field.report.canvas import escape_math, legend_below
+from pilotfish.lab.page import Picture, Table, render_page
 
 _HEIGHT = 3.4  # height of a plot (inches)
+_TEMPLATE = """\
+{% extends "page" %}
+{% from "parts" import table, pictures %}
+{% block title %}
+Pilotfish: {{ outcome.drafter }} for {{ outcome.target }}
+{% endblock %}
+{% block heading %}
+{{ outcome.drafter }} for {{ outcome.target }}
+{% endblock %}
+{% block origin %}
+Training of a drafter for its target, made {{ made }} by {{ software }}
+{% endblock %}
+{% block content %}
+<p>{{ outcome.learnt }} answers of the target were used for training, and {{ outcome.held }} were
+held out; all answers have {{ outcome.tokens }} tokens. {{ outcome.left_out }} prompts were too long
+and left out. Step {{ outcome.step }} of {{ outcome.steps }} gave the best weights.</p>
+<p>On the held-out answers ({{ after.positions }} positions), α went from
+{{ "%.3f" | format(before.alpha) }} to {{ "%.3f" | format(after.alpha) }}, and S({{ depth }}) from
+{{ "%.3f" | format(before.survival[depth - 1]) }} to
+{{ "%.3f" | format(after.survival[depth - 1]) }}, measured with the artifacts before and after
+training.</p>
+{{ table(results) }}
+<p class="soft">α: the share of positions at which the drafter's likeliest token equals the target's
+token, at temperature 0, after the target's own text. S(k): the share of runs that begin with k
+correct drafts; a new run begins at the start of an answer and after each wrong draft.</p>
+{{ pictures(drawn) }}
+{% endblock %}
+"""
 
 
 def write(folder: Path, outcome: Distilled) -> Path:
-    """Write the report into the folder; return the path of the Markdown page."""
+    """Write the report into the folder; return the path of the page."""
     write_whole(folder / "report.json", _json(outcome), PRIVATE)
-    _depths(folder / "depths.png", outcome)
-    _kinds(folder / "kinds.png", outcome)
-    _learning(folder / "learning.png", outcome)
-    page = folder / "report.md"
-    write_whole(page, _page(outcome).encode(), PRIVATE)
+    pictures = [
+        Picture(
+            path=folder / "depths.png", alt="share of runs with k or more correct drafts, by k"
+        ),
+        Picture(path=folder / "kinds.png", alt="α before and after training, by kind of prompt"),
+        Picture(path=folder / "learning.png", alt="α and loss by step of the training"),
+    ]
+    for picture, draw in zip(pictures, (_depths, _kinds, _learning), strict=True):
+        draw(picture.path, outcome)
+    page = folder / "report.html"
+    html = render_page(
+        _TEMPLATE,
+        outcome=outcome,
+        before=outcome.before[ALL],
+        after=outcome.after[ALL],
+        depth=DEPTH,
+        results=_table(outcome),
+        drawn=pictures,
+    )
+    write_whole(page, html.encode(), PRIVATE)
     return page
 
 
@@ -30,47 +74,30 @@ def _json(outcome: Distilled) -> bytes:
     return msgspec.json.format(msgspec.json.encode(outcome.figures())) + b"\n"
 
 
-def _page(outcome: Distilled) -> str:
-    before, after = outcome.before[ALL], outcome.after[ALL]
-    lines = [
-        f"# {outcome.drafter} for {outcome.target}",
-        "",
-        f"{outcome.learnt} answers of the target were used for training, and {outcome.held} "
-        f"were held out; all answers have {outcome.tokens} tokens. {outcome.left_out} prompts "
-        f"were too long and left out. Step {outcome.step} of {outcome.steps} gave the best "
-        "weights.",
-        "",
-        f"On the held-out answers ({after.positions} positions), α went from {before.alpha:.3f} "
-        f"to {after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
-        f"{after.survival[DEPTH - 1]:.3f}, measured with the artifacts before and after training.",
-        "",
-        f"| kind | positions | α before | α after | change | S({DEPTH}) before "
-        f"| S({DEPTH}) after |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows:
-        name = f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind
-        lines.append(
-            f"| {_cell(name)} | {places} | {alpha_before:.3f} | {alpha_after:.3f} | "
-            f"{alpha_after - alpha_before:+.3f} | {survival:.3f} | {survival_after:.3f} |"
-        )
-    lines += [
-        "",
-        "α: the share of positions at which the drafter's likeliest token equals the target's "
-        "token, at temperature 0, after the target's own text. S(k): the share of runs that "
-        "begin with k correct drafts; a new run begins at the start of an answer and after "
-        "each wrong draft.",
-        "",
-        "![acceptance by depth](depths.png)",
-        "![acceptance by kind](kinds.png)",
-        "![learning](learning.png)",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _table(outcome: Distilled) -> Table:
+    names = (
+        "positions",
+        "α before",
+        "α after",
+        "change",
+        f"S({DEPTH}) before",
+        f"S({DEPTH}) after",
+    )
+    return Table(
+        headings=[("", name) for name in ("kind", *names)],
+        rows=[
+            [
+                f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind,
+                f"{places}",
+                f"{alpha_before:.3f}",
+                f"{alpha_after:.3f}",
+                f"{alpha_after - alpha_before:+.3f}",
+                f"{survival:.3f}",
+                f"{survival_after:.3f}",
+            ]
+            for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows
+        ],
+    )
 
 
 def _depths(path: Path, outcome: Distilled) -> None:

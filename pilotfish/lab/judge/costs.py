@@ -24,6 +24,7 @@ from pilotfish.engines.engine import open_engine
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.pass_times import pass_times
 from pilotfish.lab.judge.sweep_file import QuestionCounts
+from pilotfish.lab.pairs import OpenPair
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
@@ -59,14 +60,13 @@ class ModelPace:
         )
 
 
-def measure_pace(
-    draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings
-) -> ModelPace:
+def measure_pace(opened: OpenPair, windows: Iterable[int], engine: EngineSettings) -> ModelPace:
     """Measure the pass times of both models on this machine, with an empty context.
 
     windows: numbers of draft tokens for which `ModelPace.verify_pass_s` must be accurate.
     """
     widths = sorted({1, *(width for window in windows for width in (window // 2 + 1, window + 1))})
+    draft, target = opened.paths
     drafted = _pass_times(draft, [1], engine, drafts=True)[1]
     return ModelPace(drafted, _pass_times(target, widths, engine))
 
