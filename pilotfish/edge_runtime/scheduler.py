@@ -93,7 +93,7 @@ class Job:
     temperature: float = 0.0
     hints: AttachableHints | None = None
     work: Work = field(init=False)  # its work in the next pass or in the pass under way
-    size: int = 0  # number of tokens that this work computes
+    size: int = field(init=False)  # number of tokens that this work computes
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0

@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.engine import Engine
+from pilotfish.engines.engine import Engine, Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision
@@ -82,9 +82,10 @@ def run_all(scheduler: Scheduler) -> list[Job]:
 
 def alone(decoder: Decoder, tokens: list[int], rows: int) -> Floats:
     """The logits of the last rows, from a pass of its own."""
-    decoder.rollback(0, 0)
-    logits: Floats = decoder.prefill(0, tokens, rows=rows).logits.copy()
-    decoder.rollback(0, 0)
+    engine = Engine(decoder)
+    engine.clear(0)
+    logits: Floats = engine.run([Work(0, np.array(tokens), rows)])[0].logits.copy()
+    engine.clear(0)
     return logits
 
 

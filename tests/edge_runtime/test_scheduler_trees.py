@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.engine import Engine
+from pilotfish.engines.engine import Engine, Work
 from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.sequences import path_along
@@ -42,10 +42,8 @@ class Desk:
 
     def __init__(self, decoder: Watched, fresh: Decoder) -> None:
         decoder.fed = []
-        for slot in range(SLOTS):
-            decoder.rollback(slot, 0)
         self.decoder = decoder
-        self._fresh = fresh
+        self._fresh = Engine(fresh)
         self.scheduler = Scheduler(LocalTarget(Engine(decoder)))
 
     def submit(
@@ -85,9 +83,9 @@ class Desk:
         """Logits [n + 1, V] of the root and each node, each read as a chain by a fresh decoder."""
         rows = []
         for node in range(len(draft.ids) + 1):
-            self._fresh.rollback(0, 0)
-            chain = [*text, *path_tokens(draft, node)]
-            rows.append(self._fresh.prefill(0, chain, rows=1).logits[0].copy())
+            self._fresh.clear(0)
+            chain = np.array([*text, *path_tokens(draft, node)])
+            rows.append(self._fresh.run([Work(0, chain)])[0].logits[0].copy())
         return np.array(rows)
 
     def agrees(self, seen: list[Floats], text: list[int], draft: Draft) -> None:

@@ -29,8 +29,8 @@ from tests.support.passes import run
 class SocketlessEdge:
     """Service, scheduler and decoder; `deliver` replaces the socket, `turn` makes one pass.
 
-    heads: its decision heads. clock: the time (ns)
-    by which sessions are idle and passes are shared.
+    heads: its decision heads. clock: the time (ns) by which
+    sessions are idle and passes are shared.
     """
 
     def __init__(

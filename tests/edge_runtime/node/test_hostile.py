@@ -217,7 +217,7 @@ def test_a_node_rests_when_its_attachment_is_over(tmp_path: Path) -> None:
         to_third.order(attach)
         to_second.order(msgspec.structs.replace(attach, next=third.endpoint))
         step = Step(incarnation=attach.incarnation, number=1, items=[item()])
-        reply, _ = to_second.order(step, b"no states", b"")
+        reply, _ = to_second.order(step, ids(1), b"", b"no states")
         assert isinstance(reply, Refused)
         kill(third)
         await_idle(second.pid, limit_s=10.0)
