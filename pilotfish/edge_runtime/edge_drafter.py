@@ -18,6 +18,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from pilotfish.base.errors import PairMismatchError
+from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.hint_sources import Proposal
@@ -32,12 +33,7 @@ from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.projection import Projection
 from pilotfish.wire.protocols import SamplingParams
-from pilotfish.wire.protocols.ahead import (
-    MOST_DRAFTS,
-    DraftAhead,
-    DraftComparison,
-    draft_with_margin,
-)
+from pilotfish.wire.protocols.ahead import MOST_DRAFTS, DraftAhead, DraftComparison
 from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
@@ -75,6 +71,7 @@ class Trail:
         self.requested_end = 0
         self.last_pass = 0  # number of the drafter's last pass for this trail
         self.read_hash = b""  # hash of a text that the slot holds, except maybe its last token
+        self.stuck_hash = b""  # hash of a text after which the drafter has no draft
 
     def set_requested_end(self, last: int) -> None:
         """Limit drafts to positions before ``last``; 0 stops drafting."""
@@ -244,9 +241,7 @@ class EdgeDrafter(threading.Thread):
         comparisons = list(self.comparisons)
         self.comparisons.clear()
         for greedy, comparison in comparisons:
-            for at, margin in enumerate(comparison.margins):
-                if margin is not None:
-                    self._estimators[greedy].update(margin, at < comparison.agreed)
+            learn_acceptance(self._estimators[greedy], comparison)
 
     def _next_tasks(self) -> list[_Task]:
         """Make a task for each trail that needs a pass.
@@ -268,15 +263,11 @@ class EdgeDrafter(threading.Thread):
             return False
         if not trail.requested_end:
             return trail.read_hash != draft_ahead.text.hash  # read the prompt
-        # no draft for the last requested token, since the target samples it in any case
-        if len(draft_ahead) >= min(_MOST, trail.requested_end - draft_ahead.committed - 1):
+        if trail.stuck_hash == draft_ahead.text.hash:
             return False
-        if not len(draft_ahead):
-            return True
-        return (
-            draft_ahead.joint_acceptance >= max(FLOOR, draft_cost)
-            and int(draft_ahead.drafts[-1]) not in self.ends
-        )
+        # no draft for the last requested token, since the target samples it in any case
+        most = min(_MOST, trail.requested_end - draft_ahead.committed - 1)
+        return wants_draft(draft_ahead, most, max(FLOOR, draft_cost), self.ends)
 
     def _plan_pass(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Work]]:
         """Choose the tasks of a pass: the longest waiting one, and others that fit."""
@@ -314,34 +305,27 @@ class EdgeDrafter(threading.Thread):
             logits = output.logits
             if self._projection is not None:
                 logits = self._projection(logits)
-            if self._process_logits(trail, logits, task.text):
-                self._extend(
-                    task, *draft_with_margin(logits[0], trail.sampling_params, len(task.text))
-                )
+            self._extend(task, logits)
 
-    def _process_logits(self, trail: Trail, logits: Floats, text: Ids) -> bool:
-        """Process a trail's logits; return False if its grammar has no next token to draft."""
-        if trail.logits_processor is None:
-            return True
+    def _extend(self, task: _Task, logits: Floats) -> None:
+        """Add a draft to a trail, unless the text changed after the task was created."""
+        trail, draft_ahead = task.trail, task.trail.draft_ahead
+        params = trail.sampling_params
         try:
-            trail.logits_processor.process(logits, text, [()])
+            draft = next_draft(logits, task.text, (), trail.logits_processor, params)
         except GrammarError as error:  # the request's grammar failed: no more drafts for this trail
             _log.debug("the edge drafter stops drafting for a session: %s", error)
             with self.changed:
                 if self._trails.get(trail.slot) is trail:
                     del self._trails[trail.slot]
-            return False
-        return True
-
-    def _extend(self, task: _Task, token: int, margin: float) -> None:
-        """Add a draft to a trail, unless the text changed after the task was created."""
-        draft_ahead = task.trail.draft_ahead
+            return
+        if draft is None:
+            trail.stuck_hash = task.hash
+            return
+        acceptance = self._estimators[params.sampling.greedy].estimate(draft.margin)
         with self.changed:
             if draft_ahead.text.hash == task.hash:
-                acceptance = self._estimators[task.trail.sampling_params.sampling.greedy].estimate(
-                    margin
-                )
-                draft_ahead.append(token, acceptance, margin)
+                draft_ahead.append(draft.token, acceptance, draft.margin)
                 self._metrics.drafter_tokens += 1
 
 

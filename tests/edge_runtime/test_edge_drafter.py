@@ -30,6 +30,7 @@ from pilotfish.engines.contents import Held, SlotContents
 from pilotfish.engines.engine import Engine
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.logits_options import LogitsOptions, LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
@@ -393,6 +394,39 @@ def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: 
         trail = neighbour.follow(b"one", 0, PROMPT, GREEDY)
         trail.set_requested_end(FAR)
         assert drafted(trail, 4) == wanted[len(PROMPT) :].tolist()
+
+
+class Only:
+    """A grammar that allows one token, everywhere."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def forbid(self, logits: Any, answer: Any, paths: Any) -> list[int]:
+        allowed = logits[:, self.token].copy()
+        logits[:] = -np.inf
+        logits[:, self.token] = allowed
+        return []
+
+    def forced(self, answer: Any, path: Any) -> list[int]:
+        return []
+
+
+def test_a_drafter_that_cannot_say_what_a_grammar_wants_rests(pair: Pair, tmp_path: Path) -> None:
+    values = [*range(0, VOCAB - 1, 3), VOCAB - 1]
+    cut = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, head_tokens=values)
+    grammar = Only(4)  # not in the head
+    with drafting(cut.path) as neighbour:
+        processor = LogitsProcessor(LogitsOptions(), len(PROMPT), grammar)
+        trail = neighbour.follow(b"one", 0, PROMPT, GREEDY, processor)
+        trail.set_requested_end(FAR)
+        eventually(lambda: neighbour._metrics.drafter_passes)
+        time.sleep(0.1)
+        assert not trail.propose(FAR).ids
+        assert neighbour._metrics.drafter_passes == 1  # it does not try the same text again
+        grammar.token = 3
+        trail.record_tokens([4])
+        assert drafted(trail, 2) == [3, 3]
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:
