@@ -88,7 +88,7 @@ class Generation:
     logprobs: Logprobs | None  # log-probabilities of the answer's tokens, if requested
     prompt_logprobs: PromptLogprobs | None  # log-probabilities of the prompt, if requested
     hints: HintSources | None  # sources of hints, only under protocol `ahead`
-    verify_cpu_s: float  # processor seconds of the last verification; at first of the grammar
+    verify_cpu_s: float  # processor seconds of the last verification, or of the grammar
     window_state: WindowState | None = None
     awaits_pending: bool = False  # whether the next window must bring a pending token (`dssd`)
     stream: Stream | None = None
