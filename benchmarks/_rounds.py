@@ -9,7 +9,7 @@ from _stages import Bench, Edge
 
 from pilotfish import Device
 from pilotfish.device_runtime.record import Round
-from pilotfish.field.papers.decentralized_measured import compare
+from pilotfish.lab.field.papers.decentralized_measured import compare
 
 PROMPT = PROMPTS[3]  # of which the default pair accepts about half
 NODES = (2, 4, 8)

@@ -36,7 +36,7 @@ from _common import (
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.device_runtime.plan import Auto, Options
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.judge.tasks import Gsm8k, Question, read_task_questions
+from pilotfish.lab.judge.tasks import Gsm8k, Question, read_task_questions
 
 CHANNELS = ("172:20", "498:5")
 BY_RULE = Auto(among=["wisv-full", "wisv-selective"], policy="threshold")

@@ -39,8 +39,8 @@ from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options
 from _ensemble import Authors, Federation, Window
 
 from pilotfish.cli.export import default_artifact
-from pilotfish.field.papers.specfed import upload_bits
-from pilotfish.field.papers.specfed_measured import draw
+from pilotfish.lab.field.papers.specfed import upload_bits
+from pilotfish.lab.field.papers.specfed_measured import draw
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.ensemble import (
     SCHEMES,

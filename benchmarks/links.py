@@ -37,7 +37,7 @@ from pilotfish.device_runtime.choice.costs import plan_costs, predicted_round_s,
 from pilotfish.device_runtime.plan import Options, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.field.replay import round_s
+from pilotfish.lab.field.replay import round_s
 from pilotfish.speculation.latency import Link, streamed_token_s
 from pilotfish.wire.protocols import STREAM
 

@@ -62,7 +62,7 @@ from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
-from pilotfish.field.papers.decentralized_measured import draw
+from pilotfish.lab.field.papers.decentralized_measured import draw
 from pilotfish.wire.keys import DeviceKeys
 
 EXACT = (1, 2, 4)

@@ -83,7 +83,7 @@ def draw(path: Path, drafters: Sequence[Drafter], points: Sequence[Mapping[str, 
     """Write the picture, as SVG in which text stays text."""
     from matplotlib import rc_context
 
-    from pilotfish.field.drawing import panels
+    from pilotfish.lab.field.drawing import panels
 
     title = "What is fastest, and how many times as fast as stream"
     ylabels = ["target's pass (ms)"] * len(drafters)

@@ -28,10 +28,10 @@ from _common import Goal, Rows, at_least, at_most, conclude, options, pair, pair
 
 from pilotfish.cli import main as pilotfish
 from pilotfish.cli.judge.sweep import pace_of
-from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Cost
-from pilotfish.judge.figures import Figure, costs, figures
-from pilotfish.judge.sweep_file import LinkProfile, SweepFile, SweepHeader, SweepSetting
-from pilotfish.judge.sweeping import passes
+from pilotfish.lab.judge.costs import DSD, FULL, GREEDY, SELECTIVE, Cost
+from pilotfish.lab.judge.figures import Figure, costs, figures
+from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepHeader, SweepSetting
+from pilotfish.lab.judge.sweeping import passes
 
 WINDOWS = (10, 16, 24, 32, 64)
 LINKS = ("500:5", "500:50", "20:5", "20:50")

@@ -20,7 +20,7 @@ from pilotfish.cli.screen import AnswerScreen
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.edge_runtime.process import EdgeServer
-from pilotfish.field.summary import report, summary
+from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire import keys
 from pilotfish.wire.protocols import LOCAL, STREAM
 

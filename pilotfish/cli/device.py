@@ -25,7 +25,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.link.link_group import LINK_LOG
 from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
-from pilotfish.field.summary import report, summary
+from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
 
 _TEMPERATURE = 1.0  # a request's default, the same as in OpenAI's API

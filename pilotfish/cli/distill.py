@@ -12,10 +12,10 @@ from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.distill.distill_settings import DistillSettings
-from pilotfish.distill.measuring import ALL
-from pilotfish.distill.outcome import DEPTH, Distilled
-from pilotfish.distill.stages import ANSWERS
+from pilotfish.lab.distill.distill_settings import DistillSettings
+from pilotfish.lab.distill.measuring import ALL
+from pilotfish.lab.distill.outcome import DEPTH, Distilled
+from pilotfish.lab.distill.stages import ANSWERS
 
 _DESCRIPTION = """\
 Trains a drafter for one target, on this machine. Collects the target's answers (several sessions
@@ -57,12 +57,12 @@ def add_to(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, DistillSettings)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    from pilotfish.distill.distill_report import (
+    from pilotfish.lab.distill.distill_report import (
         write,
     )  # imported first: without matplotlib, the command fails before the work
 
     with export_tools():
-        from pilotfish.distill.running import distill
+        from pilotfish.lab.distill.running import distill
 
     with _Stages({ANSWERS: settings.sessions}) as stages:
         distilled = distill(settings, stages.update)

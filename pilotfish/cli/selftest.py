@@ -90,9 +90,9 @@ def _run(args: argparse.Namespace) -> int:
     with export_tools():
         import_module("pilotfish.export.model")  # a missing extra fails now, not after a minute
     from pilotfish.engines.backends import PROVIDERS
-    from pilotfish.selftest.providers import ORDER
-    from pilotfish.selftest.running import Runner
-    from pilotfish.selftest.selftest_page import show
+    from pilotfish.lab.selftest.providers import ORDER
+    from pilotfish.lab.selftest.running import Runner
+    from pilotfish.lab.selftest.selftest_page import show
 
     assert set(ORDER) == set(PROVIDERS)
     out = args.out or (None if args.json else Path(_FILE))

@@ -41,10 +41,11 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.codecs.logprobs import TokenLogprob, decode_logprobs
-from pilotfish.wire.committed_tokens import CommittedTokens, common_prefix
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import (
     LOCAL,

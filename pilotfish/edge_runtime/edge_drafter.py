@@ -35,7 +35,7 @@ from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.projection import Projection
-from pilotfish.wire.committed_tokens import common_prefix
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import (
     MOST_DRAFTS,

@@ -42,7 +42,7 @@ from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Scores, Span, Target
 from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.distributions import Floats
-from pilotfish.wire.committed_tokens import common_prefix
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")

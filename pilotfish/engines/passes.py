@@ -126,12 +126,16 @@ def check_all(
         raise ValueError("a slot can have one pass per forward")
     for item in passes:
         check(item, lengths, vocabulary)
-        total = lengths[item.slot] + len(item.tokens)
-        if total > context:
-            raise CapacityError(
-                f"{total} tokens do not fit into a context of {context} tokens: shorten the "
-                "prompt or request fewer tokens"
-            )
+        check_room(lengths[item.slot] + len(item.tokens), context)
+
+
+def check_room(total: int, context: int) -> None:
+    """Raise `CapacityError` if a context cannot hold this total of tokens."""
+    if total > context:
+        raise CapacityError(
+            f"{total} tokens do not fit into a context of {context} tokens: shorten the "
+            "prompt or request fewer tokens"
+        )
 
 
 def check(item: Pass, lengths: Sequence[int], vocabulary: int | None) -> None:

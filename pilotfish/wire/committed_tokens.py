@@ -7,7 +7,6 @@ tokens that it extends, so that a divergence of the two ends is detected.
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,13 +81,3 @@ class CommittedTokens:
             self._hash = self._hash_at(length)
             del self._marks[length // _EVERY + 1 :]
             self.hash = self._hash.digest()
-
-
-def common_prefix(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> int:
-    """Return the length of the common prefix of a [n] and b [m]."""
-    shorter = min(len(a), len(b))
-    a, b = a[:shorter], b[:shorter]
-    if a.tobytes() == b.tobytes():  # the usual case; much faster than numpy's comparison
-        return shorter
-    differing = (a != b).nonzero()[0]
-    return int(differing[0]) if len(differing) else shorter

@@ -19,8 +19,6 @@ from pilotfish.base.errors import PilotfishError
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.cli import configuration, generation
 from pilotfish.device_runtime.service.access import ApiKeys
-from pilotfish.distill.prompt_selection import read_prompts as read_asked
-from pilotfish.distill.run_folder import RunFolder
 from pilotfish.edge_runtime.relaxation_file import read_relaxation, write_relaxation
 from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
 from pilotfish.emulation.traces import Trace
@@ -33,11 +31,13 @@ from pilotfish.export.head_tokens import read_texts
 from pilotfish.export.sources import open_source
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
-from pilotfish.field.prompts import read_questions
-from pilotfish.field.target_answers import AnswerFile, AnswerRequest
-from pilotfish.judge.episodes import MiningRecord
-from pilotfish.judge.sweep_file import SweepFile
-from pilotfish.judge.tasks import Exact, read_task_questions
+from pilotfish.lab.distill.prompt_selection import read_prompts as read_asked
+from pilotfish.lab.distill.run_folder import RunFolder
+from pilotfish.lab.field.prompts import read_questions
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest
+from pilotfish.lab.judge.episodes import MiningRecord
+from pilotfish.lab.judge.sweep_file import SweepFile
+from pilotfish.lab.judge.tasks import Exact, read_task_questions
 from pilotfish.wire.keys import read_public
 from tests.conftest import Pair
 from tests.engines.test_damaged_files import RELAXATION

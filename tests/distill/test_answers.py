@@ -9,10 +9,10 @@ import pytest
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.files import partial_path
-from pilotfish.distill.answers import TrainingExample, TrainingExampleFile
-from pilotfish.distill.prompt_selection import DistillPrompt
-from pilotfish.distill.run_folder import RunFolder
-from pilotfish.distill.training_rows import TrainingRow
+from pilotfish.lab.distill.answers import TrainingExample, TrainingExampleFile
+from pilotfish.lab.distill.prompt_selection import DistillPrompt
+from pilotfish.lab.distill.run_folder import RunFolder
+from pilotfish.lab.distill.training_rows import TrainingRow
 
 
 def answered(number: int) -> TrainingExample:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.distill import prompt_selection as asking
-from pilotfish.distill.prompt_selection import UNTRAINED, DistillPrompt
+from pilotfish.lab.distill import prompt_selection as asking
+from pilotfish.lab.distill.prompt_selection import UNTRAINED, DistillPrompt
 
 
 def test_a_text_file_has_a_prompt_a_line_and_its_name_is_their_kind(tmp_path: Path) -> None:

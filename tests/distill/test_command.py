@@ -53,7 +53,7 @@ def test_without_torch_nobody_is_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pilotfish.distill.trainable_drafter.find_spec", lambda _: None)
+    monkeypatch.setattr("pilotfish.lab.distill.trainable_drafter.find_spec", lambda _: None)
     messages = ["--draft", "d", "--target", pair.target, "--out", "out"]
     assert "Training needs torch" in refusal(capsys, 70, "distill", *messages)
     assert not list(tmp_path.iterdir())

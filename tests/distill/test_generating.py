@@ -13,14 +13,14 @@ import pytest
 
 from pilotfish.base.errors import EdgeLostError, UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.distill.answer_collector import AnswerCollector
-from pilotfish.distill.answers import TrainingExampleFile
-from pilotfish.distill.distill_settings import AnswerOptions
-from pilotfish.distill.measuring import ALL, Measurer, measure_agreement
-from pilotfish.distill.prompt_selection import DistillPrompt, Selection
-from pilotfish.distill.training_rows import TrainingRow
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.distill.answer_collector import AnswerCollector
+from pilotfish.lab.distill.answers import TrainingExampleFile
+from pilotfish.lab.distill.distill_settings import AnswerOptions
+from pilotfish.lab.distill.measuring import ALL, Measurer, measure_agreement
+from pilotfish.lab.distill.prompt_selection import DistillPrompt, Selection
+from pilotfish.lab.distill.training_rows import TrainingRow
 from tests.conftest import Pair
 
 OPTIONS = AnswerOptions(tokens=12, top=4)

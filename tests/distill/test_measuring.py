@@ -6,11 +6,11 @@ import numpy as np
 from rich.console import Console
 
 from pilotfish.cli.distill import _table
-from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.measuring import ALL, agreement_by_kind
-from pilotfish.distill.outcome import Distilled
-from pilotfish.distill.prompt_selection import DistillPrompt
-from pilotfish.distill.training_rows import TrainingRow, agreement
+from pilotfish.lab.distill.answers import TrainingExample
+from pilotfish.lab.distill.measuring import ALL, agreement_by_kind
+from pilotfish.lab.distill.outcome import Distilled
+from pilotfish.lab.distill.prompt_selection import DistillPrompt
+from pilotfish.lab.distill.training_rows import TrainingRow, agreement
 
 
 def answered(kind: str, number: int) -> TrainingExample:

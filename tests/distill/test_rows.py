@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.distill.training_rows import NOWHERE, TrainingRow, agreement, make_row
+from pilotfish.lab.distill.training_rows import NOWHERE, TrainingRow, agreement, make_row
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from tests.support.bridged import WORDS, ids, pair_of
 from tests.support.rounds import PROMPT

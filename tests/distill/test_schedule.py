@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.distill.schedule import rate_at, rows_at, steps_of_epoch
-from pilotfish.distill.training_rows import TrainingRow
+from pilotfish.lab.distill.schedule import rate_at, rows_at, steps_of_epoch
+from pilotfish.lab.distill.training_rows import TrainingRow
 
 
 def made(count: int) -> list[TrainingRow]:

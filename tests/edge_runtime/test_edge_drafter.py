@@ -27,7 +27,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.wire.committed_tokens import common_prefix
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples

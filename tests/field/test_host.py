@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.device_runtime import energy
-from pilotfish.field import host
+from pilotfish.lab.field import host
 
 # What a Jetson Orin Nano with JetPack 6 shows.
 JETSON = {

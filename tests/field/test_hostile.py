@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
-from pilotfish.field.recording import Recorder, has_begun
-from pilotfish.field.replay import replay
-from pilotfish.field.report.measured import read_run
-from pilotfish.field.report.report_page import write
-from pilotfish.field.run import Run
+from pilotfish.lab.field.recording import Recorder, has_begun
+from pilotfish.lab.field.replay import replay
+from pilotfish.lab.field.report.measured import read_run
+from pilotfish.lab.field.report.report_page import write
+from pilotfish.lab.field.run import Run
 from pilotfish.speculation.latency import Link
 from tests.field.test_run import CHOICE, FACTS, LINK, a_round, requests
 
@@ -189,7 +189,7 @@ def test_a_file_that_takes_too_long_to_look_through_is_let_go(
         many = ((f"name {at}", blob) for at in range(20_000))
         database.executemany("INSERT INTO facts VALUES (?, ?)", many)
     database.close()
-    monkeypatch.setattr("pilotfish.field.run_file._OPENING_S", 0.001)
+    monkeypatch.setattr("pilotfish.lab.field.run_file._OPENING_S", 0.001)
     with pytest.raises(RunFileError, match="cannot be read: interrupted"):
         Run.open(path)
 

@@ -14,10 +14,10 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.device_runtime.session import Session
 from pilotfish.engines.artifact import Artifact
-from pilotfish.field import matrix
-from pilotfish.field.prompts import BUILT_IN, read_prompts
-from pilotfish.field.recording import Recorder, has_begun
-from pilotfish.field.run import MatrixSettings, Run
+from pilotfish.lab.field import matrix
+from pilotfish.lab.field.prompts import BUILT_IN, read_prompts
+from pilotfish.lab.field.recording import Recorder, has_begun
+from pilotfish.lab.field.run import MatrixSettings, Run
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure
 

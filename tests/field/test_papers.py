@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.field.papers import dssd, tslt
-from pilotfish.field.papers.dssd_tables import table1, table2
-from pilotfish.field.papers.sheet import round_as_printed
-from pilotfish.field.papers.tslt_tables import MULTIPLE, SINGLE, figure
+from pilotfish.lab.field.papers import dssd, tslt
+from pilotfish.lab.field.papers.dssd_tables import table1, table2
+from pilotfish.lab.field.papers.sheet import round_as_printed
+from pilotfish.lab.field.papers.tslt_tables import MULTIPLE, SINGLE, figure
 from pilotfish.speculation.latency import Link, communication_s
 
 chances = st.floats(0.0, 1.0)

@@ -12,8 +12,8 @@ from matplotlib.image import imread
 
 from pilotfish.base.extras import install_command
 from pilotfish.cli import main
-from pilotfish.field.drawing import PALETTE
-from pilotfish.field.papers import PAPERS
+from pilotfish.lab.field.drawing import PALETTE
+from pilotfish.lab.field.papers import PAPERS
 from tests.support.thinned import thinned
 
 MOST_PLOTS = 4

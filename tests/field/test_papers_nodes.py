@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.field.papers import decentralized, specfed, specfed_measured
-from pilotfish.field.papers.decentralized_tables import claims, node_scaling
-from pilotfish.field.papers.specfed_tables import KEPT, distortion
+from pilotfish.lab.field.papers import decentralized, specfed, specfed_measured
+from pilotfish.lab.field.papers.decentralized_tables import claims, node_scaling
+from pilotfish.lab.field.papers.specfed_tables import KEPT, distortion
 from pilotfish.speculation.truncation import largest
 
 

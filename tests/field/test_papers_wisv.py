@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.field.papers import wisv
-from pilotfish.field.papers.wisv_tables import (
+from pilotfish.lab.field.papers import wisv
+from pilotfish.lab.field.papers.wisv_tables import (
     CELLS,
     DRAFTER,
     SIZES,

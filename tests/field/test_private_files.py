@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from pilotfish.base.files import private_folder
-from pilotfish.distill.answers import TrainingExampleFile
-from pilotfish.distill.run_folder import RunFolder
 from pilotfish.engines.cache import replace_file
-from pilotfish.field.recording import Recorder
-from pilotfish.field.target_answers import AnswerFile, AnswerRequest
-from pilotfish.judge.episodes import MiningRecord
+from pilotfish.lab.distill.answers import TrainingExampleFile
+from pilotfish.lab.distill.run_folder import RunFolder
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest
+from pilotfish.lab.judge.episodes import MiningRecord
 from tests.conftest import Pair
 from tests.support.made_answers import facts
 

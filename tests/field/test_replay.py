@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.device_runtime.record import Round, Timings
-from pilotfish.field.replay import fastest, replay, replay_token_s, round_s
-from pilotfish.field.report.figures import steady_token_ms
-from pilotfish.field.run import Run
+from pilotfish.lab.field.replay import fastest, replay, replay_token_s, round_s
+from pilotfish.lab.field.report.figures import steady_token_ms
+from pilotfish.lab.field.run import Run
 from pilotfish.speculation.latency import Link, communication_s
 from tests.support.made_answers import answer, chosen, recorded
 

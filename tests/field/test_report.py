@@ -15,9 +15,9 @@ import pytest
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.extras import install_command
 from pilotfish.cli import main
-from pilotfish.field.report.measured import read_run, with_unique_names
-from pilotfish.field.report.pictures import draw
-from pilotfish.field.report.report_page import page, write
+from pilotfish.lab.field.report.measured import read_run, with_unique_names
+from pilotfish.lab.field.report.pictures import draw
+from pilotfish.lab.field.report.report_page import page, write
 from tests.field.conftest import HOSTILE
 from tests.support.made_answers import answer, chain, linked, recorded
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.device_runtime.record import STAGES
-from pilotfish.field.report.figures import figures, lowest, steady_token_ms
-from pilotfish.field.report.hindsight import hindsight
-from pilotfish.field.report.statistics import median_interval, positions, share_interval, spread
-from pilotfish.field.run import Run
+from pilotfish.lab.field.report.figures import figures, lowest, steady_token_ms
+from pilotfish.lab.field.report.hindsight import hindsight
+from pilotfish.lab.field.report.statistics import median_interval, positions, share_interval, spread
+from pilotfish.lab.field.run import Run
 from tests.support.made_answers import answer, chain, chosen
 
 # Statistics

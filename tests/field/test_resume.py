@@ -21,9 +21,9 @@ import pytest
 
 from pilotfish import EdgeServer
 from pilotfish.cli import main
-from pilotfish.field import matrix
-from pilotfish.field.recording import Recorder, has_begun
-from pilotfish.field.run import Answer, Run
+from pilotfish.lab.field import matrix
+from pilotfish.lab.field.recording import Recorder, has_begun
+from pilotfish.lab.field.run import Answer, Run
 from tests.support.commands import command
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure, wait_for_answers

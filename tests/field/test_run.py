@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
-from pilotfish.field.recording import Recorder, expect_unused, has_begun
-from pilotfish.field.resumption import expect_same_pair, expect_same_settings
-from pilotfish.field.run import Answer, Configuration, Facts, MatrixSettings, Model, Run, Start
-from pilotfish.field.run_file import APPLICATION_ID
+from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
+from pilotfish.lab.field.resumption import expect_same_pair, expect_same_settings
+from pilotfish.lab.field.run import Answer, Configuration, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.run_file import APPLICATION_ID
 from pilotfish.wire.link.state import LinkState, Reading
 from tests.support.examples import examples
 

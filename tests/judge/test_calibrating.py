@@ -17,7 +17,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import RelaxationError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.relaxation_file import RelaxationCard, read_relaxation
-from pilotfish.judge.calibrating import ObservedPositions, Position, choose_relaxation
+from pilotfish.lab.judge.calibrating import ObservedPositions, Position, choose_relaxation
 from pilotfish.speculation.adaptive import DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.truncation import truncate

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import EngineError
-from pilotfish.judge.instances import InstanceOptions, instances
-from pilotfish.judge.thresholds import POINTS, auc, curve, recommend_threshold
-from pilotfish.judge.training import TrainingOptions, train
+from pilotfish.lab.judge.instances import InstanceOptions, instances
+from pilotfish.lab.judge.thresholds import POINTS, auc, curve, recommend_threshold
+from pilotfish.lab.judge.training import TrainingOptions, train
 from tests.support.made_episodes import MINED, episodes
 
 

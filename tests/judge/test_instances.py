@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
-from pilotfish.judge.instances import (
+from pilotfish.lab.judge.instances import (
     BPS,
     GOOD,
     LOSS,

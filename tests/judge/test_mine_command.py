@@ -9,7 +9,7 @@ import pytest
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
-from pilotfish.judge.episodes import MiningRecord, episodes
+from pilotfish.lab.judge.episodes import MiningRecord, episodes
 from tests.conftest import CONTEXT, PADDED_VOCAB, VOCAB, Pair
 from tests.support.genai_folders import genai_artifact
 from tests.support.tiny import tiny_artifact

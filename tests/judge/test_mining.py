@@ -9,11 +9,11 @@ import pytest
 
 from pilotfish.device_runtime.bridge import Pair
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.episodes import Episode
-from pilotfish.judge.mining import SLACK, episode
-from pilotfish.judge.model_passes import DRAFTER, TARGET, ReadRequest, ReadResult
-from pilotfish.judge.question_reader import QuestionReader
-from pilotfish.judge.tasks import Question, Task
+from pilotfish.lab.judge.episodes import Episode
+from pilotfish.lab.judge.mining import SLACK, episode
+from pilotfish.lab.judge.model_passes import DRAFTER, TARGET, ReadRequest, ReadResult
+from pilotfish.lab.judge.question_reader import QuestionReader
+from pilotfish.lab.judge.tasks import Question, Task
 from tests.support.tiny import tiny_artifact
 
 LETTERS = "abcdefgh"

@@ -18,18 +18,18 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
-from pilotfish.judge.costs import DSD, FULL, GREEDY, SELECTIVE, ModelPace, cost, mismatch_share
-from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.sweep_file import (
+from pilotfish.lab.judge.costs import DSD, FULL, GREEDY, SELECTIVE, ModelPace, cost, mismatch_share
+from pilotfish.lab.judge.figures import curve, figures
+from pilotfish.lab.judge.sweep_file import (
     LinkProfile,
     QuestionCounts,
     SweepFile,
     SweepHeader,
     SweepSetting,
 )
-from pilotfish.judge.sweeping import settings_of, sweep
-from pilotfish.judge.tasks import Exact
-from pilotfish.judge.trajectories import CourseRound, Trajectory, WalkSettings
+from pilotfish.lab.judge.sweeping import settings_of, sweep
+from pilotfish.lab.judge.tasks import Exact
+from pilotfish.lab.judge.trajectories import CourseRound, Trajectory, WalkSettings
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
 from pilotfish.wire.protocols.decision_head import JudgedDraft

@@ -15,10 +15,10 @@ from pilotfish.edge_runtime.head_file import HeadCard, LinkScale, ModelIdentity,
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.judge.model_passes import Procedure, Readers
-from pilotfish.judge.question_reader import QuestionReader
-from pilotfish.judge.tasks import Question
-from pilotfish.judge.trajectories import Trajectory, WalkSettings, walks
+from pilotfish.lab.judge.model_passes import Procedure, Readers
+from pilotfish.lab.judge.question_reader import QuestionReader
+from pilotfish.lab.judge.tasks import Question
+from pilotfish.lab.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.speculation.channel import Channel
 from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.tiny import tiny_artifact

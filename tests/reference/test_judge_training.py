@@ -15,8 +15,8 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.export import default_artifact
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.judge.episodes import MiningRecord
-from pilotfish.judge.instances import (
+from pilotfish.lab.judge.episodes import MiningRecord
+from pilotfish.lab.judge.instances import (
     GOOD,
     POOR,
     InstanceOptions,
@@ -25,8 +25,8 @@ from pilotfish.judge.instances import (
     instances,
     split,
 )
-from pilotfish.judge.thresholds import auc
-from pilotfish.judge.training import TrainingOptions, train
+from pilotfish.lab.judge.thresholds import auc
+from pilotfish.lab.judge.training import TrainingOptions, train
 from pilotfish.speculation.channel import Channel
 from tests.support.made_episodes import MINED, D, episodes
 

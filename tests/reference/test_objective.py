@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotfish.distill.answers import TrainingExample
-from pilotfish.distill.prompt_selection import DistillPrompt
-from pilotfish.distill.run_folder import RunFolder
-from pilotfish.distill.training_choices import TrainingChoices
-from pilotfish.distill.training_rows import NOWHERE, TrainingRow
+from pilotfish.lab.distill.answers import TrainingExample
+from pilotfish.lab.distill.prompt_selection import DistillPrompt
+from pilotfish.lab.distill.run_folder import RunFolder
+from pilotfish.lab.distill.training_choices import TrainingChoices
+from pilotfish.lab.distill.training_rows import NOWHERE, TrainingRow
 from tests.reference.parity import TEXT, Library
 from tests.support.small_checkpoints import VOCAB
 
@@ -27,7 +27,7 @@ FAMILIES = ("cohere", "granite", "falcon-h1", "gemma2", "gpt2")
 def test_the_loss_is_of_the_models_own_logits(library: Library, name: str) -> None:
     import torch
 
-    from pilotfish.distill.objective import Objective
+    from pilotfish.lab.distill.objective import Objective
 
     model = library.reference(name).loaded.model.train()
     objective = Objective(model, ALL, 1.0)
@@ -42,7 +42,7 @@ def test_the_loss_is_of_the_models_own_logits(library: Library, name: str) -> No
 
 
 def test_only_shared_tokens_are_said_and_nothing_where_nothing_is_asked(library: Library) -> None:
-    from pilotfish.distill.objective import Objective
+    from pilotfish.lab.distill.objective import Objective
 
     shared = np.arange(3, 200, 4)
     row = TrainingRow(IDS, 1, [NOWHERE, 5, 6], [3, 7, 11], [[]] * 3, [[]] * 3)
@@ -56,8 +56,8 @@ def test_only_shared_tokens_are_said_and_nothing_where_nothing_is_asked(library:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_frozen_layers_are_left_as_they_are(library: Library, tmp_path: Path, name: str) -> None:
-    from pilotfish.distill.objective import Objective
-    from pilotfish.distill.training import Trainer
+    from pilotfish.lab.distill.objective import Objective
+    from pilotfish.lab.distill.training import Trainer
 
     wanted = [DistillPrompt("kind", f"prompt {number}") for number in range(2)]
     lessons = [

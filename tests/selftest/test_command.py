@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from pilotfish.engines.backends import PROVIDERS
-from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, WITHOUT_STAGES
-from pilotfish.selftest.protocols import LOSSLESS
-from pilotfish.selftest.providers import FP32, VARIANTS
+from pilotfish.lab.selftest.checks import CHECKS
+from pilotfish.lab.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, WITHOUT_STAGES
+from pilotfish.lab.selftest.protocols import LOSSLESS
+from pilotfish.lab.selftest.providers import FP32, VARIANTS
 from tests.support.commands import command
 
 # A module for all processes of the command, and the kinds of models that it leaves.

@@ -22,10 +22,10 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
 from pilotfish.engines.stage import Stage
 from pilotfish.engines.tensorrt.profiles import NARROW
-from pilotfish.selftest.check_artifacts import CheckArtifacts
-from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import KINDS, TARGET
-from pilotfish.selftest.worker import STAGES, Assignment, ProviderJob, attempt
+from pilotfish.lab.selftest.check_artifacts import CheckArtifacts
+from pilotfish.lab.selftest.checks import CHECKS
+from pilotfish.lab.selftest.models import KINDS, TARGET
+from pilotfish.lab.selftest.worker import STAGES, Assignment, ProviderJob, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
 from tests.support.opening import CudaOnHost, TensorRTProviderOnHost

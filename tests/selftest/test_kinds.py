@@ -15,10 +15,18 @@ from pilotfish.engines.passes import check_all
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.states import StateCache, StateStep
 from pilotfish.export.model import export_model
-from pilotfish.selftest.check_artifacts import CheckArtifacts
-from pilotfish.selftest.checks import CHECKS
-from pilotfish.selftest.models import KINDS, LINEAR, SHARPNESS, STATEFUL, Floats, Spoil, write_model
-from pilotfish.selftest.worker import STAGES
+from pilotfish.lab.selftest.check_artifacts import CheckArtifacts
+from pilotfish.lab.selftest.checks import CHECKS
+from pilotfish.lab.selftest.models import (
+    KINDS,
+    LINEAR,
+    SHARPNESS,
+    STATEFUL,
+    Floats,
+    Spoil,
+    write_model,
+)
+from pilotfish.lab.selftest.worker import STAGES
 from tests.selftest.test_faults import MIXTURES, differing, findings, job, shelf
 from tests.support import tensorrt_double
 

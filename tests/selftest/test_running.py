@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.selftest import running
-from pilotfish.selftest.check_artifacts import CheckArtifacts
-from pilotfish.selftest.check_result import CheckResult
-from pilotfish.selftest.models import KINDS
-from pilotfish.selftest.running import Runner
-from pilotfish.selftest.worker import ProviderJob
+from pilotfish.lab.selftest import running
+from pilotfish.lab.selftest.check_artifacts import CheckArtifacts
+from pilotfish.lab.selftest.check_result import CheckResult
+from pilotfish.lab.selftest.models import KINDS
+from pilotfish.lab.selftest.running import Runner
+from pilotfish.lab.selftest.worker import ProviderJob
 
 # Does of each job what its model is called, as the process of a provider would.
 SCRIPT = """

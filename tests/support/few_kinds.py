@@ -3,7 +3,7 @@
 By ``PILOTFISH_PROTOCOLS=tests.support.few_kinds``, whose modules all processes import.
 """
 
-from pilotfish.selftest import models
+from pilotfish.lab.selftest import models
 
 KINDS = (models.TARGET, "lfm2")  # one of those that keep states
 

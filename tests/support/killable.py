@@ -11,7 +11,7 @@ import os
 import sys
 
 from pilotfish.cli import main
-from pilotfish.field.recording import Recorder
+from pilotfish.lab.field.recording import Recorder
 
 WITNESS = int(sys.argv[1]) if __name__ == "__main__" else -1
 

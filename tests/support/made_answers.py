@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pilotfish.device_runtime.record import Choice, Forecast, Round, Timings
-from pilotfish.field.recording import Recorder
-from pilotfish.field.run import Answer, Facts, MatrixSettings, Model, Start
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start
 from pilotfish.wire.link.state import LinkState, Reading
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.judge.episodes import Episode, MiningRecord
+from pilotfish.lab.judge.episodes import Episode, MiningRecord
 
 D, T = 24, 40  # widths: drafter, target
 MINED = MiningRecord(

@@ -24,8 +24,8 @@ SLOW_ROOMS = {
     "reference": (
         "pilotfish/export/",
         "pilotfish/engines/",
-        "pilotfish/judge/",
-        "pilotfish/distill/",
+        "pilotfish/lab/judge/",
+        "pilotfish/lab/distill/",
     ),
     "selftest": ("pilotfish/engines/", "pilotfish/export/"),
     "speculation": (),
@@ -38,6 +38,8 @@ SLOW_ROOMS = {
     ),
     "wire": (),
 }
+# Rooms in `pilotfish/lab`.
+LAB = ("distill", "field", "judge", "selftest")
 # With these, every room has changed.
 COMMON = ("constraints.txt", "pyproject.toml", "tests/conftest.py", "pilotfish/base/", ".ci/")
 
@@ -59,6 +61,7 @@ def rooms_of(names: list[str]) -> set[str]:
         for room, others in SLOW_ROOMS.items()
         for name in names
         if name.startswith((f"pilotfish/{room}/", f"tests/{room}/", *others))
+        or (room in LAB and is_of_lab_room(name, room))
     }
     for name in names:
         if name.startswith("tests/") and name.endswith(".py"):
@@ -66,6 +69,12 @@ def rooms_of(names: list[str]) -> set[str]:
         elif name.startswith("tests/data/"):
             rooms |= naming_rooms(Path(name).parts[2])
     return rooms & set(SLOW_ROOMS)
+
+
+def is_of_lab_room(name: str, room: str) -> bool:
+    """Whether a file belongs to this room of the lab, or to all of them."""
+    parts = Path(name).parts
+    return parts[:2] == ("pilotfish", "lab") and (len(parts) == 3 or parts[2] == room)
 
 
 @cache

@@ -24,7 +24,7 @@ from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.field.summary import summary
+from pilotfish.lab.field.summary import summary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids

@@ -9,7 +9,7 @@ import pytest
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.field.summary import report, summary
+from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire import keys
 from tests.support.thinned import thinned
 

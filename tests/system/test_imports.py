@@ -20,8 +20,8 @@ print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
 """
 PACKAGES = (
     *("pilotfish.speculation", "pilotfish.wire", "pilotfish.engines", "pilotfish.device_runtime"),
-    *("pilotfish.edge_runtime", "pilotfish.field", "pilotfish.judge"),
-    *("pilotfish.selftest", "pilotfish.cli"),
+    *("pilotfish.edge_runtime", "pilotfish.lab.field", "pilotfish.lab.judge"),
+    *("pilotfish.lab.selftest", "pilotfish.cli"),
 )
 
 

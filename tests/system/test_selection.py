@@ -14,7 +14,9 @@ from tests.support.shards import ROOT
     ("name", "rooms"),
     [
         ("docs/wire.md", set()),
-        ("pilotfish/judge/mining.py", {"judge", "reference"}),
+        ("pilotfish/lab/judge/mining.py", {"judge", "reference"}),
+        ("pilotfish/lab/selftest/checks.py", {"selftest"}),
+        ("pilotfish/lab/__init__.py", {"distill", "field", "judge", "selftest"}),
         ("tests/deploy/booted/machine.py", {"deploy"}),
         ("pilotfish/systemd/pilotfish-edge.service", {"deploy"}),
         ("pilotfish/edge_runtime/loop.py", {"edge_runtime", "system"}),

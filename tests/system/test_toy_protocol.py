@@ -23,7 +23,7 @@ from pilotfish.base.errors import ConfigError
 from pilotfish.base.settings import setting
 from pilotfish.cli import main
 from pilotfish.device_runtime.plan import Auto, Options
-from pilotfish.field.run import Run
+from pilotfish.lab.field.run import Run
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, RoundCounter, register
 from pilotfish.wire.protocols.greedy import Greedy
 from pilotfish.wire.protocols.options import SHARED_OPTIONS

@@ -21,7 +21,7 @@ from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
-from pilotfish.field.papers import wisv
+from pilotfish.lab.field.papers import wisv
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.head_file import ModelIdentity
-from pilotfish.field.papers import wisv
+from pilotfish.lab.field.papers import wisv
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes

@@ -23,17 +23,17 @@ from pilotfish.device_runtime.plan import plan
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.field.comparison import DrafterComparison, compare, target_passes
-from pilotfish.field.drafter_figures import DrafterEntry
-from pilotfish.field.opened_drafters import (
+from pilotfish.lab.field.comparison import DrafterComparison, compare, target_passes
+from pilotfish.lab.field.drafter_figures import DrafterEntry
+from pilotfish.lab.field.opened_drafters import (
     expect_pairs,
     measure_draft_s,
     open_contenders,
     open_sources,
     read_answers,
 )
-from pilotfish.field.prompts import BUILT_IN, read_questions
-from pilotfish.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
+from pilotfish.lab.field.prompts import BUILT_IN, read_questions
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 
@@ -230,7 +230,7 @@ def _draw(path: Path, comparison: DrafterComparison) -> None:
     """Draw the comparison; without matplotlib, note that there is no picture."""
     notes = Console(stderr=True, highlight=False)
     try:
-        from pilotfish.field.comparison_picture import draw
+        from pilotfish.lab.field.comparison_picture import draw
     except UnsupportedError as error:
         notes.print(f"No picture: {error}", markup=False, soft_wrap=True)
         return

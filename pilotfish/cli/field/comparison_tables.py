@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pilotfish.field.comparison import WINDOWS, DrafterComparison, Recommendation
-from pilotfish.field.resampling import FEWEST, Estimate
-from pilotfish.field.target_answers import AnswerRequest
+from pilotfish.lab.field.comparison import WINDOWS, DrafterComparison, Recommendation
+from pilotfish.lab.field.resampling import FEWEST, Estimate
+from pilotfish.lab.field.target_answers import AnswerRequest
 
 # numbers k of drafts accepted in a row; the tables have a column S(k) for each
 _SHOWN = (1, 2, 4, 8)

@@ -30,17 +30,17 @@ from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
-from pilotfish.field import host, matrix
-from pilotfish.field.measure import Measurement, MeasureSettings, RoundLog
-from pilotfish.field.prompts import BUILT_IN, read_prompts
-from pilotfish.field.recording import Recorder, expect_unused, has_begun
-from pilotfish.field.report.figures import Figures, counters_with_values, figures, flatten
-from pilotfish.field.resumption import (
+from pilotfish.lab.field import host, matrix
+from pilotfish.lab.field.measure import Measurement, MeasureSettings, RoundLog
+from pilotfish.lab.field.prompts import BUILT_IN, read_prompts
+from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
+from pilotfish.lab.field.report.figures import Figures, counters_with_values, figures, flatten
+from pilotfish.lab.field.resumption import (
     changes,
     expect_same_pair,
     expect_same_settings,
 )
-from pilotfish.field.run import Cell, Configuration, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.run import Cell, Configuration, Facts, MatrixSettings, Model, Run, Start
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.field.papers import PAPERS
+from pilotfish.lab.field.papers import PAPERS
 
 _EXAMPLE = """\
 example:

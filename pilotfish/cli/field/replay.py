@@ -13,8 +13,8 @@ from rich.table import Table
 
 from pilotfish.cli.options import Commands, json_option, positive, write_json
 from pilotfish.cli.quantities import duration, rate
-from pilotfish.field.replay import Replay, fastest, replay, replayable
-from pilotfish.field.report.measured import read_run
+from pilotfish.lab.field.replay import Replay, fastest, replay, replayable
+from pilotfish.lab.field.report.measured import read_run
 from pilotfish.speculation.latency import Link
 
 _EXAMPLE = """\

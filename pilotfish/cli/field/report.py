@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.progress import Bars
-from pilotfish.field.report.measured import read_run, with_unique_names
+from pilotfish.lab.field.report.measured import read_run, with_unique_names
 
 _EXAMPLE = """\
 example:
@@ -41,7 +41,7 @@ def add_to(actions: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pilotfish.field.report.report_page import write  # late: imports matplotlib
+    from pilotfish.lab.field.report.report_page import write  # late: imports matplotlib
 
     runs = with_unique_names([read_run(path) for path in args.runs])
     with Bars() as bars:

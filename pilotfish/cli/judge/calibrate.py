@@ -19,17 +19,17 @@ from pilotfish.edge_runtime.relaxation_file import (
     expect_writable,
     write_relaxation,
 )
-from pilotfish.field.prompts import read_prompts
-from pilotfish.judge.calibrating import (
+from pilotfish.lab.field.prompts import read_prompts
+from pilotfish.lab.judge.calibrating import (
     CalibrateSettings,
     ObservedPositions,
     Position,
     choose_relaxation,
     observe,
 )
-from pilotfish.judge.instances import split
-from pilotfish.judge.question_reader import OpenPair, model_card
-from pilotfish.judge.tasks import Question, make_task, read_task_questions
+from pilotfish.lab.judge.instances import split
+from pilotfish.lab.judge.question_reader import OpenPair, model_card
+from pilotfish.lab.judge.tasks import Question, make_task, read_task_questions
 
 _EXAMPLE = """\
 Protocol adaptive verifies key tokens strictly, and all other tokens against a target distribution

@@ -10,10 +10,10 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.judge.episodes import Episode, MiningRecord, episodes, finished_questions
-from pilotfish.judge.mining import MineSettings, mine
-from pilotfish.judge.question_reader import OpenPair, model_card
-from pilotfish.judge.tasks import make_task, read_task_questions
+from pilotfish.lab.judge.episodes import Episode, MiningRecord, episodes, finished_questions
+from pilotfish.lab.judge.mining import MineSettings, mine
+from pilotfish.lab.judge.question_reader import OpenPair, model_card
+from pilotfish.lab.judge.tasks import make_task, read_task_questions
 
 _EXAMPLE = """\
 example:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.judge.instances import (
+from pilotfish.lab.judge.instances import (
     GOOD,
     POOR,
     InstanceOptions,

@@ -16,12 +16,12 @@ from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import Commands, json_option
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import CurvePoint
-from pilotfish.judge.costs import ModelPace, measure_pace
-from pilotfish.judge.figures import curve, figures
-from pilotfish.judge.question_reader import OpenPair, count_tokens, model_card
-from pilotfish.judge.sweep_file import SweepFile, SweepHeader
-from pilotfish.judge.sweeping import SweepSettings, settings_of, sweep
-from pilotfish.judge.tasks import make_task, read_task_questions
+from pilotfish.lab.judge.costs import ModelPace, measure_pace
+from pilotfish.lab.judge.figures import curve, figures
+from pilotfish.lab.judge.question_reader import OpenPair, count_tokens, model_card
+from pilotfish.lab.judge.sweep_file import SweepFile, SweepHeader
+from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
+from pilotfish.lab.judge.tasks import make_task, read_task_questions
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\

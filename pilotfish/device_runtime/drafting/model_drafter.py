@@ -26,8 +26,8 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Floats, mix_logits
 from pilotfish.speculation.recall import Echo
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
-from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import SpeculationProtocol
 

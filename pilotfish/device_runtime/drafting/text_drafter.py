@@ -27,8 +27,8 @@ from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.corpus import EMPTY_SNAPSHOT
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.recall import Echo, Recall
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
-from pilotfish.wire.committed_tokens import common_prefix
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import SpeculationProtocol
 

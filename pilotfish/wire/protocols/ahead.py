@@ -22,8 +22,9 @@ from pilotfish.base.errors import MalformedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Floats, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, race
+from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.codecs.ids import decode_ids, encode_ids
-from pilotfish.wire.committed_tokens import CommittedTokens, common_prefix
+from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.options import ProtocolOptions

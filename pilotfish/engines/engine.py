@@ -1,0 +1,281 @@
+"""Run a model: whole sequences in, logits out.
+
+In:  work: for each slot, a whole sequence, and how many of its last tokens need an output.
+Out: logits and hidden states of these tokens.
+
+The engine alone knows what its slots hold (`engines.contents`). It finds by content the prefix of a
+sequence that a slot holds, and the path of the slot's last token tree that the sequence follows.
+Only the other tokens are computed; all else in the slot is dropped. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.language_model import LanguageModel, Output, open_model
+from pilotfish.engines.passes import Pass, check_room
+from pilotfish.engines.stage import Stage
+
+CHUNK = 128  # maximum tokens of a slot in one pass; longer texts take several
+
+States = NDArray[np.float32]
+
+
+class Work(NamedTuple):
+    """What to compute in one slot.
+
+    Attributes:
+        tokens: the whole sequence, integers [n].
+        rows: number of last tokens that need an output; 0: none, the sequence is only read.
+        parents: i64 [m], if the last m tokens are a token tree: the parent of each node, numbered
+            within the tree; −1 is the token before the tree.
+    """
+
+    slot: int
+    tokens: NDArray[np.integer[Any]]
+    rows: int = 1
+    parents: NDArray[np.int64] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Number of last tokens that are a tree."""
+        return 0 if self.parents is None else len(self.parents)
+
+
+class _Slots(Protocol):
+    """The part of a model or a stage that appends to slots and drops from them."""
+
+    slots: int
+    context: int
+
+    def length(self, slot: int) -> int: ...
+
+    def rollback(self, slot: int, length: int) -> None: ...
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None: ...
+
+
+def check_works(works: Sequence[Work], slots: int, context: int) -> None:
+    """Check works against the number of slots and their positions.
+
+    Raises:
+        CapacityError: if a sequence exceeds the context.
+        ValueError: if a work is malformed, or a slot has two.
+    """
+    for work in works:
+        if not 0 <= work.slot < slots:
+            raise ValueError(f"there is no slot {work.slot}, only {slots} slots")
+        if not max(1, work.nodes) <= len(work.tokens) or not 0 <= work.rows <= len(work.tokens):
+            raise ValueError(
+                f"a sequence of {len(work.tokens)} tokens cannot have a tree of {work.nodes} nodes "
+                f"and {work.rows} rows"
+            )
+        check_room(len(work.tokens), context)
+    if len({work.slot for work in works}) < len(works):
+        raise ValueError("a slot can have one work per run")
+
+
+class _Sequences:
+    """Turns work into passes over a model's slots, and records what the slots hold."""
+
+    def __init__(self, model: _Slots) -> None:
+        self._model = model
+        self.contents = SlotContents(model.slots, model.context)
+        # number of the chain's last tokens that the model numbers as nodes, before the tree
+        self._offsets = [0] * model.slots
+
+    def clear(self, slot: int) -> None:
+        self.contents.clear(slot)
+        self._model.rollback(slot, 0)
+
+    def plan(self, works: Sequence[Work]) -> list[list[Pass]]:
+        """Return the passes of each work."""
+        check_works(works, self._model.slots, self._model.context)
+        return [self._passes(work) for work in works]
+
+    def _passes(self, work: Work) -> list[Pass]:
+        """Drop what the sequence does not need; return the passes that compute the rest."""
+        slot, contents = work.slot, self.contents
+        held = contents.find(slot, work.tokens, work.rows, work.parents)
+        if held.path:
+            offset = self._offsets[slot]
+            self._model.keep_path(slot, [*range(offset), *(offset + node for node in held.path)])
+        if held.tokens < self._model.length(slot):
+            self._model.rollback(slot, held.tokens)
+        contents.keep(slot, held)
+        tokens = work.tokens[held.tokens :].astype(np.int64)
+        if work.parents is None:
+            return list(Pass(slot, tokens, work.rows).pieces(CHUNK))
+        if held.grown:
+            return [Pass(slot, tokens, work.rows, self._numbered(slot, work.parents))]
+        # A model treats the tokens before a tree, in the same pass, as nodes, at quadratic cost:
+        # if they are many, only the last of them share the tree's pass.
+        far = len(tokens) > CHUNK
+        first = len(tokens) - max(work.rows, work.nodes + 1) if far else 0
+        self._offsets[slot] = len(tokens) - first - work.nodes
+        before = Pass(slot, tokens[:first], 0).pieces(CHUNK) if first else ()
+        tree = Pass(slot, tokens[first:], work.rows, self._numbered(slot, work.parents))
+        return [*before, tree]
+
+    def _numbered(self, slot: int, parents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the parents as the model numbers them: after the offset, which is a chain."""
+        offset = self._offsets[slot]
+        return np.concatenate([np.arange(-1, offset - 1), parents + offset])
+
+    def record(self, item: Pass) -> None:
+        """Record a pass that the model has run."""
+        parents = item.parents
+        if parents is not None:
+            offset = self._offsets[item.slot]
+            parents = parents[offset:] - offset
+        self.contents.append(item.slot, item.tokens, parents)
+
+
+class Engine:
+    """A model that is given whole sequences.
+
+    Attributes:
+        model: the model; its properties (context, slots, artifact …) are read there. Nobody else
+            may run it.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self._sequences = _Sequences(model)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        self._sequences.clear(slot)
+
+    def cached(self, slot: int, tokens: NDArray[np.integer[Any]], rows: int = 1) -> int:
+        """Return the number of first tokens of a chain that `run` would not compute again."""
+        return self._sequences.contents.find(slot, tokens, rows).tokens
+
+    def run(
+        self, works: Sequence[Work], before_pass: Callable[[], None] = lambda: None
+    ) -> list[Output]:
+        """Compute all works, at most one per slot; return an output for each.
+
+        Outputs are views that the next call overwrites. before_pass: function that is called before
+        each pass; if it raises, the slots hold what has been computed so far.
+
+        Raises:
+            CapacityError: if a sequence exceeds the context.
+            TreeError: if a work has a tree and the model reads only chains.
+            ValueError: if a work is malformed, or a slot has two.
+        """
+        planned = self._sequences.plan(works)
+        if all(len(passes) == 1 for passes in planned):
+            return self._forward([passes[0] for passes in planned], before_pass)
+        return [self._run_in_turn(passes, before_pass) for passes in planned]
+
+    def _run_in_turn(self, passes: Sequence[Pass], before_pass: Callable[[], None]) -> Output:
+        outputs = []
+        for item in passes:
+            (output,) = self._forward([item], before_pass)
+            outputs.append(Output(output.logits.copy(), output.hidden.copy()))
+        return Output(
+            np.concatenate([output.logits for output in outputs]),
+            np.concatenate([output.hidden for output in outputs]),
+        )
+
+    def _forward(self, passes: Sequence[Pass], before_pass: Callable[[], None]) -> list[Output]:
+        before_pass()
+        outputs = self.model.forward(passes)
+        for item in passes:
+            self._sequences.record(item)
+        return outputs
+
+
+class StageEngine:
+    """A stage of a model that is given whole sequences, and the states of those not yet computed.
+
+    Attributes:
+        stage: the stage. Nobody else may run it.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._sequences = _Sequences(stage)
+
+    @property
+    def contents(self) -> SlotContents:
+        """What the slots hold; only this engine changes it."""
+        return self._sequences.contents
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        self._sequences.clear(slot)
+
+    def run(
+        self,
+        works: Sequence[Work],
+        states: States | None = None,
+        before_pass: Callable[[], None] = lambda: None,
+    ) -> States:
+        """Compute all works, at most one per slot.
+
+        states: f32 [Σ tokens that the slots do not hold, width], the previous stage's output; None
+        for the first stage. Returns states of these tokens, in the same order; the last stage
+        returns hidden states f32 [Σ rows, answer_width]. The result is valid until the next call.
+
+        Raises:
+            CapacityError: if a sequence exceeds the context.
+            ValueError: if a work is malformed, a slot has two, or the states do not fit the works.
+        """
+        planned = self._sequences.plan(works)
+        if all(len(passes) == 1 for passes in planned):
+            return self._forward([passes[0] for passes in planned], states, before_pass)
+        outputs = []
+        for item, part in _with_states(planned, states):
+            outputs.append(self._forward([item], part, before_pass).copy())
+        return np.concatenate(outputs)
+
+    def _forward(
+        self, passes: Sequence[Pass], states: States | None, before_pass: Callable[[], None]
+    ) -> States:
+        before_pass()
+        outputs = self.stage.forward(passes, states)
+        for item in passes:
+            self._sequences.record(item)
+        return outputs
+
+
+def _with_states(
+    planned: Sequence[Sequence[Pass]], states: States | None
+) -> Iterator[tuple[Pass, States | None]]:
+    """Yield each pass with its part of the states."""
+    end = 0
+    for passes in planned:
+        for item in passes:
+            start, end = end, end + len(item.tokens)
+            yield item, None if states is None else states[start:end]
+
+
+def open_engine(
+    artifact: Artifact | str | Path,
+    *,
+    slots: int = 1,
+    context: int | None = None,
+    threads: int | None = None,
+    provider: str = "auto",
+    drafts: bool = False,
+) -> Engine:
+    """Open an artifact for whole sequences; see `open_model` for arguments and errors."""
+    return Engine(
+        open_model(
+            artifact,
+            slots=slots,
+            context=context,
+            threads=threads,
+            provider=provider,
+            drafts=drafts,
+        )
+    )

@@ -1,0 +1,260 @@
+"""Write a run file: every round is on the disk before the next round begins.
+
+In: the facts of a run; begin, rounds and end of each answer. Out: the SQLite database that
+`field.run` reads.
+
+Each round is one transaction in WAL mode with ``synchronous=FULL``. So a kill or a power cut loses
+only the current round. The rounds of `stream` are an exception, because its tokens arrive faster
+than some disks can sync. The operating system gets each round at once, so a kill does not lose it;
+the disk gets all rounds when the answer ends. After each answer SQLite's log is merged into the
+database. So a closed run is a single file.
+
+An advisory lock admits one writer at a time. The lock ends with the writer's process.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pilotfish.base.errors import RunFileError
+from pilotfish.base.files import PRIVATE
+from pilotfish.device_runtime.record import STAGES, Round
+from pilotfish.lab.field.run import Answer, Cell, Configuration, Facts, Start
+from pilotfish.lab.field.run_file import (
+    FORMAT,
+    INQUIRED,
+    NOTES,
+    creation_sql,
+    format_of,
+    harden,
+    later_columns,
+    open_read_only,
+    reporting_damage,
+    upgrade_sql,
+)
+from pilotfish.wire.protocols import STREAM, counters
+
+
+class Recorder:
+    """A run file that is open for writing; `create` or `resume` opens it. Not thread-safe.
+
+    A failed write raises an `OSError`, which names the file.
+    """
+
+    def __init__(self, path: Path, lock: int, database: sqlite3.Connection) -> None:
+        self.path = path
+        self._lock = lock
+        self._database = database
+
+    @classmethod
+    def create(cls, path: Path, facts: Facts) -> "Recorder":
+        """Create a run file with these facts; raise `RunFileError` if the file has a run."""
+        expect_unused(path)
+        # SQLite gives its log files the same permissions as this file.
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+        try:
+            _lock(path, lock)
+            database = _open(path)
+            # One transaction writes tables and facts, before WAL mode begins. If a kill interrupts
+            # it, `has_begun` rolls it back, and the file is empty again.
+            database.executescript(f"BEGIN; {creation_sql()}")
+            with database:
+                database.executemany("INSERT INTO facts VALUES (?, ?)", _encode(facts).items())
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            os.close(lock)
+            raise OSError(f"{path} cannot be written: {error}.") from error
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, lock, database)
+
+    @classmethod
+    def resume(cls, path: Path) -> "Recorder":
+        """Open an existing run file.
+
+        Raise `RunFileError` if it is not a run file or has a writer.
+        """
+        has_begun(path)  # called first, since it rolls a journal back, which may change the schema
+        open_read_only(path).close()
+        lock = os.open(path, os.O_RDWR)
+        try:
+            _lock(path, lock)
+            with reporting_damage(path):
+                database = _open(path)
+                database.execute("PRAGMA journal_mode = WAL")
+                for version in range(format_of(database), FORMAT):
+                    database.executescript(f"BEGIN; {upgrade_sql(version)} COMMIT;")
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(path, lock, database)
+
+    def add_start(self, starts: Sequence[Start]) -> None:
+        """Record all starts of the measurement, including a new one."""
+        with self._writing() as database:
+            value = _json(starts)
+            database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
+
+    def finished_cells(self) -> set[Cell]:
+        """Return the cells of the matrix that have a finished answer."""
+        with reporting_damage(self.path):
+            rows = self._database.execute(
+                "SELECT protocol, window, prompt, repeat FROM answers "
+                "WHERE finished AND NOT warm_up"
+            ).fetchall()
+        return {Cell(Configuration(row[0], row[1]), row[2], row[3]) for row in rows}
+
+    def begin(self, answer: Answer) -> int:
+        """Record the begin of an answer; return its id, which `add_round` and `end` need."""
+        columns = ("protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed")
+        values = [getattr(answer, name) for name in (*columns, "started_unix_s")]
+        with self._writing() as database:
+            cursor = database.execute(
+                f"INSERT INTO answers ({', '.join(columns)}, started_unix_s) "
+                f"VALUES ({', '.join('?' * len(values))})",
+                values,
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def add_round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
+        """Record a round that both ends have committed.
+
+        answer: the answer's id. number: the round's number in the answer. at_s: see `Answer`.
+        """
+        values = (
+            answer,
+            number,
+            at_s,
+            round_.protocol,
+            round_.start,
+            round_.window,
+            round_.nodes,
+            round_.accepted,
+            msgspec.json.encode(round_.tokens).decode(),
+            round_.uplink_bytes,
+            round_.downlink_bytes,
+            *(getattr(round_.timings, stage) for stage in STAGES),
+            *_later_values(round_),
+        )
+        insert = f"INSERT INTO rounds VALUES ({', '.join('?' * len(values))})"
+        with self._writing(sync=round_.protocol != STREAM) as database:
+            database.execute(insert, values)
+
+    def end(self, answer: int, **columns: Any) -> None:
+        """Record the end of an answer. columns: fields of `Answer`, among them ``error``."""
+        values = [_column(value) for value in columns.values()]
+        with self._writing() as database:
+            database.execute(
+                f"UPDATE answers SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
+                (*values, answer),
+            )
+        with self._naming_file():  # merges SQLite's log into the database
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def close(self) -> None:
+        """Close the file; if it has no readers, merge SQLite's log into it."""
+        try:
+            with suppress(sqlite3.OperationalError):
+                self._database.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            self._database.close()
+            os.close(self._lock)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
+        """Run a transaction. sync: whether to wait until the disk has it."""
+        with self._naming_file():
+            self._database.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
+            with self._database:
+                yield self._database
+
+    @contextmanager
+    def _naming_file(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{self.path} cannot be written: {error}.") from error
+
+
+def has_begun(path: Path) -> bool:
+    """Return whether the file has a run; roll back a creation that was interrupted."""
+    if not path.exists():
+        return False
+    if path.is_dir():
+        raise RunFileError(f"{path} is a folder: name a file in it.")
+    if path.with_name(path.name + "-journal").exists():
+        with reporting_damage(path):
+            _open(path).close()  # SQLite rolls back the interrupted transaction
+    return path.stat().st_size > 0
+
+
+def expect_unused(path: Path) -> None:
+    """Raise `RunFileError` if the file has a run."""
+    if has_begun(path):
+        raise RunFileError(f"{path} exists: resume its run with --resume, or name another file.")
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path.resolve(), timeout=1.0)
+    harden(database)
+    database.execute("SELECT 1 FROM sqlite_master").fetchone()
+    database.execute("PRAGMA synchronous = FULL")
+    return database
+
+
+def _lock(path: Path, file: int) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunFileError(
+            f"Another `pilotfish field measure` is writing {path}: wait until it ends, or name "
+            "another file."
+        ) from None
+
+
+def _later_values(round_: Round) -> Iterator[Any]:
+    """Yield a round's values of the columns that formats 2 and later added, in column order."""
+    known_counters = counters()
+    other_notes = {
+        name: value
+        for name, value in round_.notes.items()
+        if name not in known_counters or known_counters[name].column_since is None
+    }
+    later_values = {INQUIRED: round_.inquired, NOTES: _json(other_notes)}
+    for since in range(2, FORMAT + 1):
+        for column in later_columns(since):
+            yield later_values[column] if column in later_values else round_.notes.get(column, 0)
+
+
+def _encode(facts: Facts) -> dict[str, str]:
+    """Encode every fact as JSON; return the values by name."""
+    return {name: _json(getattr(facts, name)) for name in facts.__dataclass_fields__}
+
+
+def _column(value: Any) -> Any:
+    """Convert a value to a type of SQLite: None, numbers and texts stay, all else becomes JSON."""
+    return value if value is None or isinstance(value, int | float | str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=lambda scalar: scalar.item()).decode()

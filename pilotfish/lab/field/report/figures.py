@@ -1,0 +1,181 @@
+"""Compute the results of a run's answers, for each (protocol, window) of the matrix.
+
+In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
+
+The first round of an answer reads the prompt. So times per token, per round and per stage cover
+only the later rounds, which are called *steady*. All rounds count in the time of the first token,
+the tokens/s of the whole answer, acceptance, tokens per round and bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pilotfish.device_runtime.record import STAGES, Round, acceptance
+from pilotfish.lab.field.report.statistics import PositionCounts, Spread, positions, spread
+from pilotfish.lab.field.run import Answer, Configuration
+from pilotfish.wire.protocols import (
+    PROTOCOL_REGISTRY,
+    RoundCounter,
+    counters,
+    counters_of,
+    lossless,
+    names,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The results of one (protocol, window). Bytes are the sizes of the frames that ZeroMQ gets.
+
+    n: number of answers. rounds: number of all their rounds. round_ms: spread over steady rounds;
+    each other `Spread` is over answers. notes: share of each counter, by name; None if the protocol
+    does not have the counter. asked: share of rounds in which the edge requested hidden states;
+    None if the protocol never requests them. A value is None if it was not measured: acceptance if
+        there were no drafts, joules if there is no sensor, values of steady rounds if every answer
+        had only one round.
+    """
+
+    configuration: Configuration
+    n: int
+    rounds: int
+    token_ms: Spread | None
+    round_ms: Spread | None
+    tokens_per_s: Spread | None
+    first_token_ms: Spread | None
+    joules_per_token: Spread | None
+    acceptance: float | None
+    notes: dict[str, float | None]
+    asked: float | None
+    tokens_per_round: float | None
+    up_bytes_per_token: float | None
+    down_bytes_per_token: float | None
+    stages_ms: dict[str, float]  # mean ms per committed token, by stage
+    positions: list[PositionCounts]
+
+
+def steady_rounds(answer: Answer) -> list[Round]:
+    """Return the rounds after the first round, which reads the prompt."""
+    return answer.rounds[1:]
+
+
+def steady_token_ms(answer: Answer) -> float | None:
+    """Compute the ms per committed token of an answer's steady rounds; None if it has none."""
+    rounds = steady_rounds(answer)
+    tokens = _tokens(rounds)
+    return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
+
+
+def figures(answers: Sequence[Answer]) -> list[Figures]:
+    """Compute the results of each (protocol, window), sorted by `order`."""
+    groups: dict[Configuration, list[Answer]] = {}
+    for answer in answers:
+        groups.setdefault(answer.configuration, []).append(answer)
+    return [
+        _figures(configuration, groups[configuration])
+        for configuration in sorted(groups, key=order)
+    ]
+
+
+def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
+    """List each protocol of the results once, in the order of the results."""
+    return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
+
+
+def lowest(all_figures: Sequence[Figures]) -> Figures | None:
+    """Return the results of the fixed choice with the shortest time per token.
+
+    Lossy protocols are skipped, because their text is not the target's. ``auto`` is skipped,
+    because it chooses among the other protocols.
+    """
+    known = [f for f in all_figures if f.token_ms and lossless(f.configuration.protocol)]
+    return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
+
+
+def order(configuration: Configuration) -> tuple[int, str, int, int]:
+    """Return a sort key: protocols in the registry's order; windows from short to ``auto``."""
+    protocol, window = configuration
+    known = names()
+    registered = known.index(protocol) if protocol in known else len(known)
+    return registered, protocol, int(window == "auto"), window if isinstance(window, int) else 0
+
+
+def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
+    rounds = [round_ for answer in answers for round_ in answer.rounds]
+    drafted = [round_ for round_ in rounds if round_.window]
+    inquiring = [round_ for round_ in drafted if _may_request_states(round_.protocol)]
+    after_prompt = [round_ for answer in answers for round_ in steady_rounds(answer)]
+    tokens = _tokens(rounds)
+    return Figures(
+        configuration=configuration,
+        n=len(answers),
+        rounds=len(rounds),
+        token_ms=_spread_over(answers, steady_token_ms),
+        round_ms=spread([r.timings.total * 1e3 for r in after_prompt], independent=False),
+        tokens_per_s=_spread_over(answers, lambda a: a.tokens / a.total_s if a.total_s else None),
+        first_token_ms=_spread_over(answers, lambda a: a.first_token_s * 1e3),
+        joules_per_token=_spread_over(answers, _joules_per_token),
+        acceptance=acceptance(drafted) if drafted else None,
+        notes={name: _counter_share(counter, drafted) for name, counter in counters().items()},
+        asked=_share(sum(r.inquired > 0 for r in inquiring), len(inquiring)),
+        tokens_per_round=tokens / len(rounds) if rounds else None,
+        up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
+        down_bytes_per_token=sum(r.downlink_bytes for r in rounds) / tokens if tokens else None,
+        stages_ms=_stages_ms(after_prompt),
+        positions=positions(drafted),
+    )
+
+
+def counters_with_values(all_figures: Sequence[Figures]) -> list[RoundCounter]:
+    """Return the counters that have a value in any of these results."""
+    known = counters().values()
+    return [
+        counter for counter in known if any(f.notes[counter.name] is not None for f in all_figures)
+    ]
+
+
+def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
+    """Compute the mean ms of each stage per committed token; means, unlike medians, add up."""
+    tokens = _tokens(rounds)
+    if not tokens:
+        return {}
+    return {
+        stage: sum(getattr(r.timings, stage) for r in rounds) * 1e3 / tokens for stage in STAGES
+    }
+
+
+def _joules_per_token(answer: Answer) -> float | None:
+    if answer.energy_j is None or not answer.tokens:
+        return None
+    return answer.energy_j / answer.tokens
+
+
+def _spread_over(
+    answers: Sequence[Answer], value: Callable[[Answer], float | None]
+) -> Spread | None:
+    """Compute the spread of a value over the answers that have it; None if no answer has it."""
+    return spread([number for number in map(value, answers) if number is not None])
+
+
+def _counter_share(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
+    """Compute a counter's share over the rounds of protocols that have this counter."""
+    return counter.share([round_ for round_ in rounds if counter in counters_of(round_.protocol)])
+
+
+def _may_request_states(protocol: str) -> bool:
+    return protocol in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[protocol].requests_states
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _tokens(rounds: Sequence[Round]) -> int:
+    return sum(len(round_.tokens) for round_ in rounds)
+
+
+def flatten(values: dict[str, Any]) -> dict[str, Any]:
+    """Flatten a dictionary of results: move configuration and notes to the top level."""
+    protocol, window = values.pop("configuration")
+    notes = values.pop("notes", {})
+    return {"protocol": protocol, "window": window, **values, **notes}

@@ -1,0 +1,184 @@
+"""Plot latency against the window, for one run and for several runs together.
+
+In: the results of runs. Out: files, and descriptions of them in words (alternative texts).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pilotfish.lab.field.drawing import Axes, plot
+from pilotfish.lab.field.report.canvas import (
+    WIDTH,
+    Picture,
+    PlotStyle,
+    escape_math,
+    format_counts,
+    legend_below,
+    shorten,
+    title,
+    whiskers,
+)
+from pilotfish.lab.field.report.figures import Figures, lowest, protocols_of
+from pilotfish.lab.field.report.statistics import Spread
+from pilotfish.lab.field.run import WindowSetting
+
+_WITHOUT_WINDOW = "no γ"
+
+
+def latency(
+    path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
+) -> Picture | None:
+    """Plot the time per token against the window, with a line for each protocol.
+
+    Figures 4 and 7 of WISV have the same form.
+    """
+    measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+    if not measured:
+        return None
+    finding = _lowest([f for f, _ in measured])
+    n = format_counts((spread.n for _, spread in measured), "answers a point")
+    columns = _columns([f for f, _ in measured])
+    protocols = protocols_of([f for f, _ in measured])
+    with plot(
+        path,
+        title(run, finding, n),
+        "window γ (drafted tokens per round)",
+        "time per committed token (ms)",
+        (WIDTH, 3.9),
+    ) as axes:
+        for i, protocol in enumerate(protocols):
+            # shift each protocol, so that intervals do not overlap
+            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)
+            points = sorted(
+                (columns.index(_column(f)) + offset, spread)
+                for f, spread in measured
+                if f.configuration.protocol == protocol
+            )
+            _line(axes, points, protocol, styles)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(bottom=0)
+        legend_below(axes)
+    return Picture(
+        path=path,
+        alt=f"{run}: time per committed token in ms against the window γ in drafted tokens, median "
+        f"and 95 % interval by protocol; {finding} ({n}).",
+    )
+
+
+def _lowest(all_figures: Sequence[Figures]) -> str:
+    best = lowest(all_figures)
+    if best is None or best.token_ms is None:
+        return "no fixed choice with a target was measured"
+    return f"lowest fixed choice: {best.configuration}, {best.token_ms.median:.1f} ms"
+
+
+def _line(
+    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
+) -> None:
+    """Draw medians with intervals, joined by a line; a single point gets a dotted line across."""
+    for x, spread in points:
+        axes.errorbar(
+            x,
+            spread.median,
+            whiskers(spread),
+            color=styles.colour_of(protocol),
+            capsize=2,
+            linewidth=1,
+        )
+    if len(points) == 1:  # a horizontal line, to compare the other protocols with
+        axes.axhline(
+            points[0][1].median, color=styles.colour_of(protocol), linewidth=0.8, linestyle=":"
+        )
+    axes.plot(
+        [x for x, _ in points],
+        [spread.median for _, spread in points],
+        color=styles.colour_of(protocol),
+        marker=styles.marker_of(protocol),
+        linewidth=1.4,
+        label=escape_math(protocol),
+    )
+
+
+def _column(figures: Figures) -> str:
+    window = figures.configuration.window
+    return _WITHOUT_WINDOW if window is None else str(window)
+
+
+def _columns(all_figures: Sequence[Figures]) -> list[str]:
+    """List the labels of the windows: from short to long, then ``auto``, then no window."""
+
+    def order(window: WindowSetting | None) -> tuple[int, int]:
+        return (0, window) if isinstance(window, int) else (1 if window == "auto" else 2, 0)
+
+    windows = sorted({f.configuration.window for f in all_figures}, key=order)
+    return [_WITHOUT_WINDOW if window is None else str(window) for window in windows]
+
+
+def compare_runs(
+    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle
+) -> Picture | None:
+    """Plot a row for each run, with each protocol at its best window; None for a single run."""
+    measured = [(run, best) for run, spread in runs if (best := _best_windows(spread))]
+    if len(measured) < 2:
+        return None
+    n = format_counts((f.n for _, best in measured for f, _ in best), "answers a point")
+    with plot(
+        path,
+        title("Each protocol at its best window", f"{len(measured)} runs", n),
+        "time per committed token (ms)",
+        "run",
+        (WIDTH, 1.9 + 0.5 * len(measured)),
+    ) as axes:
+        protocols = protocols_of([f for _, best in measured for f, _ in best])
+        for i, protocol in enumerate(protocols):
+            # shift each protocol, so that points do not overlap
+            offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)
+            points = [
+                (row + offset, spread)
+                for row, (_, best) in enumerate(measured)
+                for f, spread in best
+                if f.configuration.protocol == protocol
+            ]
+            _dots(axes, points, protocol, styles)
+        axes.set_yticks(
+            range(len(measured)), [escape_math(shorten(run, 18)) for run, _ in measured]
+        )
+        axes.set_ylim(len(measured) - 0.4, -0.6)
+        axes.set_xlim(left=0)
+        legend_below(axes, 4)
+    return Picture(
+        path=path,
+        alt="Time per committed token in ms of every protocol at its best window, a row for each "
+        f"run: {', '.join(run for run, _ in measured)} ({n}).",
+    )
+
+
+def _dots(
+    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
+) -> None:
+    """Draw a protocol's medians with intervals, in the rows of the runs."""
+    colour = styles.colour_of(protocol)
+    for y, spread in points:
+        axes.errorbar(spread.median, y, xerr=whiskers(spread), color=colour, capsize=2, linewidth=1)
+    axes.scatter(
+        [spread.median for _, spread in points],
+        [y for y, _ in points],
+        color=colour,
+        marker=styles.marker_of(protocol),
+        s=22,
+        zorder=3,
+        label=escape_math(protocol),
+    )
+
+
+def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
+    """Return each protocol's results at the window with the lowest median time per token."""
+    measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+    return [
+        min(
+            (pair for pair in measured if pair[0].configuration.protocol == protocol),
+            key=lambda pair: pair[1].median,
+        )
+        for protocol in protocols_of([f for f, _ in measured])
+    ]

@@ -1,0 +1,207 @@
+"""Plot the stages, acceptance and bytes of a run; axes have units, and titles have n.
+
+In: the results of one run. Out: PNG files, and descriptions of them in words (alternative texts).
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from pilotfish.device_runtime.record import STAGES
+from pilotfish.lab.field.drawing import (
+    MARKERS,
+    PALETTE,
+    Axes,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    panels,
+    plot,
+)
+from pilotfish.lab.field.report.canvas import (
+    WIDTH,
+    Picture,
+    PlotStyle,
+    escape_math,
+    format_counts,
+    legend_below,
+    title,
+)
+from pilotfish.lab.field.report.figures import Figures, protocols_of
+from pilotfish.lab.field.report.statistics import PositionCounts, share_interval
+
+_ROW = 0.27  # height of a row (inches); each (protocol, window) has a row
+_ROWS = 7  # minimum height of a plot, in rows
+FEW = 10  # minimum number of rounds for which a share is drawn
+
+
+def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+    """Plot the time per committed token by stage, with a bar for each (protocol, window)."""
+    measured = [f for f in all_figures if f.stages_ms]
+    if not measured:
+        return None
+    means = {stage: sum(f.stages_ms[stage] for f in measured) / len(measured) for stage in STAGES}
+    largest = max(STAGES, key=lambda stage: means[stage])
+    share = 100 * means[largest] / (sum(means.values()) or 1.0)
+    finding = f"on average {share:.0f} % of a token's time is {largest}"
+    n = format_counts((f.n for f in measured), "answers a bar")
+    with plot(
+        path,
+        title(run, finding, n),
+        "time per committed token (ms, mean)",
+        "protocol and window γ (tokens)",
+        (WIDTH, 1.7 + _ROW * max(len(measured), _ROWS)),
+    ) as axes:
+        left = [0.0] * len(measured)
+        for stage, colour in zip(STAGES, PALETTE, strict=True):
+            widths = [f.stages_ms[stage] for f in measured]
+            axes.barh(
+                range(len(measured)), widths, left=left, color=colour, label=stage, height=0.7
+            )
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        _rows(axes, measured)
+        legend_below(axes, 4)
+    return Picture(
+        path=path,
+        alt=f"{run}: mean time per committed token in ms by stage ({', '.join(STAGES)}), a bar for "
+        f"each protocol and window γ in tokens; {finding} ({n}).",
+    )
+
+
+def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
+    """Label a row for each (protocol, window); the first row is at the top."""
+    axes.set_yticks(
+        range(len(all_figures)), [escape_math(str(f.configuration)) for f in all_figures]
+    )
+    axes.set_ylim(len(all_figures) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def depths(
+    path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
+) -> Picture | None:
+    """Plot, by depth, the share of rounds that reach a depth, and the share that accept it.
+
+    All windows of a protocol are pooled. A share refers to the rounds that drafted this depth; with
+    fewer than `FEW` rounds it is not drawn. Returns None if there are no drafts.
+    """
+    pooled = {
+        protocol: _pool_positions(all_figures, protocol) for protocol in protocols_of(all_figures)
+    }
+    measured = {protocol: counts for protocol, counts in pooled.items() if counts}
+    if not measured:
+        return None
+    first = [counts[0] for counts in measured.values()]
+    share = sum(p.accepted for p in first) / sum(p.reached for p in first)
+    finding = f"the first drafted token is accepted in {100 * share:.0f} % of rounds"
+    n = format_counts((p.drafted for p in first), "rounds a protocol")
+    ylabels = ["reached\n(% of rounds)", "accepted when\nreached (%)"]
+    with panels(
+        path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
+    ) as (reached, accepted):
+        for i, (protocol, counts) in enumerate(measured.items()):
+            # shift each protocol, so that equal points do not overlap
+            offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)
+            _depths(reached, accepted, counts, offset, protocol, styles)
+        for axes in (reached, accepted):
+            axes.set_ylim(0, 104)
+        accepted.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend_below(reached)
+    return Picture(
+        path=path,
+        alt=f"{run}: by depth in the window in tokens, the % of rounds that reach it and the % of "
+        f"those that accept it, with 95 % intervals, by protocol; {finding} ({n}).",
+    )
+
+
+def _depths(
+    reached: Axes,
+    accepted: Axes,
+    counts: Sequence[PositionCounts],
+    offset: float,
+    protocol: str,
+    styles: PlotStyle,
+) -> None:
+    """Draw a protocol's two lines, and the intervals of its acceptance."""
+    colour, marker = styles.colour_of(protocol), styles.marker_of(protocol)
+    reached.plot(
+        [p.depth + offset for p in counts],
+        [100 * p.reached / p.drafted for p in counts],
+        color=colour,
+        marker=marker,
+        linewidth=1.4,
+        label=escape_math(protocol),
+    )
+    enough = [p for p in counts if p.reached >= FEW]
+    shares = [100 * p.accepted / p.reached for p in enough]
+    accepted.plot(
+        [p.depth + offset for p in enough], shares, color=colour, marker=marker, linewidth=1.4
+    )
+    for p in enough:
+        low, high = share_interval(p.accepted, p.reached)
+        accepted.vlines(p.depth + offset, 100 * low, 100 * high, color=colour, linewidth=0.8)
+
+
+def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
+    """Add up the counts at each depth over all windows of a protocol."""
+    counts = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
+    return [
+        PositionCounts(
+            depth=depth,
+            drafted=sum(p.drafted for p in counts if p.depth == depth),
+            reached=sum(p.reached for p in counts if p.depth == depth),
+            accepted=sum(p.accepted for p in counts if p.depth == depth),
+        )
+        for depth in sorted({p.depth for p in counts})
+    ]
+
+
+def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+    """Plot bytes per committed token, uplink and downlink, on a log scale; None without bytes."""
+    measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
+    if not measured:
+        return None
+    directions = (
+        ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in measured]),
+        ("down", PALETTE[1], MARKERS[4], [f.down_bytes_per_token or 0.0 for f in measured]),
+    )
+    totals = [sum(direction[3][row] for direction in directions) for row in range(len(measured))]
+    least = measured[totals.index(min(totals))].configuration
+    most = measured[totals.index(max(totals))].configuration
+    finding = f"{min(totals):.0f} bytes per token ({least}) to {max(totals):,.0f} ({most})"
+    n = format_counts((f.n for f in measured), "answers each")
+    with plot(
+        path,
+        title(run, finding, n),
+        "bytes per committed token (log scale)",
+        "protocol and window γ (tokens)",
+        (WIDTH, 1.5 + _ROW * max(len(measured), _ROWS)),
+    ) as axes:
+        for row in range(len(measured)):
+            ends = [direction[3][row] for direction in directions if direction[3][row]]
+            axes.plot(ends, [row] * len(ends), color="#bbbbbb", linewidth=1)
+        for name, colour, marker, values in directions:
+            rows = [row for row, value in enumerate(values) if value]
+            sizes = [values[row] for row in rows]
+            axes.scatter(sizes, rows, color=colour, marker=marker, s=26, label=name)
+        _scale_by_decades(
+            axes, [value for direction in directions for value in direction[3] if value]
+        )
+        _rows(axes, measured)
+        legend_below(axes)
+    return Picture(
+        path=path,
+        alt=f"{run}: bytes per committed token, up and down, on a log scale, for each protocol and "
+        f"window γ in tokens; {finding} ({n}).",
+    )
+
+
+def _scale_by_decades(axes: Axes, values: Sequence[float]) -> None:
+    """Set a log scale that begins and ends at powers of ten, so that it has two labels or more."""
+    axes.set_xscale("log")
+    axes.set_xlim(
+        10.0 ** math.floor(math.log10(0.9 * min(values))),
+        10.0 ** math.ceil(math.log10(1.1 * max(values))),
+    )
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())

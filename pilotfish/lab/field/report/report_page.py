@@ -1,0 +1,126 @@
+"""Write the report: one HTML page that needs no network, no other file and no script; and PNGs.
+
+In: measured runs. Out: a folder with ``report.html``, which embeds the pictures, and with each
+picture as a separate PNG file.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+import jinja2
+
+from pilotfish.base.files import PRIVATE, private_folder, write_whole
+from pilotfish.base.version import SOFTWARE
+from pilotfish.lab.field.report import tables
+from pilotfish.lab.field.report.canvas import Picture
+from pilotfish.lab.field.report.figures import lowest
+from pilotfish.lab.field.report.link import unmeasured_names
+from pilotfish.lab.field.report.measured import MeasuredRun
+from pilotfish.lab.field.report.pictures import Gallery, draw
+from pilotfish.lab.field.report.plots import FEW
+from pilotfish.lab.field.report.statistics import RESAMPLES
+from pilotfish.lab.field.report.template import TEMPLATE
+
+PAGE = "report.html"
+
+
+def write(
+    runs: Sequence[MeasuredRun], folder: Path, show: Callable[[int, int], None] = lambda *_: None
+) -> Path:
+    """Create ``folder``; write the page and the plots into it; return the page's path.
+
+    show: callback after each plot; arguments: number of finished plots, number of all plots. Raises
+    `OSError` if a file cannot be written.
+    """
+    private_folder(folder)
+    path = folder / PAGE
+    write_whole(path, page(runs, draw(runs, folder, show)).encode(), PRIVATE)
+    return path
+
+
+def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
+    """Render the page's HTML; escape all text that comes from run files."""
+    # autoescape treats every value as text, unless the template marks the value as HTML
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["embedded"] = _embed
+    environment.filters["groups"] = _groups
+    return environment.from_string(TEMPLATE).render(
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        software=SOFTWARE,
+        runs=runs,
+        gallery=gallery,
+        summaries={run.name: _run_summary(run) for run in runs},
+        differences=tables.differences(runs),
+        common=tables.common(runs),
+        latencies={run.name: tables.latencies(run) for run in runs},
+        positions={run.name: tables.positions(run) for run in runs},
+        choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
+        auto={run.name: _auto_summary(run) for run in runs if run.hindsight},
+        unmeasured={run.name: unmeasured_names(run.answers) for run in runs},
+        resamples=RESAMPLES,
+        few=FEW,
+    )
+
+
+def _embed(picture: Picture) -> str:
+    """Encode a picture's PNG as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
+
+
+def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Return each group of a table's headings, with the group's number of columns."""
+    return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
+
+
+def _run_summary(run: MeasuredRun) -> str:
+    """Summarise a run in one or two sentences."""
+    best = lowest(run.figures)
+    if best is None or best.token_ms is None:
+        return "No fixed choice with a target has answers with steady rounds."
+    spread = best.token_ms
+    bounds = tables.interval(spread)
+    interval = "" if bounds == tables.NONE else f", 95 % interval {bounds}"
+    text = (
+        f"Of the fixed choices, {best.configuration} took the shortest time: "
+        f"{spread.median:.1f} ms per "
+        f"committed token (median, n = {spread.n}{interval})."
+    )
+    if run.hindsight is not None and run.hindsight.auto is not None:
+        auto = run.hindsight.auto
+        text += f" auto took {auto.median:.1f} ms (n = {auto.n})."
+    return text
+
+
+def _auto_summary(run: MeasuredRun) -> str:
+    """Summarise the choices of `auto` in one or two sentences."""
+    hindsight = run.hindsight
+    if hindsight is None or hindsight.auto is None:
+        return "No answer of auto has steady rounds."
+    auto = hindsight.auto
+    text = f"auto took {auto.median:.1f} ms per committed token (median, n = {auto.n})"
+    if (
+        hindsight.best is not None
+        and hindsight.best.fixed is not None
+        and hindsight.excess is not None
+    ):
+        text += (
+            f", {_format_excess(hindsight.excess)} the best fixed choice of the same run, "
+            f"{hindsight.best.configuration} at {hindsight.best.fixed.median:.1f} ms"
+        )
+    else:
+        text += "; the run has no fixed choice to compare it with"
+    if hindsight.error is not None:
+        text += f". Its predictions were off by {hindsight.error * 100:.0f} % in the median"
+    return text + "."
+
+
+def _format_excess(excess: float) -> str:
+    if abs(excess) < 0.005:
+        return "as much as"
+    return f"{abs(excess) * 100:.0f} % {'more' if excess > 0 else 'less'} than"

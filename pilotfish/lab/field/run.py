@@ -1,0 +1,329 @@
+"""Read a run file: a SQLite database that `field measure` writes round by round.
+
+In: a path. Out: the run's facts and its answers, each with its rounds.
+
+`docs/field.md` lists the tables; `lab/field/recording.py` writes them. Writing may have stopped
+at any moment, so only ``finished`` answers count. The file may come from anywhere, so every value
+is checked. Every fault in a file raises `RunFileError`.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from pilotfish.base.settings import setting
+from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.field.run_file import (
+    INQUIRED,
+    NOTES,
+    format_of,
+    later_columns,
+    open_read_only,
+    reporting_damage,
+)
+from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.protocols import counters_of, option_types
+
+WindowSetting: TypeAlias = int | Literal["auto"]
+
+_MOST_REPEATS = 10_000
+
+
+class Configuration(NamedTuple):
+    """A protocol and its window.
+
+    window: draft tokens, or None under stream, local and auto.
+    """
+
+    protocol: str
+    window: WindowSetting | None
+
+    def __str__(self) -> str:
+        return self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
+
+
+class Cell(NamedTuple):
+    """A cell of a run's matrix. prompt: index of the prompt. repeat: number, counted from 0."""
+
+    configuration: Configuration
+    prompt: int
+    repeat: int
+
+
+class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
+    """The matrix of a run: protocols × windows × prompts × repeats.
+
+    seed: seed of the answers and of the configurations' order. options: options of the protocols
+    that differ from their defaults. provider, threads: provider and CPU threads of the drafter.
+    """
+
+    prompts: tuple[str, ...]
+    protocols: Annotated[
+        tuple[str, ...],
+        setting("protocols to compare; auto chooses one for each answer", metavar="P,P,…"),
+    ] = ("greedy", "coupled", "stream")
+    windows: Annotated[
+        tuple[WindowSetting, ...],
+        setting("number of draft tokens per round, or auto", metavar="N,N,…"),
+    ] = (2, 4, 8)
+    repeat: Annotated[
+        int,
+        setting(
+            "number of answers to each prompt by each protocol and window", ge=1, le=_MOST_REPEATS
+        ),
+    ] = 3
+    warm_up: Annotated[
+        int,
+        setting(
+            "number of warm-up answers of each protocol and window at every start, which do "
+            "not count",
+            ge=0,
+            le=_MOST_REPEATS,
+        ),
+    ] = 1
+    max_tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=1)] = 64
+    temperature: Annotated[
+        float, setting("sampling temperature; 0 is greedy (default)", metavar="T")
+    ] = 0.0
+    seed: Annotated[int, setting("seed; repeat r uses seed N + r", ge=0)] = 0
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of `field measure`: the first start, or a resumption.
+
+    Host: the host's facts then.
+    """
+
+    unix_s: float
+    host: dict[str, Any]  # result of `field.host.facts`
+
+
+@dataclass(frozen=True)
+class Model:
+    """The description of a model, from its manifest, or from the edge that serves it.
+
+    digest: first 16 hex digits of the hash of the artifact's files.
+    """
+
+    name: str
+    precision: str | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts of a whole run. energy: rails of the power sensor; None without a sensor."""
+
+    software: str  # name and version, for example "pilotfish 0.2.0"
+    settings: MatrixSettings
+    starts: tuple[Start, ...]
+    drafter: Model
+    target: Model | None  # None if only `local` was measured
+    edge: str | None  # address of the edge, tcp://host:port; None if the run had no edge
+    edge_software: str | None
+    draft_path: str
+    keys_path: str | None
+    note: str
+    energy: str | None
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """The host's facts at the first start."""
+        return self.starts[0].host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer of the matrix. Its times do not include the time for recording.
+
+    protocol, window: the requested configuration. protocol_used, window_used: the configuration
+    that was used; under ``auto`` it differs from the requested one. link: state of the link when
+    the answer began. choice: the protocol and window that ``auto`` chose for the answer. at_s[i]:
+    seconds from the start of the answer to the commit of round i. The first round includes reading
+    the prompt, because every answer starts with cold caches. recording_s: seconds spent writing the
+    run file.
+    """
+
+    id: int
+    protocol: str
+    window: WindowSetting | None
+    prompt: int
+    repeat: int
+    warm_up: bool
+    temperature: float
+    seed: int
+    started_unix_s: float
+    finished: bool
+    error: str | None = None  # message of the error that ended the answer, if it could be recorded
+    protocol_used: str | None = None
+    window_used: WindowSetting | None = None
+    prompt_tokens: int = 0
+    tokens: int = 0
+    finish_reason: str | None = None
+    first_token_s: float = 0.0
+    total_s: float = 0.0
+    recording_s: float = 0.0
+    link: LinkState | None = None
+    choice: Choice | None = None
+    probe_uplink_bytes: int = 0
+    probe_downlink_bytes: int = 0
+    pings: int = 0
+    energy_j: float | None = None
+    rounds: list[Round] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The requested configuration."""
+        return Configuration(self.protocol, self.window)
+
+    @property
+    def cell(self) -> Cell:
+        """The cell of the matrix to which the answer belongs."""
+        return Cell(self.configuration, self.prompt, self.repeat)
+
+    @property
+    def acceptance(self) -> float:
+        """The acceptance α of the answer's rounds (`device_runtime.record.acceptance`)."""
+        return acceptance(self.rounds)
+
+    @property
+    def token_s(self) -> float:
+        """The seconds per committed token, including reading the prompt; 0 without tokens."""
+        return self.total_s / self.tokens if self.tokens else 0.0
+
+
+_ANSWER_COLUMNS = ", ".join(
+    column.name for column in fields(Answer) if column.name not in ("rounds", "at_s")
+)
+_ROUND_COLUMNS = (
+    "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
+    + ", ".join(f"{stage}_s" for stage in STAGES)
+)
+
+
+class Run:
+    """A run file that is open for reading. `field measure` may still be writing it."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        self.path = path
+        self._database = database
+        formats = range(2, format_of(database) + 1)
+        self._later = [name for since in formats for name in later_columns(since)]
+        self.facts = _facts(path, database)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """Open and check a run file; raise `RunFileError`, which names the fault."""
+        path = Path(path)
+        database = open_read_only(path)
+        try:
+            return cls(path, database)
+        except BaseException:
+            database.close()
+            raise
+
+    def answers(self, *, warm_up: bool = False, finished: bool = True) -> Iterator[Answer]:
+        """Yield the answers in the order in which they began, each with its rounds.
+
+        warm_up: whether to include warm-up answers. finished: whether to skip unfinished answers.
+        """
+        condition = "(finished OR ?) AND (NOT warm_up OR ?)"
+        with reporting_damage(self.path):
+            rows = self._database.execute(
+                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {condition} ORDER BY id",
+                (not finished, warm_up),
+            ).fetchall()
+        for row in rows:
+            with reporting_damage(self.path):
+                answer = self._answer(row)
+            yield answer
+
+    def _answer(self, row: sqlite3.Row) -> Answer:
+        values = {name: row[name] for name in row.keys()}  # noqa: SIM118  (a Row iterates values)
+        values["warm_up"], values["finished"] = bool(row["warm_up"]), bool(row["finished"])
+        for name in ("link", "choice"):
+            if values[name] is not None:
+                values[name] = msgspec.json.decode(values[name])
+        # An unfinished answer lacks some columns; their fields have the dataclass's defaults.
+        known = {name: value for name, value in values.items() if value is not None}
+        answer = msgspec.convert({"window": None, **known}, Answer)
+        for columns in self._database.execute(
+            f"SELECT {', '.join([_ROUND_COLUMNS, *self._later])} FROM rounds WHERE answer = ? "
+            "ORDER BY number",
+            (answer.id,),
+        ):
+            at_s, round_ = _round(columns, self._later)
+            answer.at_s.append(at_s)
+            answer.rounds.append(round_)
+        return answer
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _facts(path: Path, database: sqlite3.Connection) -> Facts:
+    with reporting_damage(path):
+        rows = database.execute("SELECT name, value FROM facts").fetchall()
+        facts = {row["name"]: msgspec.json.decode(row["value"]) for row in rows}
+        if isinstance(settings := facts.get("settings"), dict):
+            _gather_options(settings)
+        parsed = msgspec.convert(facts, Facts)
+        if not parsed.starts:
+            raise msgspec.ValidationError("no start of the run is recorded")
+        return parsed
+
+
+def _gather_options(settings: dict[str, Any]) -> None:
+    """Move the protocols' options into ``options``; formats before 4 stored them in settings."""
+    option_names = [name for kind in option_types() for name in kind.__struct_fields__]
+    old_options = {name: settings.pop(name) for name in option_names if name in settings}
+    set_options = {name: value for name, value in old_options.items() if value is not None}
+    settings.setdefault("options", set_options)
+
+
+def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
+    """Return at_s and the round of a row.
+
+    later: names of the columns that formats 2 and later added.
+    """
+    at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
+    stages, counts = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
+    inquired = counts.pop(INQUIRED, 0)
+    other_notes = msgspec.json.decode(counts.pop(NOTES, "{}"), type=dict[str, int | float])
+    counter_names = {counter.name for counter in counters_of(protocol)}
+    notes = {name: value for name, value in counts.items() if value or name in counter_names}
+    record = {
+        "protocol": protocol,
+        "start": start,
+        "window": window,
+        "nodes": nodes,
+        "accepted": accepted,
+        "tokens": msgspec.json.decode(tokens, type=list[int]),
+        "uplink_bytes": up,
+        "downlink_bytes": down,
+        "timings": dict(zip(STAGES, stages, strict=True)),
+        "notes": {**notes, **other_notes},
+        "inquired": inquired,
+    }
+    return msgspec.convert(at_s, float), msgspec.convert(record, Round)

@@ -1,0 +1,205 @@
+"""The file of a sweep: a header, and each question's counts under every setting.
+
+A setting is a window and a judge: a head with a link and a threshold. A setting without a head is
+`greedy`; its rounds do not depend on the link.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.reading import read_content, reading_file
+from pilotfish.lab.judge.trajectories import Trajectory
+from pilotfish.speculation.channel import Channel
+from pilotfish.speculation.latency import Link
+
+
+class LinkProfile(NamedTuple):
+    """A simulated link without loss. mbps: rate in each direction, Mbit/s. rtt_ms: RTT, ms."""
+
+    mbps: float
+    rtt_ms: float
+
+    def __str__(self) -> str:
+        return f"{self.mbps:g} Mbit/s, {self.rtt_ms:g} ms"
+
+    @property
+    def link(self) -> Link:
+        """The same link as `speculation.latency` describes it, in seconds and bit/s."""
+        return Link(rtt_s=self.rtt_ms / 1e3, up_bps=self.mbps * 1e6, down_bps=self.mbps * 1e6)
+
+    @property
+    def channel(self) -> Channel:
+        """The same link as a head's input."""
+        link = self.link
+        return Channel(rtt_s=link.rtt_s, up_bps=link.up_bps, down_bps=link.down_bps, loss=0.0)
+
+
+class SweepSetting(NamedTuple):
+    """A setting of a sweep. head: name of the head. head, threshold, profile: None for `greedy`."""
+
+    window: int
+    head: str | None = None
+    threshold: float | None = None
+    profile: LinkProfile | None = None
+
+
+class QuestionCounts(NamedTuple):
+    """The counts of one question under one setting.
+
+    right: whether the answer is correct. tokens: number of the answer's tokens. accepted, forgiven,
+    decided: sums over the rounds (`judge.trajectories.CourseRound`). state_requests: rounds with a
+    mismatch; in these, `wisv-selective` requests states. after_rejection: drafted tokens after a
+    rejection. checked_after_rejection: number of these tokens that were compared with the target.
+    mismatched_after_rejection: number of these tokens that differ from the target's. drafted:
+    number of rounds by window length.
+    """
+
+    right: bool
+    tokens: int
+    rounds: int
+    accepted: int
+    forgiven: int
+    decided: int
+    state_requests: int
+    after_rejection: int
+    checked_after_rejection: int
+    mismatched_after_rejection: int
+    drafted: dict[int, int]
+
+    @classmethod
+    def from_trajectory(cls, trajectory: Trajectory, right: bool) -> QuestionCounts:
+        """Sum the counts over an answer's rounds."""
+        rounds = trajectory.rounds
+        read_rounds = [
+            (round_, round_.mismatched) for round_ in rounds if round_.mismatched is not None
+        ]
+        return cls(
+            right=right,
+            tokens=len(trajectory.tokens),
+            rounds=len(rounds),
+            accepted=sum(round_.accepted for round_ in rounds),
+            forgiven=sum(round_.forgiven for round_ in rounds),
+            decided=sum(round_.decided for round_ in rounds),
+            state_requests=sum(round_.decided > 0 for round_ in rounds),
+            after_rejection=sum(round_.after_rejection for round_ in rounds),
+            checked_after_rejection=sum(round_.after_rejection for round_, _ in read_rounds),
+            mismatched_after_rejection=sum(
+                mismatched - round_.decided for round_, mismatched in read_rounds
+            ),
+            drafted=dict(Counter(round_.drafted for round_ in rounds)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepHeader:
+    """The header of a sweep's file: the options that all its lines share.
+
+    most: maximum number of tokens in an answer. whole: number of questions with windows that are
+    read to their ends. drafter, target: each model's name, origin, precision, hidden width and
+    vocabulary size. heads: each head's digest and format of states, by name.
+    """
+
+    task: str
+    instruction: str
+    most: int
+    whole: int
+    drafter: dict[str, Any]
+    target: dict[str, Any]
+    heads: dict[str, dict[str, Any]]
+    settings: list[SweepSetting]
+
+    @property
+    def profiles(self) -> list[LinkProfile]:
+        """The distinct links of the settings, in order."""
+        return list(dict.fromkeys(setting.profile for setting in self.settings if setting.profile))
+
+    @property
+    def windows(self) -> list[int]:
+        """The distinct windows of the settings, in order."""
+        return list(dict.fromkeys(setting.window for setting in self.settings))
+
+
+class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A line of a sweep's file: the header, the models' pass times, or a question's counts."""
+
+    sweep: SweepHeader | None = None
+    pace: dict[str, Any] | None = None
+    question: str = ""
+    tallies: list[QuestionCounts] = []
+
+
+class SweepFile:
+    """A sweep's file: a header line, then lines with questions or with the models' pass times.
+
+    Raises `UnsupportedError` if the file does not hold a sweep. Ignores an incomplete last line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan: SweepHeader | None = None
+        self.tallies: dict[str, list[QuestionCounts]] = {}
+        self.pace: dict[str, Any] | None = None
+        self._whole, self._torn = (
+            0,
+            False,
+        )  # number of bytes in complete lines; whether an incomplete line follows them
+        if path.exists():
+            self._read()
+
+    def begin(self, plan: SweepHeader) -> None:
+        """Write the header if the file has none; cut off an incomplete last line.
+
+        Raises `UnsupportedError` if the file has a different header.
+        """
+        if self._torn:
+            with self.path.open("rb+") as file:
+                file.truncate(self._whole)
+        if self.plan is None:
+            self.plan = plan
+            self._append(_Line(sweep=plan))
+        elif self.plan != plan:
+            existing = vars(self.plan)
+            names = [name for name, value in vars(plan).items() if value != existing[name]]
+            raise UnsupportedError(
+                f"{self.path} was made with other options ({', '.join(names)}): choose another "
+                f"--out, or give the same options."
+            )
+
+    def add(self, question: str, tallies: Sequence[QuestionCounts]) -> None:
+        """Append a question's counts."""
+        self.tallies[question] = [*tallies]
+        self._append(_Line(question=question, tallies=self.tallies[question]))
+
+    def set_pace(self, pace: Mapping[str, Any]) -> None:
+        """Append the models' pass times; they override earlier lines."""
+        self.pace = {**pace}
+        self._append(_Line(pace=self.pace))
+
+    def _append(self, line: _Line) -> None:
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+    def _read(self) -> None:
+        with reading_file(
+            lambda problem: UnsupportedError(f"{self.path} does not hold a sweep: {problem}.")
+        ):
+            data = read_content(self.path)
+            complete = data.rfind(b"\n") + 1
+            for line in msgspec.json.Decoder(_Line).decode_lines(data[:complete]):
+                self.plan = line.sweep or self.plan
+                self.pace = line.pace or self.pace
+                if line.question:
+                    self.tallies[line.question] = line.tallies
+        if complete and self.plan is None:
+            raise UnsupportedError(
+                f"{self.path} does not hold a sweep: it does not begin with a header."
+            )
+        self._whole, self._torn = complete, complete < len(data)

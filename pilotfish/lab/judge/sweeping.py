@@ -1,0 +1,246 @@
+"""Sweep thresholds, windows and links over a set of questions (WISV §VI).
+
+In:  questions, heads with their thresholds, windows, links. Out: each question's counts under every
+     setting (`judge.sweep_file`).
+
+The tokens and rounds come from the real models. Their time is modelled (`judge.costs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from pilotfish.base.settings import setting
+from pilotfish.device_runtime.bridge import Pair
+from pilotfish.edge_runtime.head import DecisionHead, Score
+from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.judge.model_passes import Procedure, Readers
+from pilotfish.lab.judge.question_reader import QuestionReader
+from pilotfish.lab.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
+from pilotfish.lab.judge.tasks import TASKS, Question, Task
+from pilotfish.lab.judge.trajectories import Trajectory, WalkSettings, walks
+from pilotfish.wire.messages import MAX_WINDOW
+
+QUANTILES = "quantiles"
+_WHOLE = 12  # number of one question's windows that are read to their ends
+
+
+def thresholds(text: str) -> tuple[float, ...]:
+    """Parse ``0,0.5,1``. The word ``quantiles`` gives (): the thresholds of each head's curve."""
+    values = () if text == QUANTILES else tuple(sorted({float(part) for part in text.split(",")}))
+    if not all(0 <= value <= 1 for value in values):
+        raise ValueError(f"{text} is not between 0 and 1")
+    return values
+
+
+def links(text: str) -> tuple[LinkProfile, ...]:
+    """Parse links as in ``500:5,20:50``: rates in Mbit/s, RTTs in milliseconds."""
+    return tuple(dict.fromkeys(LinkProfile(*pair) for pair in _pairs(text, "links", "500:5,20:50")))
+
+
+def passes(text: str) -> dict[int, float]:
+    """Parse pass times as in ``1:80,11:95``: numbers of tokens, milliseconds."""
+    pass_ms = dict(_pairs(text, "passes", "1:80,11:95"))
+    if not all(width.is_integer() for width in pass_ms):
+        raise ValueError(f"{text!r} is not a list of passes; write for example 1:80,11:95")
+    return {int(width): ms for width, ms in pass_ms.items()}
+
+
+def _pairs(text: str, what: str, example: str) -> list[tuple[float, float]]:
+    try:
+        pairs = [
+            (float(left), float(right))
+            for left, right in (part.split(":") for part in text.split(","))
+        ]
+    except ValueError:
+        pairs = []
+    if not pairs or not all(0 < number < math.inf for pair in pairs for number in pair):
+        raise ValueError(f"{text!r} is not a list of {what}; write for example {example}")
+    return pairs
+
+
+class SweepSettings(EngineSettings, frozen=True, kw_only=True):
+    """Options of ``pilotfish judge sweep``; ``report`` needs no other option."""
+
+    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
+    target: Annotated[Path, setting("target's artifact", metavar="DIR")] | None = None
+    heads: Annotated[
+        tuple[str, ...],
+        setting(
+            "a decision head: its name, or the path of its files; may be repeated",
+            flag="head",
+            metavar="NAME",
+            repeat=True,
+        ),
+    ] = ()
+    questions: (
+        Annotated[Path, setting('JSON lines with "question" and "answer"', metavar="FILE")] | None
+    ) = None
+    count: Annotated[int, setting("use only the first N questions (default: all)", ge=1)] | None = (
+        None
+    )
+    task: Annotated[
+        str, setting("task of the questions, as for judge mine", choices=tuple(TASKS))
+    ] = "gsm8k"
+    checker: Annotated[
+        tuple[str, ...],
+        setting("program for task command, as for judge mine", form="command", metavar="COMMAND"),
+    ] = ()
+    thresholds: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1)], ...],
+        setting(
+            "thresholds from 0 (reject every mismatch) to 1 (reject none); quantiles: the "
+            "thresholds of each head's curve (default)",
+            form=thresholds,
+            metavar="ρ,ρ,…",
+        ),
+    ] = ()
+    windows: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=MAX_WINDOW)], ...],
+        setting("numbers of draft tokens per round", metavar="γ,γ,…"),
+    ] = (10,)
+    links: Annotated[
+        tuple[LinkProfile, ...],
+        setting(
+            "links as RATE:RTT, in Mbit/s and ms (default: 500:5,500:50,20:5,20:50)",
+            form=links,
+            metavar="R:T,…",
+        ),
+    ] = tuple(LinkProfile(mbps, rtt_ms) for mbps in (500.0, 20.0) for rtt_ms in (5.0, 50.0))
+    max_tokens: Annotated[int, setting("maximum number of tokens in an answer", ge=1)] = 160
+    slots: Annotated[int, setting("number of questions that run at a time", ge=1, le=256)] = 8
+    whole: Annotated[
+        int,
+        setting(
+            "number of questions whose drafts are also judged after a rejection, to count the "
+            "hidden states that the protocol wisv-selective would request",
+            ge=0,
+        ),
+    ] = 2
+    draft_ms: (
+        Annotated[
+            float,
+            setting(
+                "duration of a drafter's pass, in ms (default: measured on this machine)",
+                gt=0,
+                metavar="X",
+            ),
+        ]
+        | None
+    ) = None
+    verify_ms: (
+        Annotated[
+            dict[int, float],
+            setting(
+                "duration of a target's pass over WIDTH tokens, in ms (default: measured on this "
+                "machine)",
+                form=passes,
+                metavar="WIDTH:X,…",
+            ),
+        ]
+        | None
+    ) = None
+    out: (
+        Annotated[
+            Path, setting("output: the sweep's file, one line of JSON per question", metavar="FILE")
+        ]
+        | None
+    ) = None
+    report: (
+        Annotated[
+            Path, setting("only show the results of a file that --out has written", metavar="FILE")
+        ]
+        | None
+    ) = None
+    plot: (
+        Annotated[Path, setting("write a plot of accuracy against threshold (PNG)", metavar="FILE")]
+        | None
+    ) = None
+    update_head: Annotated[
+        bool,
+        setting(
+            "store the measured results by threshold in each head's file: those with the first of "
+            "the windows, over the link with the lowest quality"
+        ),
+    ] = False
+
+
+def settings_of(
+    windows: Sequence[int],
+    thresholds: Mapping[str, Sequence[float]],
+    profiles: Sequence[LinkProfile],
+) -> list[SweepSetting]:
+    """List the settings: `greedy` at each window, each head at each window, link and threshold.
+
+    thresholds: thresholds of each head, by name.
+    """
+    judged = [
+        SweepSetting(window, head, threshold, profile)
+        for head, values in thresholds.items()
+        for profile in profiles
+        for threshold in values
+        for window in windows
+    ]
+    return [*(SweepSetting(window) for window in windows), *judged]
+
+
+def sweep(
+    readers: Readers,
+    pair: Pair,
+    task: Task,
+    questions: Sequence[Question],
+    plan: SweepHeader,
+    heads: Mapping[str, DecisionHead],
+    whole: Collection[str] = (),
+) -> Iterator[tuple[str, list[QuestionCounts]]]:
+    """Yield each question's key and its counts under all settings, as soon as it is finished.
+
+    whole: keys of the questions with windows that are read to their ends.
+    """
+    courses = _courses(plan.settings, heads)
+
+    def begin(question: Question) -> Procedure[list[QuestionCounts]]:
+        reader = QuestionReader(question, pair, plan.most)
+        trajectories = yield from walks(reader, courses, whole=_WHOLE * (question.key in whole))
+        return _count_questions(trajectories, reader, task)
+
+    return readers.run([(question.key, partial(begin, question)) for question in questions])
+
+
+def _count_questions(
+    trajectories: Sequence[Trajectory], reader: QuestionReader, task: Task
+) -> list[QuestionCounts]:
+    """Count each trajectory's rounds; check each distinct answer once, since checkers are slow."""
+    right_by_text: dict[tuple[int, ...], bool] = {}
+    for trajectory in trajectories:
+        if tuple(trajectory.tokens) not in right_by_text:
+            outcome = task.outcome(reader.question, reader.text(trajectory.tokens))
+            right_by_text[tuple(trajectory.tokens)] = task.right(reader.question, outcome)
+    return [
+        QuestionCounts.from_trajectory(trajectory, right_by_text[tuple(trajectory.tokens)])
+        for trajectory in trajectories
+    ]
+
+
+def _courses(
+    settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]
+) -> list[WalkSettings]:
+    scores: dict[tuple[str, LinkProfile], Score] = {}  # score functions, shared by all thresholds
+    courses = []
+    for sweep_setting in settings:
+        if sweep_setting.head is None or sweep_setting.profile is None:
+            courses.append(WalkSettings(sweep_setting.window))
+            continue
+        judge = heads[sweep_setting.head].judge(
+            sweep_setting.profile.channel, sweep_setting.threshold
+        )
+        score = scores.setdefault((sweep_setting.head, sweep_setting.profile), judge.score)
+        courses.append(WalkSettings(sweep_setting.window, replace(judge, score=score)))
+    return courses
