@@ -105,6 +105,15 @@ class Generation:
         """Temperature of the target's distribution."""
         return self.sampling_params.sampling.temperature
 
+    def unscored_prompt(self, length: int) -> PromptLogprobs | None:
+        """Return the prompt's log-probabilities if parts may be missing that no job computes.
+
+        length: number of committed tokens. After the first tokens of the answer the result is None,
+        since the log-probabilities were sent with them.
+        """
+        prompt = self.prompt_logprobs
+        return prompt if prompt is not None and not self.jobs and prompt.start == length else None
+
     def stop(self) -> None:
         """Cancel all work under way: jobs, stream, and undecided window."""
         for job in self.jobs:

@@ -226,8 +226,8 @@ class GenerationStarter:
             hints=self._create_hints(session, spec, constraints),
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
-        if generation.prompt_logprobs is not None:
-            self._prompts.score(session, generation, generation.prompt_logprobs)
+        if (prompt := generation.unscored_prompt(len(committed))) is not None:
+            self._prompts.score(session, generation, prompt)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
             self._prompts.read(session, generation)
 
