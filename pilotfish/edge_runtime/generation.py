@@ -88,7 +88,7 @@ class Generation:
     logprobs: Logprobs | None  # log-probabilities of the answer's tokens, if requested
     prompt_logprobs: PromptLogprobs | None  # log-probabilities of the prompt, if requested
     hints: HintSources | None  # sources of hints, only under protocol `ahead`
-    verify_cpu_s: float  # processor seconds of the last verification; at first of the grammar
+    verify_cpu_s: float  # processor seconds of the last verification, or of the grammar
     window_state: WindowState | None = None
     awaits_pending: bool = False  # whether the next window must bring a pending token (`dssd`)
     stream: Stream | None = None
@@ -104,6 +104,15 @@ class Generation:
     def temperature(self) -> float:
         """Temperature of the target's distribution."""
         return self.sampling_params.sampling.temperature
+
+    def unscored_prompt(self, length: int) -> PromptLogprobs | None:
+        """Return the prompt's log-probabilities if parts may be missing that no job computes.
+
+        length: number of committed tokens. After the first tokens of the answer the result is None,
+        since the log-probabilities were sent with them.
+        """
+        prompt = self.prompt_logprobs
+        return prompt if prompt is not None and not self.jobs and prompt.start == length else None
 
     def stop(self) -> None:
         """Cancel all work under way: jobs, stream, and undecided window."""

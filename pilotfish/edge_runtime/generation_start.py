@@ -7,7 +7,6 @@ Cheap checks come first. A generation with a grammar then waits for the `Grammar
 its requests; meanwhile the session's previous generation continues.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hint_sources import HintSources, create_hint_sources
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
 from pilotfish.edge_runtime.prompts import Prompts
+from pilotfish.edge_runtime.replies import Replies
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
 from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.sessions import Session, Sessions
@@ -41,24 +41,21 @@ from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # upper limit of hints that wait for a generation's grammar
 
-_log = logging.getLogger("pilotfish.edge")
-
 Serve = Callable[[m.Request, Envelope, int], None]
 Charge = Callable[[bytes, float], None]
-Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
 
 
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve, refuse: functions that serve or refuse a request after its wait for a grammar. charge:
-    function that charges a client for time of this thread. vocab_size: size of the target's
-    vocabulary.
+    serve: function that serves a request after its wait for a grammar. charge: function that
+    charges a client for time of this thread. vocab_size: size of the target's vocabulary.
     """
 
     def __init__(
         self,
         sessions: Sessions,
+        replies: Replies,
         prompts: Prompts,
         logits_processors: LogitsProcessors,
         compiler: GrammarCompiler,
@@ -68,10 +65,10 @@ class GenerationStarter:
         limits: m.Limits,
         vocab_size: int,
         serve: Serve,
-        refuse: Refuse,
         charge: Charge,
     ) -> None:
         self._sessions = sessions
+        self._replies = replies
         self._prompts = prompts
         self._logits_processors = logits_processors
         self._compiler = compiler
@@ -80,7 +77,6 @@ class GenerationStarter:
         self._limits = limits
         self._vocab = vocab_size
         self._serve = serve
-        self._refuse = refuse
         self._charge = charge
 
     def begin(self, begin: m.Begin, envelope: Envelope) -> None:
@@ -200,9 +196,9 @@ class GenerationStarter:
         return None
 
     def _refuse_all(self, queued: QueuedGeneration, error: PilotfishError) -> None:
-        self._refuse(queued.envelope, queued.spec.begin, error)
+        self._replies.refuse(queued.envelope, queued.spec.begin, error)
         for request, envelope, _ in queued.requests:
-            self._refuse(envelope, request, error)
+            self._replies.refuse(envelope, request, error)
 
     def _start(
         self, session: Session, spec: GenerationSpec, constraints: Sequence[GrammarConstraint] = ()
@@ -230,8 +226,8 @@ class GenerationStarter:
             hints=self._create_hints(session, spec, constraints),
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
-        if generation.prompt_logprobs is not None:
-            self._prompts.score(session, generation, generation.prompt_logprobs)
+        if (prompt := generation.unscored_prompt(len(committed))) is not None:
+            self._prompts.score(session, generation, prompt)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
             self._prompts.read(session, generation)
 
@@ -279,7 +275,7 @@ class GenerationStarter:
                 raise
             self._expect_prefix(begin, CommittedTokens())
             return self._sessions.open(begin.session, owner)
-        latest = session.number
+        latest = session.generation_number
         if session.queued is not None:
             latest = max(latest, session.queued.number)
         if begin.generation <= latest:

@@ -4,7 +4,6 @@ Every request gets a reply, except where the protocol has none. A fault in a cli
 a typed failure for this client only.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -46,8 +45,6 @@ from pilotfish.wire.protocols import Decision
 from pilotfish.wire.protocols.protocol import check_frame_count
 from pilotfish.wire.transfer import unpack
 from pilotfish.wire.transport import Envelope, check_size
-
-_log = logging.getLogger("pilotfish.edge")
 
 
 class MessageHandler:
@@ -129,6 +126,7 @@ class MessageHandler:
         self.compiler = GrammarCompiler(vocabulary.grammars)
         self._starter = GenerationStarter(
             self.sessions,
+            self._replies,
             prompts,
             LogitsProcessors(vocabulary, model_logits=target.model_logits),
             self.compiler,
@@ -137,7 +135,6 @@ class MessageHandler:
             limits=wire_limits,
             vocab_size=manifest.vocab_size,
             serve=self._serve,
-            refuse=self._replies.refuse,
             charge=self._admission.charge,
         )
         self.sessions.on_end = self._starter.cancel_ended
@@ -282,7 +279,7 @@ class MessageHandler:
         if isinstance(request, m.Close):
             self._starter.cancel(session)
             self.sessions.close(session)
-        elif session.number == request.generation:
+        elif session.generation_number == request.generation:
             session.stop()
         elif queued is not None and queued.number == request.generation:
             self._starter.give_up(session)

@@ -40,8 +40,3 @@ class Prompts:
                 prompt.record(end, logits)
 
             self._submit(session.create_job(generation, part, len(part) - begin, verify))
-
-    def score_again(self, session: Session, generation: Generation, prompt: PromptLogprobs) -> None:
-        """Queue the prompt's parts that have no log-probabilities because a pass failed."""
-        if not generation.jobs and prompt.start == len(session.committed):
-            self.score(session, generation, prompt)

@@ -55,7 +55,7 @@ class Session:
         )
 
     @property
-    def number(self) -> int:
+    def generation_number(self) -> int:
         """Number of the running generation; -1 if none has begun."""
         return -1 if self.generation is None else self.generation.number
 
@@ -63,8 +63,8 @@ class Session:
         """Return the running generation; raise `DivergedError` if it has another number."""
         if self.generation is None or self.generation.number != number:
             raise DivergedError(
-                f"The edge is at generation {self.number} of this session, the device at "
-                f"{number}: begin again."
+                f"The edge is at generation {self.generation_number} of this session, the device "
+                f"at {number}: begin again."
             )
         return self.generation
 

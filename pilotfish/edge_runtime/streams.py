@@ -116,8 +116,8 @@ class Streams:
         if stream.remaining <= 0 or len(session.committed) >= self._context:
             generation.stream = None
             return
-        if generation.prompt_logprobs is not None:
-            self._prompts.score_again(session, generation, generation.prompt_logprobs)
+        if (prompt := generation.unscored_prompt(len(session.committed))) is not None:
+            self._prompts.score(session, generation, prompt)  # a pass over the prompt has failed
         tokens = session.committed.ids.copy()
         job = session.create_job(generation, tokens, 1, partial(_verify, generation, tokens, ()))
         job.temperature = generation.temperature

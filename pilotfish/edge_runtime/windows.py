@@ -90,8 +90,8 @@ class Windows:
         self._expect_room(session, pending, drafted)
         draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
-        if generation.prompt_logprobs is not None:
-            self._prompts.score_again(session, generation, generation.prompt_logprobs)
+        if (prompt := generation.unscored_prompt(len(session.committed))) is not None:
+            self._prompts.score(session, generation, prompt)  # a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )
