@@ -79,17 +79,9 @@ def _table(distilled: Distilled) -> Table:
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({DEPTH}) before", "after"):
         table.add_column(name, justify="right")
-    for kind, places, before, after, reach, now in distilled.rows:
+    for (kind, *_), cells in zip(distilled.rows, distilled.cells, strict=True):
         if kind == ALL:
             table.add_section()
-        table.add_row(
-            # a Text, since rich would read brackets in a string as markup
-            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),
-            f"{places}",
-            f"{before:.3f}",
-            f"{after:.3f}",
-            f"{after - before:+.3f}",
-            f"{reach:.3f}",
-            f"{now:.3f}",
-        )
+        # a Text, since rich would read brackets in a string as markup
+        table.add_row(Text(cells[0]), *cells[1:])
     return table

@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -39,13 +38,12 @@ from pilotfish.lab.field.resumption import (
     expect_same_settings,
     host_changes,
 )
-from pilotfish.lab.field.run import Cell, Configuration, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(
     setting.name for setting in settings_of(MatrixSettings) if setting.meta.description
 )
-_ANSWERS = "measuring, answers"  # label of the progress
 _HEADINGS = ("n", "ms per token", "p95", "tokens/s", "α", "tokens per round")
 _EXAMPLE = """\
 example:
@@ -118,9 +116,8 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
                 recorder.add_start([*resumed.starts, *facts.starts])
             cells = matrix.remaining(settings, recorder.finished_cells())
             warm_up = list(matrix.warm_up(settings))
-            time_left, total = _TimeLeft([*warm_up, *cells]), len(warm_up) + len(cells)
             with ProgressDisplay() as display:
-                display.show(_ANSWERS, 0, total)
+                report = display.counter("measuring, answers", len(warm_up) + len(cells))
                 if resumed is not None and (changed := host_changes(resumed.host, facts.host)):
                     display.print_above(
                         f"These facts about the machine have changed since the run began: {changed}"
@@ -138,9 +135,8 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
                     answers = chain(
                         measurement.answers(warm_up, warm_up=True), measurement.answers(cells)
                     )
-                    for number, answer in enumerate(answers, 1):
-                        left_s = time_left.advance(answer.configuration)
-                        display.show(_ANSWERS, number, total, left_s)
+                    for number, _ in enumerate(answers, 1):
+                        report(number)
                 except BaseException:
                     again = shlex.join([*_COMMAND, "--resume", "--out", str(arguments.out)])
                     display.print_above(
@@ -255,25 +251,3 @@ def _table(summaries: Sequence[Figures]) -> Table:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-class _TimeLeft:
-    """The time that the answers to these cells still take; call `advance` after each answer."""
-
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        self._left = Counter(cell.configuration for cell in cells)
-        self._taken: dict[Configuration, list[float]] = {}
-        self._last_s = time.monotonic()
-
-    def advance(self, configuration: Configuration) -> float:
-        """Count an answer of this configuration; estimate the remaining seconds.
-
-        A configuration without answers counts as the mean of the others.
-        """
-        now_s = time.monotonic()
-        self._taken.setdefault(configuration, []).append(now_s - self._last_s)
-        self._last_s = now_s
-        self._left[configuration] -= 1
-        means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
-        usual = sum(means.values()) / len(means)
-        return sum(count * means.get(kind, usual) for kind, count in self._left.items())

@@ -14,7 +14,7 @@ from pilotfish.lab.judge.episodes import Episode, MiningRecord, episodes, finish
 from pilotfish.lab.judge.mining import MineSettings, mine
 from pilotfish.lab.judge.model_passes import Readers
 from pilotfish.lab.judge.question_reader import model_card, select_fitting
-from pilotfish.lab.judge.tasks import Question, Task, make_task, read_task_questions
+from pilotfish.lab.judge.tasks import make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
 
 _EXAMPLE = """\
@@ -77,7 +77,17 @@ def _run(args: argparse.Namespace) -> int:
             f"--context, or models with a larger context."
         )
     with mined.writing(settings.out):
-        _mine(settings, opened, task, fitting, mined)
+        finished = finished_questions(settings.out)
+        remaining = [question for question in fitting if question.key not in finished]
+        if remaining:
+            slots = min(settings.slots, len(remaining))
+            readers = Readers(*opened.paths, slots=slots, context=settings.context, engine=settings)
+            with ProgressDisplay() as display:
+                report = display.counter("mining, questions", len(remaining))
+                mined_episodes = mine(readers, opened.vocabularies, task, remaining, mined)
+                for number, episode in enumerate(mined_episodes, 1):
+                    episode.write(settings.out)
+                    report(number)
     keys = {question.key for question in fitting}
     figures = _figures([question for question in episodes(settings.out) if question.key in keys])
     screen.print(
@@ -87,28 +97,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, figures)
     return 0
-
-
-def _mine(
-    settings: MineSettings,
-    opened: OpenPair,
-    task: Task,
-    questions: Sequence[Question],
-    mined: MiningRecord,
-) -> None:
-    """Mine the questions that have no episode in the folder yet."""
-    finished = finished_questions(settings.out)
-    remaining = [question for question in questions if question.key not in finished]
-    if not remaining:
-        return
-    slots = min(settings.slots, len(remaining))
-    readers = Readers(*opened.paths, slots=slots, context=settings.context, engine=settings)
-    with ProgressDisplay() as display:
-        report = display.counter("mining, questions", len(remaining))
-        mined_episodes = mine(readers, opened.vocabularies, task, remaining, mined)
-        for number, episode in enumerate(mined_episodes, 1):
-            episode.write(settings.out)
-            report(number)
 
 
 def _figures(mined_episodes: Sequence[Episode]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from pilotfish.lab.judge.model_passes import Readers
 from pilotfish.lab.judge.question_reader import count_tokens, model_card, select_fitting
 from pilotfish.lab.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
-from pilotfish.lab.judge.tasks import Question, Task, make_task, read_task_questions
+from pilotfish.lab.judge.tasks import make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
 
 _Value = TypeVar("_Value")
@@ -79,7 +79,7 @@ def _require(value: _Value | None, name: str) -> _Value:
 
 
 def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
-    """Open the pair and the heads, and fill the sweep file."""
+    """Answer the questions that the sweep file lacks."""
     draft, target = _require(settings.draft, "draft"), _require(settings.target, "target")
     names, source = _require(settings.heads, "head"), _require(settings.questions, "questions")
     task = make_task(settings.task, settings.checker)
@@ -94,39 +94,23 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
             f"All questions are too long for the models' context of {opened.context} tokens."
         )
     with sweep_file.writing(plan):
-        _measure(settings, sweep_file, opened, heads, selected, task)
-
-
-def _measure(
-    settings: SweepSettings,
-    sweep_file: SweepFile,
-    opened: OpenPair,
-    heads: Mapping[str, DecisionHead],
-    selected: Sequence[Question],
-    task: Task,
-) -> None:
-    """Measure the models' pace, and answer the questions that the sweep file lacks."""
-    plan = sweep_file.plan
-    assert plan is not None
-    if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
-        sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
-    elif sweep_file.pace is None:
-        sweep_file.set_pace(asdict(measure_pace(opened, plan.windows, settings)))
-    remaining = [question for question in selected if question.key not in sweep_file.tallies]
-    if not remaining:
-        return
-    context = max(
-        count_tokens(question, opened.vocabularies, settings.max_tokens) for question in selected
-    )
-    slots = min(settings.slots, len(remaining))
-    readers = Readers(*opened.paths, slots=slots, context=context, engine=settings)
-    whole = {question.key for question in selected[: settings.whole]}
-    with ProgressDisplay() as display:
-        report = display.counter("sweeping, questions", len(remaining))
-        outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
-        for number, (key, tallies) in enumerate(outcomes, 1):
-            sweep_file.add(key, tallies)
-            report(number)
+        if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
+            sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
+        elif sweep_file.pace is None:
+            sweep_file.set_pace(asdict(measure_pace(opened, plan.windows, settings)))
+        remaining = [question for question in selected if question.key not in sweep_file.tallies]
+        if not remaining:
+            return
+        context = max(count_tokens(each, opened.vocabularies, plan.most) for each in selected)
+        slots = min(settings.slots, len(remaining))
+        readers = Readers(*opened.paths, slots=slots, context=context, engine=settings)
+        whole = {question.key for question in selected[: settings.whole]}
+        with ProgressDisplay() as display:
+            report = display.counter("sweeping, questions", len(remaining))
+            outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
+            for number, (key, tallies) in enumerate(outcomes, 1):
+                sweep_file.add(key, tallies)
+                report(number)
 
 
 def _plan(

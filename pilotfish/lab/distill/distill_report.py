@@ -13,6 +13,7 @@ from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.lab.field.report.canvas import escape_math, legend_below
 from pilotfish.lab.page import Picture, Table, render_page
 
+_HEADINGS = ("kind", "positions", "α before", "α after", "change", "S({}) before", "S({}) after")
 _HEIGHT = 3.4  # height of a plot (inches)
 _TEMPLATE = """\
 {% extends "page" %}
@@ -47,15 +48,9 @@ correct drafts; a new run begins at the start of an answer and after each wrong 
 def write(folder: Path, outcome: Distilled) -> Path:
     """Write the report into the folder; return the path of the page."""
     write_whole(folder / "report.json", _json(outcome), PRIVATE)
-    pictures = [
-        Picture(
-            path=folder / "depths.png", alt="share of runs with k or more correct drafts, by k"
-        ),
-        Picture(path=folder / "kinds.png", alt="α before and after training, by kind of prompt"),
-        Picture(path=folder / "learning.png", alt="α and loss by step of the training"),
-    ]
-    for picture, draw in zip(pictures, (_depths, _kinds, _learning), strict=True):
-        draw(picture.path, outcome)
+    pictures = [draw(folder, outcome) for draw in (_depths, _kinds, _learning)]
+    names = [name.format(DEPTH) for name in _HEADINGS]
+    table = Table(headings=[("", name) for name in names], rows=outcome.cells)
     page = folder / "report.html"
     html = render_page(
         _TEMPLATE,
@@ -63,7 +58,7 @@ def write(folder: Path, outcome: Distilled) -> Path:
         before=outcome.before[ALL],
         after=outcome.after[ALL],
         depth=DEPTH,
-        results=_table(outcome),
+        results=table,
         drawn=pictures,
     )
     write_whole(page, html.encode(), PRIVATE)
@@ -74,33 +69,8 @@ def _json(outcome: Distilled) -> bytes:
     return msgspec.json.format(msgspec.json.encode(outcome.figures())) + b"\n"
 
 
-def _table(outcome: Distilled) -> Table:
-    names = (
-        "positions",
-        "α before",
-        "α after",
-        "change",
-        f"S({DEPTH}) before",
-        f"S({DEPTH}) after",
-    )
-    return Table(
-        headings=[("", name) for name in ("kind", *names)],
-        rows=[
-            [
-                f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind,
-                f"{places}",
-                f"{alpha_before:.3f}",
-                f"{alpha_after:.3f}",
-                f"{alpha_after - alpha_before:+.3f}",
-                f"{survival:.3f}",
-                f"{survival_after:.3f}",
-            ]
-            for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows
-        ],
-    )
-
-
-def _depths(path: Path, outcome: Distilled) -> None:
+def _depths(folder: Path, outcome: Distilled) -> Picture:
+    path = folder / "depths.png"
     places = outcome.before[ALL].positions
     title = f"Runs of correct drafts (n = {places} held-out positions)"
     with plot(path, title, "k, number of correct drafts in a row", "S(k), share of runs") as axes:
@@ -114,9 +84,11 @@ def _depths(path: Path, outcome: Distilled) -> None:
             )
         axes.set_ylim(0.0, 1.0)
         axes.legend()
+    return Picture(path=path, alt=title)
 
 
-def _kinds(path: Path, outcome: Distilled) -> None:
+def _kinds(folder: Path, outcome: Distilled) -> Picture:
+    path = folder / "kinds.png"
     rows = outcome.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
     title = "α by kind of prompt (○ before, ● after training; * kind not in training)"
@@ -133,9 +105,11 @@ def _kinds(path: Path, outcome: Distilled) -> None:
             for kind, places, *_ in reversed(rows)
         ]
         axes.set_yticks(range(len(rows)), names)
+    return Picture(path=path, alt=title)
 
 
-def _learning(path: Path, outcome: Distilled) -> None:
+def _learning(folder: Path, outcome: Distilled) -> Picture:
+    path = folder / "learning.png"
     measured_alpha = [(line["step"], line["alpha"]) for line in outcome.curve if "alpha" in line]
     losses = [(line["step"], line["hard"]) for line in outcome.curve if "hard" in line]
     title = f"Learning ({outcome.learnt} answers; best at step {outcome.step})"
@@ -151,3 +125,4 @@ def _learning(path: Path, outcome: Distilled) -> None:
             other.grid(visible=False)
             other.spines["right"].set_visible(True)
         legend_below(axes)
+    return Picture(path=path, alt=title)
