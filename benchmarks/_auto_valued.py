@@ -21,12 +21,13 @@ from _common import PROMPTS, Rows, Steps
 from pilotfish import Device
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, plan
+from pilotfish.device_runtime.plan import WINDOWS, Auto, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairSizes
+from pilotfish.wire.request import Options, Request
 
 PROTOCOLS = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 DRAFT_S, VERIFY_S = 0.010, 0.100  # the slow target: T_verify = 10 · T_draft
@@ -48,7 +49,7 @@ class Choice(NamedTuple):
         wanted: Options = {"protocol": self.protocol, "temperature": self.temperature, "seed": 0}
         if self.window:
             wanted = {**wanted, "window": self.window}
-        return plan(**wanted)
+        return plan(Request.from_options(wanted))
 
 
 def choices(temperature: float, *, stream: bool) -> list[Choice]:

@@ -15,9 +15,9 @@ from _common import PROMPTS, Steps, throwaway_keys
 
 from pilotfish import Device, EdgeServer, Generation
 from pilotfish.base.cpus import pinned, split_cpus
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Round, acceptance
 from pilotfish.emulation.emulator import Conditions, Emulator
+from pilotfish.wire.request import Options
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from pilotfish import Device, Generation
 from pilotfish.device_runtime.bridge import Bridge
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.engines.artifact import Artifact
+from pilotfish.wire.request import Options
 
 Line: TypeAlias = "dict[str, Any]"
 """One prompt and its answers, or one parting that was looked at."""

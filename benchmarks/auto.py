@@ -30,9 +30,10 @@ from _common import PROMPTS, Goal, Rows, Steps, at_most, conclude, options, pair
 from links import RATES_MBPS, RTTS_MS, emulated
 
 from pilotfish import Device
-from pilotfish.device_runtime.plan import Auto, Options
+from pilotfish.device_runtime.plan import Auto
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.speculation.latency import Link
+from pilotfish.wire.request import Options
 
 DRAFTING = {0.0: ("greedy",), 1.0: ("coupled", "tslt", "tree", "dssd", "dsd")}
 FIXED: dict[float, dict[str, tuple[int, ...]]] = {

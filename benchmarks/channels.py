@@ -34,9 +34,10 @@ from _common import (
 )
 
 from pilotfish import Device, EdgeServer, Generation
-from pilotfish.device_runtime.plan import Auto, Options
+from pilotfish.device_runtime.plan import Auto
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.lab.judge.tasks import Gsm8k, Question, read_task_questions
+from pilotfish.wire.request import Options
 
 CHANNELS = ("172:20", "498:5")
 BY_RULE = Auto(among=["wisv-full", "wisv-selective"], policy="threshold")

@@ -48,9 +48,9 @@ from _common import (
 from _daemons import MEMORY, START_S, CommandProcess, Seen, growth, memory_mib, services
 from _parting import Parting, random_head
 
-from pilotfish.device_runtime.plan import AUTO
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, names
+from pilotfish.wire.request import AUTO
 
 PROTOCOLS = (AUTO, *names())
 # where each position's token is the argmax of the target's scores

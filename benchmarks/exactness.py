@@ -19,8 +19,8 @@ from _common import throwaway_keys as keys
 from _parting import TIE, scores_at
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.plan import Options
 from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.wire.request import Options
 
 WINDOWS = (1, 4, 8, 16)
 MORE = (

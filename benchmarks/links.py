@@ -34,12 +34,13 @@ from _common import (
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.choice.costs import plan_costs, predicted_round_s, with_defaults
-from pilotfish.device_runtime.plan import Options, plan
+from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.lab.field.replay import round_s
 from pilotfish.speculation.latency import Link, streamed_token_s
 from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.request import Options, Request
 
 RTTS_MS = (0, 20, 50)
 RATES_MBPS = (10, 50, 100)
@@ -75,7 +76,7 @@ def emulated(drafter: Path, target: Path) -> Iterator[tuple[Device, Emulator]]:
 def row(device: Device, wanted: Options, *, answers: int, tokens: int) -> dict[str, object]:
     """Predict and measure one protocol on the link as it is."""
     state = device.probe(rates=True)
-    planned = plan(**wanted)
+    planned = plan(Request.from_options(wanted))
     if planned.streams:
         predicted_s = plan_costs(planned, with_defaults(state), device.evidence).token_s
     else:

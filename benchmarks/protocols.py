@@ -31,9 +31,9 @@ from _common import Rows, Steps, conclude, options
 
 from pilotfish import Device
 from pilotfish.cli.export import default_artifact, default_pair
-from pilotfish.device_runtime.plan import AUTO, Options
 from pilotfish.engines.manifest import Precision
 from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.request import AUTO, Options
 
 CASES: dict[str, Options] = {
     "stream, T=0": {"protocol": "stream", "temperature": 0.0},

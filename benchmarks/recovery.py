@@ -39,8 +39,8 @@ from _common import (
 )
 
 from pilotfish import Device, EdgeServer, Generation, Round
-from pilotfish.device_runtime.plan import Options
 from pilotfish.emulation.emulator import Emulator
+from pilotfish.wire.request import Options
 
 PROTOCOLS = ("greedy", "coupled", "dsd", "tslt", "tree", "dssd", "ahead", "stream")
 LATEST = 0.9  # of an answer's time; what comes later may miss it

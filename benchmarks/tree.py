@@ -26,12 +26,12 @@ from _recorded import Chat, record
 from numpy.typing import NDArray
 
 from pilotfish import Device
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.theory import betas, theta
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.speculation.truncation import truncate
+from pilotfish.wire.request import Options
 
 # each chain before the trees of its depth
 EXPANSIONS: tuple[Expansion, ...] = (

@@ -5,8 +5,8 @@ A field is declared once; flags, TOML keys, help and reloads follow from its dec
     drain_s: Annotated[float, setting("seconds in which …", ge=0, flag="drain", live=True)] = 5.0
 
 `setting` returns a `msgspec.Meta`, so msgspec checks the bounds when it decodes. A field without a
-description has no flag. A field with a struct as its type is a group of settings; if the field has
-a title, the help shows the group, too.
+description has no flag. A field with a struct as its type is a group of settings, unless it has
+``live``; if the field has a title, the help shows the group, too.
 """
 
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ def setting(
         name, without a final ``_s`` for seconds.
     metavar: placeholder of the value in the help; default: N for an int, S for seconds.
     live: True if a running daemon can change the setting; others need a restart.
-    repeat: True if a tuple's flag is repeated for each item; default: one flag, items separated
-        by commas.
+    repeat: True if the flag of a tuple or mapping is repeated for each item; default: one flag,
+        items separated by commas.
     choices: the allowed values, if the type is not a ``Literal``.
     positional: True for a positional argument.
     exclusive: a name shared by settings of which a caller may give only one.
@@ -80,8 +80,9 @@ class Setting(NamedTuple):
 
     @property
     def group(self) -> bool:
-        """Whether the field is a group of settings."""
-        return isinstance(self.type, type) and issubclass(self.type, Struct)
+        """Whether the field is a group of settings, and not one setting with ``live``."""
+        is_struct = isinstance(self.type, type) and issubclass(self.type, Struct)
+        return is_struct and "live" not in self.extra
 
 
 def settings(struct: type[Struct]) -> Iterator[Setting]:

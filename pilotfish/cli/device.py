@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 
-from msgspec.structs import asdict
+from msgspec import structs
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import install_command
@@ -21,12 +21,13 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
+from pilotfish.device_runtime.bridge import read_talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.link.link_group import LINK_LOG
-from pilotfish.device_runtime.plan import AUTO, Options, TalkOptions
 from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
+from pilotfish.wire.request import AUTO, Request
 
 _TEMPERATURE = 1.0  # a request's default, the same as in OpenAI's API
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
@@ -66,7 +67,7 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     )
     run.add_argument("prompt", help="the user's message; '-' reads it from stdin")
     add_flags(run, DeviceConfig, on_link_loss="fail")
-    generation_options(run, protocol="auto", tokens=128, temperature="default")
+    generation_options(run, {"temperature": " (default)"}, protocol=AUTO, max_tokens=128)
     talk_options(run)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print statistics to stderr")
@@ -85,11 +86,15 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     add_flags(serve, ServiceConfig)
     generation_options(
         serve,
-        protocol="auto",
-        tokens=0,
-        temperature=f"default: {_TEMPERATURE:g}, as in OpenAI's API; with protocol greedy, 0",
+        {
+            "max_tokens": " (default: 0); 0: as many as the context holds",
+            "temperature": f" (default: {_TEMPERATURE:g}, as in OpenAI's API; with protocol "
+            "greedy, 0)",
+        },
+        protocol=AUTO,
+        max_tokens=0,
     )
-    serve.set_defaults(run=_serve, temperature=None)
+    serve.set_defaults(run=_serve)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -97,15 +102,16 @@ def _run(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
-    options: TalkOptions = {**generation_of(args), **talk_of(args)}
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    request = generation_of(args)
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    prompt, _ = read_talk(text, talk_of(args))
     screen = AnswerScreen(quiet=args.json == "-")
     with ProgressDisplay() as display:
-        config = asdict(from_args(args, DeviceConfig))
+        config = structs.asdict(from_args(args, DeviceConfig))
         opened = Device(**config, on_fetch=partial(display.show, FETCHING))
     ends_by_loss = config["on_link_loss"] == "fail"
     with opened as device, _without_link_log(ends_by_loss and not args.verbose):
-        for piece in device.stream(prompt, **options):
+        for piece in device.answer(prompt, request):
             screen.show(piece)
         screen.end()
         assert device.last is not None
@@ -155,25 +161,26 @@ def _serve(args: argparse.Namespace) -> int:
             )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
-        return from_args(args, ServiceConfig, options=_options_of(args))
+        return from_args(args, ServiceConfig, request=_defaults_of(args))
 
     return serve(config_of(args), reread=lambda: config_of(reread_args(args)), announce=_announce)
 
 
-def _options_of(args: argparse.Namespace) -> Options:
+def _defaults_of(args: argparse.Namespace) -> Request:
     """Return the default options of requests."""
-    options = generation_of(args)
+    request = generation_of(args)
     if args.edge is None and args.protocol in (AUTO, LOCAL):
-        options["protocol"] = LOCAL
+        request = structs.replace(request, protocol=LOCAL)
     elif args.edge is None:
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
     if args.temperature is None:
-        options["temperature"] = 0.0 if args.protocol == Greedy.name else _TEMPERATURE
+        temperature = 0.0 if args.protocol == Greedy.name else _TEMPERATURE
+        request = structs.replace(request, temperature=temperature)
     if not args.max_tokens:  # 0: as many tokens as fit the context
-        del options["max_tokens"]
-    return options
+        request = structs.replace(request, max_tokens=None)
+    return request
 
 
 def _announce(address: str) -> None:

@@ -7,7 +7,7 @@ description, unless the description contains the word "default".
 import argparse
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -76,10 +76,18 @@ def from_args(args: argparse.Namespace, struct: type[_Settings], **others: objec
         if setting.group:
             table[setting.name] = from_args(args, setting.type)
         elif setting.meta.description:
-            value = getattr(args, setting.flag.replace("-", "_"))
+            value = flag_value(args, setting)
             if value is not None:
-                table[setting.name] = tuple(value) if isinstance(value, list) else value
+                table[setting.name] = value
     return struct(**table)
+
+
+def flag_value(args: argparse.Namespace, setting: Setting) -> Any:
+    """Return the value that the setting's flag has; None without a value and without a default."""
+    value = getattr(args, setting.flag.replace("-", "_"))
+    if isinstance(value, list):
+        return dict(value) if get_origin(setting.type) is Mapping else tuple(value)
+    return value
 
 
 def bounded(kind: Callable[[str], _Number], meta: Meta) -> Callable[[str], _Number]:
@@ -113,6 +121,32 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def name_list(text: str) -> list[str]:
+    """Parse ``A,B`` (an argparse type)."""
+    return text.split(",")
+
+
+def milliseconds(text: str) -> float:
+    """Parse a number of milliseconds above 0; return seconds (an argparse type)."""
+    return bounded(float, Meta(gt=0))(text) * 1e-3
+
+
+def window(text: str) -> "int | Literal['auto']":
+    """Parse a number of draft tokens, or ``auto`` (an argparse type)."""
+    return "auto" if text == "auto" else int(text)
+
+
+def expansion(text: str) -> list[int]:
+    """Parse ``2,2,1`` (an argparse type)."""
+    return [int(part) for part in text.split(",")]
+
+
+def bias(text: str) -> tuple[int, float]:
+    """Parse ``ID=B`` (an argparse type)."""
+    token, _, value = text.partition("=")
+    return int(token), float(value)
+
+
 # parser of each name that a setting's ``form`` may have; `_reading` handles "keys"
 FORMS: dict[str, _Read] = {
     "duration": duration,
@@ -120,6 +154,11 @@ FORMS: dict[str, _Read] = {
     "share": share,
     "host:port": host_and_port,
     "command": shlex.split,
+    "names": name_list,
+    "milliseconds": milliseconds,
+    "window": window,
+    "expansion": expansion,
+    "bias": bias,
 }
 
 
@@ -133,11 +172,12 @@ def _reading(setting: Setting) -> dict[str, Any]:
     choices = get_args(kind) if get_origin(kind) is Literal else extra.get("choices")
     if choices is not None:
         return {"choices": tuple(choices)}
-    if form is not None or get_origin(kind) is not tuple:
-        return {"type": _scalar(kind, setting.meta) if form is None else _written(form)}
+    append = {"action": "append"} if extra.get("repeat") else {}
+    if form is not None or get_origin(kind) not in (tuple, Sequence):
+        return {"type": _scalar(kind, setting.meta) if form is None else _written(form), **append}
     item = _scalar(*plain_type(get_args(kind)[0]))
-    if extra.get("repeat") or extra.get("positional"):
-        return {"type": item} | ({"action": "append"} if extra.get("repeat") else {})
+    if append or extra.get("positional"):
+        return {"type": item, **append}
     return {"type": partial(_items, item, setting.metavar)}
 
 

@@ -1,170 +1,58 @@
-"""Define the options that every generating command has."""
+"""Define the options that every generating command has: the flags of `wire.request.Request`."""
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
+
+from msgspec import Meta, Struct
 
 from pilotfish.base.errors import ConfigError, UnsupportedError
 from pilotfish.base.reading import read_text, reading_file
-from pilotfish.base.settings import settings
-from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.options import positive
+from pilotfish.base.settings import Setting, settings
+from pilotfish.cli.flags import add_flag, add_flags, flag_value, from_args
+from pilotfish.device_runtime.bridge.prompt import TalkOptions
 from pilotfish.device_runtime.choice import POLICIES
-from pilotfish.device_runtime.plan import AUTO, Auto, Options, TalkOptions, expect_effective
+from pilotfish.device_runtime.plan import Auto, expect_effective
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.protocols import names, option_types
-
-
-def window(text: str) -> "int | Literal['auto']":
-    """Parse a number of draft tokens, or ``auto`` (an argparse type)."""
-    return "auto" if text == "auto" else int(text)
-
-
-def expansion(text: str) -> list[int]:
-    """Parse ``2,2,1`` (an argparse type)."""
-    return [int(part) for part in text.split(",")]
-
-
-def bias(text: str) -> tuple[int, float]:
-    """Parse ``ID=B`` (an argparse type)."""
-    token, _, value = text.partition("=")
-    return int(token), float(value)
+from pilotfish.wire.request import AUTO, AutoOptions, Request
 
 
 def generation_options(
-    parser: argparse.ArgumentParser, *, protocol: str, tokens: int, temperature: str
+    parser: argparse.ArgumentParser, notes: Mapping[str, str], **defaults: object
 ) -> None:
-    """Add the options of generation. temperature: the default temperature, in words."""
-    parser.add_argument(
-        "--protocol",
-        choices=(*names(), AUTO),
-        default=protocol,
-        help="drafting protocol; auto: the fastest for this link and pair (%(default)s)",
-    )
-    parser.add_argument(
-        "--among",
-        type=lambda text: text.split(","),
-        metavar="P,P,…",
-        help="protocol auto: choose from these protocols (default: all lossless ones)",
-    )
-    parser.add_argument(
-        "--lossy", action="store_true", help="protocol auto: choose lossy protocols, too"
-    )
-    parser.add_argument(
-        "--policy",
-        choices=tuple(POLICIES),
-        help=f"protocol auto: the policy by which it chooses ({Auto.policy})",
-    )
-    parser.add_argument(
-        "--rtt-threshold",
-        type=positive,
-        metavar="MS",
-        help="policy threshold: above this RTT, all hidden states are sent at once (10)",
-    )
-    parser.add_argument(
-        "--thrift",
-        action="store_true",
-        help="protocol auto: take, of the protocols that are no slower than stream, the "
-        "cheapest for the edge",
-    )
-    parser.add_argument(
-        "--window",
-        type=window,
-        metavar="N|auto",
-        help="number of draft tokens per round; auto: draft until the drafter is no longer "
-        "confident (4)",
-    )
-    parser.add_argument(
-        "--expansion",
-        type=expansion,
-        metavar="K,K,…",
-        help="protocol tree, instead of --window: number of candidates per node at each level, "
-        "e.g. 2,2,1 (default: "
-        "2,2,1,… as deep as the window)",
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, default=tokens, metavar="N",
-        help="maximum number of tokens of the answer (%(default)s)" + ("" if tokens else "; 0: "
-        "as many as the context holds"),
-    )  # fmt: skip
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help=f"sampling temperature; 0 is greedy ({temperature})",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        default=0,
-        metavar="K",
-        help="sample from the K likeliest tokens; 0: from all tokens (default)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        default=1.0,
-        metavar="P",
-        help="probability mass of the nucleus; 1: all tokens (default)",
-    )
-    parser.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P",
-        help="drop tokens whose probability is below this share of the likeliest token's; 0: "
-        "drop none",
-    )  # fmt: skip
-    parser.add_argument(
-        "--logit-bias",
-        type=bias,
-        action="append",
-        default=[],
-        metavar="ID=B",
-        help="add B, -100 to 100, to the logit of the target's token ID; may be repeated",
-    )
-    parser.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="F",
-        help="penalty factor for tokens that occur in the prompt or the answer; 1: off (default)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--frequency-penalty", type=float, default=0.0, metavar="B",
-        help="subtract B, -2 to 2, from a token's logit once for each occurrence in the answer",
-    )  # fmt: skip
-    parser.add_argument(
-        "--presence-penalty", type=float, default=0.0, metavar="B",
-        help="subtract B, -2 to 2, from the logit of each token that occurs in the answer",
-    )  # fmt: skip
-    constraint_options(parser)
-    parser.add_argument(
-        "--draft-top-k",
-        type=int,
-        metavar="K",
-        help="truncate the drafter's distribution to K tokens: tslt's K (default: as the "
-        "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
-    )
-    parser.add_argument(
-        "--draft-top-p",
-        type=float,
-        metavar="P",
-        help="truncate the drafter's distribution to a nucleus of this mass: tslt's ρ",
-    )
-    parser.add_argument(
-        "--draft-temperature",
-        type=float,
-        metavar="T",
-        help="temperature of the drafter (default: the target's)",
-    )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="seed that makes a sampled answer repeatable"
-    )
-    protocol_options(parser)
-    parser.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="stop at this text; may be repeated",
-    )
+    """Add the options of generation.
+
+    notes: option → text to add to its help. defaults: option → default of its flag. All other flags
+    have no default, so that `generation_of` knows which were given.
+    """
+    choices = {"protocol": (*names(), AUTO), "policy": tuple(POLICIES)}
+    for option in settings(Request):
+        if option.group:
+            for each in settings(option.type):
+                add_flag(parser, _flag_setting(each, choices))
+        elif option.name == "grammar":
+            constraint_options(parser)
+        elif option.name == "stop":  # the protocols' own options come before it
+            protocol_options(parser)
+            add_flag(parser, _flag_setting(option, choices))
+        elif option.meta.description:
+            note = notes.get(option.name, "")
+            flag = _flag_setting(option, choices, note)
+            add_flag(parser, flag._replace(default=defaults.get(option.name)))
+
+
+def _flag_setting(
+    option: Setting, choices: Mapping[str, tuple[str, ...]], note: str = ""
+) -> Setting:
+    """Return an option as the setting of its flag: without bounds, which the plan checks."""
+    extra = dict(option.extra)
+    if option.name in choices:
+        extra["choices"] = choices[option.name]
+    meta = Meta(description=f"{option.meta.description}{note}", extra=extra)
+    return option._replace(default=False if option.type is bool else None, meta=meta)
 
 
 def constraint_options(parser: argparse.ArgumentParser) -> None:
@@ -255,50 +143,29 @@ def protocol_options_of(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def generation_of(args: argparse.Namespace) -> Options:
-    """Return the generation options for `Device.stream`."""
-    options = Options(
-        protocol=protocol_of(args),
-        window=args.window,
-        expansion=args.expansion,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        logit_bias=dict(args.logit_bias),
-        repetition_penalty=args.repetition_penalty,
-        frequency_penalty=args.frequency_penalty,
-        presence_penalty=args.presence_penalty,
-        grammar=constraint_of(args),
-        draft_temperature=args.draft_temperature,
-        draft_top_k=args.draft_top_k,
-        draft_top_p=args.draft_top_p,
-        seed=args.seed,
-        stop=args.stop,
-    )
-    options.update(cast(Options, protocol_options_of(args)))
-    return options
-
-
-def protocol_of(args: argparse.Namespace) -> "str | Auto":
-    """Return the protocol with its options.
+def generation_of(args: argparse.Namespace) -> Request:
+    """Return the request that the flags state.
 
     Raise `UnsupportedError` for an option without effect.
     """
+    options, auto = protocol_options_of(args), _flag_values(args, AutoOptions)
     if args.protocol != AUTO:
-        expect_effective(args.protocol, protocol_options_of(args), _flag)
-    if args.protocol == AUTO:
-        return Auto(
-            among=args.among,
-            lossy=args.lossy,
-            policy=args.policy or Auto.policy,
-            rtt_threshold_s=None if args.rtt_threshold is None else args.rtt_threshold * 1e-3,
-            thrift=args.thrift,
-        )
-    if args.among or args.lossy or args.policy or args.thrift or args.rtt_threshold is not None:
-        raise UnsupportedError(
-            "--among, --lossy, --policy, --rtt-threshold and --thrift go with --protocol auto."
-        )
-    name: str = args.protocol
-    return name
+        expect_effective(args.protocol, options, _flag)
+        if auto:
+            *first, last = (f"--{option.flag}" for option in settings(AutoOptions))
+            raise UnsupportedError(f"{', '.join(first)} and {last} go with --protocol auto.")
+    return Request(
+        **_flag_values(args, Request),
+        auto=Auto(**auto),
+        grammar=constraint_of(args),
+        options=options,
+    )
+
+
+def _flag_values(args: argparse.Namespace, kind: type[Struct]) -> dict[str, Any]:
+    """Return the options that flags set: name → value."""
+    options = (option for option in settings(kind) if option.meta.description)
+    values = {option.name: flag_value(args, option) for option in options}
+    return {
+        name: value for name, value in values.items() if value is not None and value is not False
+    }

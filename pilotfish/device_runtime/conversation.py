@@ -6,7 +6,6 @@ In:  prompts and plans. Out: pieces, and a `Generation` at the end of each answe
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 
 from pilotfish.base.errors import (
     BadGrammarError,
@@ -24,7 +23,7 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import refresh
 from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, RetryPolicy
 from pilotfish.device_runtime.pair_statistics import PairStatistics
-from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives
+from pilotfish.device_runtime.plan import Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
 from pilotfish.device_runtime.session import Session
 from pilotfish.engines.vocabulary import Vocabulary
@@ -32,19 +31,12 @@ from pilotfish.speculation.channel import Channel
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
+from pilotfish.wire.request import Request
 
 _log = logging.getLogger("pilotfish.device")
 
 # UnsupportedError: the edge came back without the decision head that the answer needs
 _STANDALONE_ERRORS: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
-
-
-@dataclass(frozen=True)
-class AutoRequest:
-    """Protocol "auto" and the other options; the plan is chosen once the edge is known."""
-
-    auto: Auto
-    options: Options
 
 
 class Conversation:
@@ -84,13 +76,14 @@ class Conversation:
     def answer(
         self,
         prompt: Prompt,
-        request: Plan | AutoRequest,
+        request: Plan | Request,
         owner: Owner = DEFAULT_OWNER,
         *,
         alone: bool = True,
     ) -> Generator[Piece, None, None]:
         """Yield the pieces of the answer to an owner's prompt; afterwards ``last`` is the answer.
 
+        request: a plan, or a request for protocol "auto", whose plan depends on edge and link.
         alone: under policy "local", treat an edge with another vocabulary as lost even before the
         first piece; if False, raise `PairMismatchError` in this case.
         """
@@ -151,12 +144,12 @@ class Conversation:
             recoveries=losses.recoveries,
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
-            prompt_ids=[] if plan.prompt_logprobs is None else prompt.ids.tolist(),
+            prompt_ids=[] if plan.request.prompt_logprobs is None else prompt.ids.tolist(),
         )
 
     # Before the first round
 
-    def _prepare(self, request: Plan | AutoRequest) -> tuple[Plan, Choice | None, LinkState | None]:
+    def _prepare(self, request: Plan | Request) -> tuple[Plan, Choice | None, LinkState | None]:
         """Greet the edge; returns the answer's plan, the choice of "auto", and the link's state."""
         link = self._link
         is_ready = False
@@ -172,7 +165,7 @@ class Conversation:
             link.estimator.next_answer()
         return plan, choice, state
 
-    def _handshake(self, link: EdgeLink, request: Plan | AutoRequest) -> bool:
+    def _handshake(self, link: EdgeLink, request: Plan | Request) -> bool:
         """Greet the edge, waiting if the policy allows; returns whether the edge is ready."""
         if self._retry_policy.policy == "local":
             is_ready = link.poll()
@@ -184,22 +177,21 @@ class Conversation:
         self._statistics.on_welcome(link.welcome)
         return is_ready
 
-    def plans(self, request: AutoRequest) -> list[Plan]:
+    def plans(self, request: Request) -> list[Plan]:
         """List the plans that "auto" may choose from."""
         link = self._link
         if link is None:
-            return alternatives(request.auto, request.options, offered=self._draftable([LOCAL]))
+            return alternatives(request, offered=self._draftable([LOCAL]))
         if link.welcome is None:  # not greeted yet: the edge may lack a decision head
             plans = alternatives(
-                request.auto,
-                request.options,
+                request,
                 offered=self._draftable([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
             )
             sure = [plan for plan in plans if not plan.requires]
             return plans if POLICIES[request.auto.policy].wants_resources else sure or plans
         limits = link.welcome.limits
         offered = self._draftable([*link.welcome.protocols, LOCAL])
-        plans = alternatives(request.auto, request.options, offered=offered, most=limits.window)
+        plans = alternatives(request, offered=offered, most=limits.window)
         fitting = [
             plan
             for plan in plans
@@ -216,9 +208,7 @@ class Conversation:
             }
         return [name for name in protocols if name not in undraftable]
 
-    def _choose(
-        self, request: AutoRequest, is_ready: bool
-    ) -> tuple[Plan, Choice, LinkState | None]:
+    def _choose(self, request: Request, is_ready: bool) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state; measure the link first if needed."""
         plans = self.plans(request)
         state = None

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.choice import Evidence
-from pilotfish.device_runtime.conversation import AutoRequest, Conversation
+from pilotfish.device_runtime.conversation import Conversation
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
@@ -21,7 +23,7 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import LinkGroup, load_keys
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.link.retry import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
-from pilotfish.device_runtime.plan import AUTO, Auto, Plan, plan
+from pilotfish.device_runtime.plan import Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
 from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
@@ -32,11 +34,12 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL
+from pilotfish.wire.request import AUTO, Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pilotfish.device_runtime.plan import Options, TalkOptions
+    from pilotfish.device_runtime.bridge.prompt import TalkOptions
 
 
 class Device:
@@ -242,54 +245,58 @@ class Device:
         A text becomes one user message in the target's chat template, if there is one. Messages
         (each with "role" and "content") are rendered by this template, with the tools of the
         options (`TalkOptions`) or of a `Talk`. A list of the target's token ids is used unchanged.
-        The other options are those of `device_runtime.plan.plan`. owner: the user's unique name;
+        The other options are those of `wire.request.Request`. owner: the user's unique name;
         the text drafter keeps texts by owner. By default all answers have the same owner. With
         None, no text is kept.
         """
-        source, plan_options = read_talk(prompt, options)
+        source, keywords = read_talk(prompt, options)
+        return self.answer(source, Request.from_options(keywords), owner=owner)
+
+    def answer(
+        self, prompt: PromptInput | Prompt, request: Request, *, owner: Owner = DEFAULT_OWNER
+    ) -> AnswerStream:
+        """Begin the answer to a request, and return the stream of its pieces; see `stream`."""
         turn = DeviceTurn()
         try:
             self._turns.take(turn)
             with self._turns.running(turn):
                 self._cancel_token.reset()
-                turn.pieces = self._answer(source, plan_options, owner)
+                turn.pieces = self._answer(prompt, request, owner)
             return AnswerStream(self._turns, turn, self._last_answer)
         except BaseException:
             self._turns.end(turn)
             raise
 
     def _answer(
-        self, source: PromptInput | Prompt, options: Options, owner: Owner
+        self, source: PromptInput | Prompt, request: Request, owner: Owner
     ) -> Generator[Piece, None, None]:
-        """Check the options, greet the edge if needed, and return the pieces of an answer."""
-        request = self._wanted_plan(options)
-        self._handshake(request)
+        """Check the request, greet the edge if needed, and return the pieces of an answer."""
+        checked = self._check(request)
+        self._handshake(checked)
         self._match_vocabulary()
         prompt = self._translate(source)
-        pieces = self._conversation.answer(prompt, request, owner, alone=False)
-        return self._restart_on_mismatch(pieces, prompt, request, owner)
+        pieces = self._conversation.answer(prompt, checked, owner, alone=False)
+        return self._restart_on_mismatch(pieces, prompt, checked, owner)
 
     def _last_answer(self) -> Generation:
         assert self.last is not None
         return self.last
 
-    def _wanted_plan(self, options: Options) -> Plan | AutoRequest:
-        """Check the options; returns the plan, or a request for protocol "auto".
+    def _check(self, request: Request) -> Plan | Request:
+        """Check a request; returns its plan, or itself for protocol "auto".
 
-        The default is "auto"; without an edge it is "local".
+        The default protocol is "auto"; without an edge it is "local".
         """
-        options.setdefault("protocol", LOCAL if self._link is None else AUTO)
-        auto = options["protocol"]
-        if auto == AUTO:
-            auto = Auto()
-        if not isinstance(auto, Auto):
-            return plan(**options)
-        self._pair.statistics.check(auto.policy)
-        request = AutoRequest(auto, options)
+        if request.protocol is None:
+            default = LOCAL if self._link is None else AUTO
+            request = structs.replace(request, protocol=default)
+        if request.protocol != AUTO:
+            return plan(request)
+        self._pair.statistics.check(request.auto.policy)
         self._conversation.plans(request)
         return request
 
-    def _handshake(self, request: Plan | AutoRequest) -> None:
+    def _handshake(self, request: Plan | Request) -> None:
         """Greet the first edge: the prompt must be encoded in its vocabulary."""
         link = self._link
         if link is None:
@@ -299,7 +306,7 @@ class Device:
             return
         if self._retry_policy.policy == "local":
             link.poll()
-        elif isinstance(request, AutoRequest) or request.protocol != LOCAL:
+        elif request.protocol != LOCAL:
             with suppress(PairMismatchError):  # the handshake itself succeeded
                 link.handshake()
 
@@ -307,7 +314,7 @@ class Device:
         self,
         pieces: Generator[Piece, None, None],
         prompt: Prompt,
-        request: Plan | AutoRequest,
+        request: Plan | Request,
         owner: Owner,
     ) -> Generator[Piece, None, None]:
         """Yield the pieces; restart the answer if the edge has another vocabulary."""

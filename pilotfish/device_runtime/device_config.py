@@ -7,12 +7,10 @@ Each setting is declared once; its flag, TOML key, help and reload follow from t
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import field
-
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.link.retry import OnLinkLoss
-from pilotfish.device_runtime.plan import Options
 from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.wire.request import Request
 
 
 class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
@@ -75,7 +73,7 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
-    """The settings of `device serve`. options: default options of the requests.
+    """The settings of `device serve`. request: default options of the requests.
 
     api_keys: see `service.access.ApiKeys`. tls_cert, tls_key: see `service.tls.tls_context`.
     """
@@ -120,4 +118,4 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
         float,
         setting("seconds after SIGTERM in which running answers may end", gt=0, live=True),
     ] = 20.0
-    options: Annotated[Options, setting("", live=True)] = field(default_factory=Options)
+    request: Annotated[Request, setting("", live=True)] = Request()

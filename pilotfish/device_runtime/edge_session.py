@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from pilotfish.base.errors import (
     DivergedError,
     MalformedError,
@@ -27,6 +29,7 @@ from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
+from pilotfish.wire.begin import begin_fields
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import LOCAL, Draft, SpeculationProtocol
@@ -119,7 +122,7 @@ class EdgeSession:
         """Set the plan of the next generation, and the inputs of the edge's decision head."""
         self.note_welcome()
         self._plan, self._prompt_length, self._conditions = plan, prompt_length, conditions
-        self.has_prompt_logprobs = plan.prompt_logprobs is None
+        self.has_prompt_logprobs = plan.request.prompt_logprobs is None
 
     def truncate(self, length: int) -> None:
         """Limit the edge's prefix to ``length`` tokens: the committed tokens were cut."""
@@ -132,32 +135,25 @@ class EdgeSession:
     def begin(self) -> None:
         """Send `begin`: the committed tokens that the edge lacks, and the sampling parameters."""
         assert self._plan is not None
-        sampling = self._plan.sampling
+        request = self._plan.request
+        if self.has_prompt_logprobs:
+            request = structs.replace(request, prompt_logprobs=None)
         self._generation += 1
         begin = m.Begin(
             session=self._id,
             generation=self._generation,
             keep=self._edge_length,
             hash=self._committed.hash_at(self._edge_length),
-            protocol=self._plan.protocol,
-            seed=sampling.seed,
-            temperature=sampling.sampling.temperature,
-            top_k=sampling.sampling.top_k,
-            top_p=sampling.sampling.top_p,
-            options=self._plan.exchange.options.to_dict() if self._plan.exchange else {},
             conditions=self._conditions,
-            min_p=sampling.sampling.min_p,
-            shape=m.LogitsOptionsMsg.from_options(sampling.logits_options, self._prompt_length),
-            logprobs=self._plan.logprobs,
-            prompt_logprobs=None if self.has_prompt_logprobs else self._plan.prompt_logprobs,
+            **begin_fields(request, self._prompt_length),
         )
         self._begin_length = len(self._committed)
         missing = self._committed.ids[
             self._edge_length :
         ].copy()  # a copy: the ids may change while ZeroMQ sends
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
-        if sampling.logits_options.grammar is not None:
-            frames.append(sampling.logits_options.grammar.text.encode())
+        if request.grammar is not None:
+            frames.append(request.grammar.text.encode())
         self._edge.notify(begin, frames)
         self.note_welcome()
         self._begin_connection = self._edge.connection

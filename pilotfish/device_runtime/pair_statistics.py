@@ -11,11 +11,12 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import POLICIES, Evidence
 from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.device_runtime.choice.costs import add_forecast_error, with_defaults
-from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols.protocol import PairSizes
+from pilotfish.wire.request import AutoOptions
 
 _log = logging.getLogger("pilotfish.answers")
 
@@ -67,7 +68,7 @@ class PairStatistics:
             raise UnsupportedError(f"There is no policy {policy!r}; use one of {known}.")
 
     def choose(
-        self, auto: Auto, plans: Sequence[Plan], state: LinkState | None
+        self, auto: AutoOptions, plans: Sequence[Plan], state: LinkState | None
     ) -> tuple[Plan, Choice]:
         """Choose a plan by the link's state and the evidence."""
         with self._lock:

@@ -1,16 +1,19 @@
-"""Check the options of an answer: `Options` in, a `Plan` out."""
+"""Check a request: `Request` in, a `Plan` out."""
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
+
+from msgspec import structs
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.logits_options import Grammar, LogitsOptions
+from pilotfish.speculation.logits_options import Grammar
 from pilotfish.speculation.tree import Expansion, nodes_at_most
-from pilotfish.wire.messages import MAX_LOGPROBS, MAX_WINDOW
+from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import (
     LOCAL,
     PROTOCOL_REGISTRY,
@@ -24,15 +27,15 @@ from pilotfish.wire.protocols import (
     streams,
 )
 from pilotfish.wire.protocols.ahead import AheadOptions
+from pilotfish.wire.request import AUTO, AutoOptions, Request
 
-AUTO = "auto"
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
 WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # draft tokens; protocol "auto" chooses among these
+_UNLIMITED = 2**31 - 1  # tokens of an answer that only the context limits
 AUTO_LEVELS = 16  # maximum levels of window "auto"; low confidence ends most windows earlier
 
 
-@dataclass(frozen=True, kw_only=True)
-class Auto:
+class Auto(AutoOptions, frozen=True, kw_only=True):
     """Protocol "auto": choose protocol and window of each answer by the link's state and the pair.
 
     among: the protocols to choose from; None: all lossless protocols, and with ``lossy`` all
@@ -43,16 +46,10 @@ class Auto:
     ``threshold``.
     """
 
-    among: Sequence[str] | None = None
-    lossy: bool = False
-    policy: str = "predictive"
-    rtt_threshold_s: float | None = None
-    thrift: bool = False
-
     def __post_init__(self) -> None:
         if self.thrift and self.policy == THRESHOLD:
             raise UnsupportedError(
-                f"Policy {THRESHOLD} does not support thrift: use policy {Auto.policy}."
+                f"Policy {THRESHOLD} does not support thrift: use policy {AutoOptions().policy}."
             )
         if self.rtt_threshold_s is not None:
             if self.policy != THRESHOLD:
@@ -66,68 +63,24 @@ class Auto:
         if self.among is None:
             return
         if isinstance(self.among, str):
-            object.__setattr__(self, "among", [self.among])
+            structs.force_setattr(self, "among", [self.among])
         wrong = [repr(name) for name in self.among if name not in names()]
         if wrong or not self.among:
             fault = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
             raise UnsupportedError(f"{fault}; the protocols are {', '.join(names())}.")
 
 
-class Options(TypedDict, total=False):
-    """Options of an answer; see `plan` for meanings and defaults.
-
-    ``protocol`` "auto" stands for ``Auto()``. The protocols' own options
-    (`wire.protocols.option_types`) are further keywords or, for type checkers, a struct:
-    ``options=RelaxationOptions(tau=0.3)``.
-    """
-
-    protocol: "str | Auto"
-    window: "int | Literal['auto'] | None"
-    expansion: Sequence[int] | None
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    logit_bias: Mapping[int, float]
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logprobs: int | None
-    prompt_logprobs: int | None
-    schema: Mapping[str, Any] | str | None
-    grammar: Grammar | None
-    draft_temperature: float | None
-    draft_top_k: int | None
-    draft_top_p: float | None
-    seed: int | None
-    stop: Sequence[str]
-    options: ProtocolOptions | None
-
-
-class TalkOptions(Options, total=False):
-    """`Options`, and the options that turn a text or messages into a `Talk`.
-
-    tools: functions that the model may call, as in OpenAI's API, with tool_choice ("auto", "none",
-    "required", or a name) and parallel_tool_calls. thinking: whether the model thinks first
-    (``enable_thinking`` of its template).
-    """
-
-    tools: Sequence[Mapping[str, Any]] | None
-    tool_choice: str | None
-    parallel_tool_calls: bool | None
-    thinking: bool | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The checked options of one answer.
 
+    request: the request, with the protocol, the protocol's options and the seed of the plan.
     sampling: the target's parameters. drafting: the drafter's parameters, with the same seed.
     exchange: the drafting protocol with its options; None under ``stream`` and ``local``.
     expansion: the shape of each window. auto: True: low confidence may end a window early.
     """
 
+    request: Request
     protocol: str
     exchange: SpeculationProtocol[Any] | None
     sampling: SamplingParams
@@ -136,8 +89,6 @@ class Plan:
     auto: bool
     max_tokens: int
     stop: Sequence[str]
-    logprobs: int | None
-    prompt_logprobs: int | None
 
     @property
     def streams(self) -> bool:
@@ -152,7 +103,14 @@ class Plan:
             replace(params, logits_options=replace(params.logits_options, grammar=grammar))
             for params in (self.sampling, self.drafting)
         )
-        return replace(self, sampling=sampling, drafting=drafting)
+        request = structs.replace(self.request, grammar=grammar)
+        return replace(self, request=request, sampling=sampling, drafting=drafting)
+
+    def with_options(self, options: ProtocolOptions) -> "Plan":
+        """Return the plan with these options of its drafting protocol."""
+        assert self.exchange is not None
+        request = structs.replace(self.request, options=options.to_dict())
+        return replace(self, request=request, exchange=self.exchange.with_options(options))
 
     @property
     def depends_on_link(self) -> bool:
@@ -165,95 +123,51 @@ class Plan:
         return self.exchange.requires if self.exchange is not None else ""
 
 
-def plan(
-    *,
-    protocol: "str | Auto",
-    window: "int | Literal['auto'] | None" = None,
-    expansion: Sequence[int] | None = None,
-    max_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    logit_bias: Mapping[int, float] | None = None,
-    repetition_penalty: float = 1.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
-    logprobs: int | None = None,
-    prompt_logprobs: int | None = None,
-    schema: Mapping[str, Any] | str | None = None,
-    grammar: Grammar | None = None,
-    draft_temperature: float | None = None,
-    draft_top_k: int | None = None,
-    draft_top_p: float | None = None,
-    seed: int | None = None,
-    stop: Sequence[str] = (),
-    options: ProtocolOptions | None = None,
-    **protocol_values: Any,
-) -> Plan:
-    """Check the options and return the plan; `UnsupportedError` names the fault and the choices.
-
-    window: draft tokens per round (default: 4), or "auto": draft until the drafter's confidence is
-    low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
-    ⟨k₁…k_L⟩, instead of a window. temperature, top_k, top_p, min_p: the target's sampling. draft_…:
-    the drafter's sampling, by default the target's. logit_bias, penalties, grammar: applied to both
-    ends' logits (`LogitsOptions`). schema: a JSON schema that serves as grammar. logprobs: return
-    the log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
-    same for the prompt's tokens, from unprocessed logits. If no top_k and top_p are set, ``tslt``
-    and ``tree`` draft with top_k 64; 2,048 is their maximum. seed: 0 ≤ seed < 2⁶³; None: random.
-    options, protocol_values: the protocols' own options; options of other protocols have no effect.
-    """
+def plan(request: Request) -> Plan:
+    """Check a request and return its plan; `UnsupportedError` names the fault and the choices."""
+    protocol = request.protocol
     if not isinstance(protocol, str) or protocol not in names():
         raise UnsupportedError(
             f"There is no protocol {protocol!r}; the protocols are {', '.join(names())}."
         )
-    if max_tokens < 1:
-        raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}.")
-    for name, most in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
-        if most is not None and not 0 <= most <= MAX_LOGPROBS:
-            raise UnsupportedError(f"{name} must be between 0 and {MAX_LOGPROBS}, not {most}.")
-    if seed is not None and not 0 <= seed < 2**63:
-        raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {seed}.")
+    if request.seed is not None and not 0 <= request.seed < 2**63:
+        raise UnsupportedError(f"seed must be at least 0 and below 2^63, not {request.seed}.")
     exchange = PROTOCOL_REGISTRY.get(protocol)
-    target = _sampling("", temperature, top_k, top_p, min_p)
-    if schema is not None and grammar is not None:
-        raise UnsupportedError("Give a schema or a grammar for the answer, not both.")
-    try:
-        logits_options = LogitsOptions(
-            logit_bias=logit_bias or {},
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            grammar=grammar if schema is None else Grammar.from_schema(schema),
-        )
-    except (TypeError, ValueError) as error:  # TypeError: the schema has a value that JSON lacks
-        raise UnsupportedError(f"{error}.") from error
-    draft_sampling = (draft_temperature, draft_top_k, draft_top_p)
-    if exchange is None and draft_sampling != (None, None, None):
-        raise UnsupportedError(
-            f"Under protocol {protocol} nothing is drafted: draft_temperature, draft_top_k and "
-            f"draft_top_p can only be used with {', '.join(PROTOCOL_REGISTRY)}."
-        )
-    drafter = _drafter_sampling(target, exchange, *draft_sampling)
+    with _unsupported():
+        target = request.sampling
+    with _unsupported():
+        logits_options = request.logits_options
+    drafter = _drafter_sampling(request, target, exchange)
+    request.check_bounds()
     if exchange is not None:
         exchange.check(target, drafter)
-    chosen = protocol_options((options.to_dict() if options is not None else {}) | protocol_values)
+    chosen = protocol_options(request.options)
     if exchange is not None and exchange.Options in chosen:
         exchange = exchange.with_options(chosen[exchange.Options])
-    if seed is None:
-        seed = secrets.randbits(63)
+    seed = secrets.randbits(63) if request.seed is None else request.seed
+    request = structs.replace(
+        request, seed=seed, options={} if exchange is None else exchange.options.to_dict()
+    )
     return Plan(
+        request=request,
         protocol=protocol,
         exchange=exchange,
         sampling=SamplingParams(sampling=target, seed=seed, logits_options=logits_options),
         drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=logits_options),
-        expansion=_expansion(protocol, exchange, window, expansion),
-        auto=window == AUTO,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        stop=[text for text in ([stop] if isinstance(stop, str) else stop) if text],
+        expansion=_expansion(protocol, exchange, request.window, request.expansion),
+        auto=request.window == AUTO,
+        max_tokens=_UNLIMITED if request.max_tokens is None else request.max_tokens,
+        stop=[text for text in request.stop if text],
     )
+
+
+@contextmanager
+def _unsupported(prefix: str = "") -> Iterator[None]:
+    """Convert a `ValueError` of sampling parameters to `UnsupportedError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise UnsupportedError(f"{prefix}{error}.") from error
 
 
 def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
@@ -298,37 +212,38 @@ def expect_effective(
 
 
 def alternatives(
-    auto: Auto, options: Options, *, offered: Collection[str], most: int = MAX_WINDOW
+    request: Request, *, offered: Collection[str], most: int = MAX_WINDOW
 ) -> list[Plan]:
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
     At temperature 0 the lossless protocols are `greedy`, `ahead` and `stream`: all drafting
     protocols have the same acceptance there, and `greedy` sends the fewest bytes. At a higher
     temperature with a seed they are `coupled`, `ahead` and `stream`: these generate the same text,
-    so the seed reproduces it. If the options have a window, no other window is tried. `ahead` has
-    two plans unless the options name a source of hints: one with hints of all sources, and one with
-    the edge's hints alone, where the device drafts nothing. offered: the available protocols. most:
-    the edge's limit for a window, in tokens of a chain or nodes of a tree.
+    so the seed reproduces it. If the request has a window, no other window is tried. `ahead` has
+    two plans unless the request names a source of hints: one with hints of all sources, and one
+    with the edge's hints alone, where the device drafts nothing. offered: the available protocols.
+    most: the edge's limit for a window, in tokens of a chain or nodes of a tree.
     """
-    window = options.get("window")
-    if isinstance(window, str) or options.get("expansion") is not None:
+    window = request.window
+    if isinstance(window, str) or request.expansion is not None:
         raise UnsupportedError(
             'Protocol "auto" chooses the window itself: give a number of draft '
             "tokens as window, or no window."
         )
     if window is not None:
         _check_window(window)
-    seed = options.get("seed")
-    options = {**options, "seed": secrets.randbits(63) if seed is None else seed}
+    seeded = request.seed is not None
+    if not seeded:
+        request = structs.replace(request, seed=secrets.randbits(63))
     windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [min(window, most)]
     plans: list[Plan] = []
     refused: UnsupportedError | None = None
-    eligible = _eligible(auto, greedy=not options.get("temperature"), seeded=seed is not None)
+    eligible = _eligible(request.auto, greedy=not request.temperature, seeded=seeded)
     for name in eligible:
         if name not in offered:
             continue
         try:
-            plans += _plans_of(name, options, windows)
+            plans += _plans_of(structs.replace(request, protocol=name), windows)
         except UnsupportedError as error:  # `greedy` and decision heads require temperature 0
             refused = refused or error
     if refused is not None and not any(candidate.exchange for candidate in plans):
@@ -356,27 +271,24 @@ def alternatives(
     return fitting or plans
 
 
-def _plans_of(name: str, options: Options, windows: Sequence[int]) -> list[Plan]:
-    wanted: Options = {**options, "protocol": name}
-    if name in PROTOCOL_REGISTRY and PROTOCOL_REGISTRY[name].streams:
-        wanted = {**wanted, "window": None}
-        hinted = plan(**wanted)
-        edge = AheadOptions(hints="edge")
-        if hinted.exchange is None or hinted.exchange.options != AheadOptions():
-            return [hinted]
-        return [hinted, replace(hinted, exchange=hinted.exchange.with_options(edge))]
-    if name not in PROTOCOL_REGISTRY:
-        nothing: Options = {"draft_temperature": None, "draft_top_k": None, "draft_top_p": None}
-        wanted = {**wanted, **nothing}
-        return [plan(**wanted)]
-    plans = []
-    for window in windows:
-        wanted = {**wanted, "window": window}
-        plans.append(plan(**wanted))
-    return plans
+def _plans_of(request: Request, windows: Sequence[int]) -> list[Plan]:
+    """Return the plans of the request's protocol, one for each window if it has windows."""
+    exchange = PROTOCOL_REGISTRY.get(request.protocol or "")
+    if exchange is None:
+        return [
+            plan(
+                structs.replace(request, draft_temperature=None, draft_top_k=None, draft_top_p=None)
+            )
+        ]
+    if not exchange.streams:
+        return [plan(structs.replace(request, window=window)) for window in windows]
+    hinted = plan(structs.replace(request, window=None))
+    if hinted.exchange is None or hinted.exchange.options != AheadOptions():
+        return [hinted]
+    return [hinted, hinted.with_options(AheadOptions(hints="edge"))]
 
 
-def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
+def _eligible(auto: AutoOptions, *, greedy: bool, seeded: bool) -> Sequence[str]:
     if auto.among is not None:
         return auto.among
     eligible = [STREAM]
@@ -390,32 +302,24 @@ def _eligible(auto: Auto, *, greedy: bool, seeded: bool) -> Sequence[str]:
     return [*eligible, LOCAL] if auto.lossy else eligible
 
 
-def _sampling(
-    prefix: str, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
-) -> Sampling:
-    try:
-        return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    except ValueError as error:
-        raise UnsupportedError(f"{prefix}{error}.") from error
-
-
 def _drafter_sampling(
-    target: Sampling,
-    exchange: SpeculationProtocol[Any] | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
+    request: Request, target: Sampling, exchange: SpeculationProtocol[Any] | None
 ) -> Sampling:
     """Return the drafter's sampling parameters."""
-    shaped = _sampling(
-        "draft_",
-        target.temperature if temperature is None else temperature,
-        target.top_k if top_k is None else top_k,
-        target.top_p if top_p is None else top_p,
-        target.min_p,
-    )
+    changes = {
+        name: value
+        for name in ("temperature", "top_k", "top_p")
+        if (value := getattr(request, f"draft_{name}")) is not None
+    }
+    if exchange is None and changes:
+        raise UnsupportedError(
+            f"Under protocol {request.protocol} nothing is drafted: draft_temperature, draft_top_k "
+            f"and draft_top_p can only be used with {', '.join(PROTOCOL_REGISTRY)}."
+        )
+    with _unsupported("draft_"):
+        shaped = replace(target, **changes)
     untruncated = shaped.top_k == 0 and shaped.top_p == 1.0
-    if exchange is not None and untruncated and top_k is None and top_p is None:
+    if exchange is not None and untruncated and not {"top_k", "top_p"} & {*changes}:
         return replace(shaped, top_k=exchange.default_top_k)
     return shaped
 

@@ -247,13 +247,13 @@ class Session:
         If the frame begins with the logprob of the last round's pending token, set it in that
         round.
         """
-        if plan.logprobs is None:
+        if plan.request.logprobs is None:
             return decision, []
         if not decision.frames:
             raise MalformedError("The edge's verdict lacks the requested logprobs.")
         *frames, frame = decision.frames
         count = len(draft.path(decision.accepted)) + (decision.token is not None)
-        logprobs = decode_logprobs(frame, plan.logprobs, self._vocab, (count, count + 1))
+        logprobs = decode_logprobs(frame, plan.request.logprobs, self._vocab, (count, count + 1))
         if len(logprobs) > count:
             pending = logprobs.pop(0)
             if self._last_round is not None and self._last_round.logprobs:
@@ -274,8 +274,8 @@ class Session:
 
     def _set_prompt_logprobs(self, plan: Plan, frame: Buffer, start: int) -> None:
         """Set the prompt's logprobs from a frame with logprobs of the first ``start`` tokens."""
-        assert plan.prompt_logprobs is not None
-        logprobs = decode_logprobs(frame, plan.prompt_logprobs, self._vocab, (start - 1,))
+        assert plan.request.prompt_logprobs is not None
+        logprobs = decode_logprobs(frame, plan.request.prompt_logprobs, self._vocab, (start - 1,))
         self.prompt_logprobs = [None, *logprobs[: self._prompt_length - 1]]
         self.edge.has_prompt_logprobs = True
 
@@ -365,7 +365,7 @@ class Session:
         reply, answer, waited_ns = tokens
         start = len(self.committed)
         prompt = self.edge.expects_prompt_logprobs(start)
-        extra_frames = (plan.logprobs is not None) + prompt
+        extra_frames = (plan.request.logprobs is not None) + prompt
         if len(answer.frames) != 1 + extra_frames or len(answer.frames[0]) == 0:
             raise MalformedError(
                 "The edge sent a stream message without tokens or without the requested logprobs."
@@ -378,8 +378,10 @@ class Session:
         if not _are_possible(reply, len(ids)):
             raise MalformedError("The edge's counts of drafts do not fit the tokens that it sent.")
         logprobs: list[TokenLogprob | None] = []
-        if plan.logprobs is not None:
-            logprobs = decode_logprobs(answer.frames[1], plan.logprobs, self._vocab, (len(ids),))
+        if plan.request.logprobs is not None:
+            logprobs = decode_logprobs(
+                answer.frames[1], plan.request.logprobs, self._vocab, (len(ids),)
+            )
         self.committed.extend(ids)
         self.edge.set_edge_length(len(self.committed))
         # count only the part of the pass that the device waited for: tokens may have arrived before

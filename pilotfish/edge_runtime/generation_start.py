@@ -33,9 +33,10 @@ from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.sessions import Session, Sessions
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
+from pilotfish.wire.begin import read_begin
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
-from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol, get_protocol
+from pilotfish.wire.protocols import STREAM, SpeculationProtocol, get_protocol
 from pilotfish.wire.protocols.protocol import check_frame_count
 from pilotfish.wire.transport import Envelope
 
@@ -114,13 +115,10 @@ class GenerationStarter:
             )
         new = decode_ids(frame, self._vocab)
         protocol = None if begin.protocol == STREAM else get_protocol(begin.protocol)
-        logits_options = begin.logits_options(envelope.frames[1] if constrained else None)
-        sampling_params = SamplingParams(
-            sampling=begin.sampling, seed=begin.seed, logits_options=logits_options
-        )
+        request, sampling_params = read_begin(begin, envelope.frames[1] if constrained else None)
         if protocol is not None:
             protocol.check(sampling_params.sampling)
-            protocol = self._resources.configure(protocol, begin)
+            protocol = self._resources.configure(protocol, request.options, begin.conditions)
         if length == 0:
             raise MalformedError("A generation needs at least one token to start from.")
         if begin.prompt_logprobs is not None:

@@ -1,13 +1,13 @@
 """Configure protocols with the edge's default options and its resources.
 
-In:  a protocol and the `Begin` of a generation. Out: the protocol configured for that generation.
+In:  a protocol and the options of a request. Out: the protocol configured for that generation.
 
 The attribute ``requires`` of a protocol names a kind of resource, by which `EdgeResources` finds
 the resource. The only kind is the decision heads of `wisv`. Options that a request omits get the
 edge's defaults.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.edge_runtime.head import DecisionHead, HeadJudge
 from pilotfish.edge_runtime.relaxation_file import read_relaxation
 from pilotfish.engines.manifest import Manifest
-from pilotfish.wire.messages import Begin, DecisionConditions
+from pilotfish.wire.messages import DecisionConditions
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, SpeculationProtocol
 from pilotfish.wire.protocols.adaptive import RelaxationOptions
 from pilotfish.wire.protocols.decision_head import JudgedProtocol, JudgingOptions
@@ -135,30 +135,30 @@ class EdgeResources:
         ]
 
     def configure(
-        self, protocol: SpeculationProtocol[Any], begin: Begin
+        self,
+        protocol: SpeculationProtocol[Any],
+        values: Mapping[str, Any],
+        conditions: DecisionConditions | None,
     ) -> SpeculationProtocol[Any]:
         """Return the protocol with the options and resources of one generation.
 
-        Raises `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource
-        that the protocol needs.
+        values: the protocol's options in the request. conditions: the drafter and the link. Raises
+        `MalformedError` for bad options, `UnsupportedError` if the edge lacks a resource that the
+        protocol needs.
         """
         if protocol.allows_trees and self._chained:
             raise UnsupportedError(
                 f"This edge's target {self._chained}, so it cannot serve protocol "
                 f"{protocol.name}: use greedy or tslt."
             )
-        options = protocol.read_options(begin.options).with_defaults(
-            self._options.get(protocol.Options)
-        )
+        options = protocol.read_options(values).with_defaults(self._options.get(protocol.Options))
         protocol = protocol.with_options(options)
         if not protocol.requires:
             return protocol
-        if begin.conditions is None:
+        if conditions is None:
             raise MalformedError(
                 f"A request for protocol {protocol.name} must describe the drafter and the link."
             )
         if protocol.requires not in self._providers:
             raise UnsupportedError(f"This edge has no {protocol.requires}.")
-        return protocol.with_resource(
-            self._providers[protocol.requires].find(begin.conditions, options)
-        )
+        return protocol.with_resource(self._providers[protocol.requires].find(conditions, options))

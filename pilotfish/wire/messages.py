@@ -17,16 +17,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.errors import MalformedError, TooLargeError
+from pilotfish.base.errors import MalformedError
 from pilotfish.base.prose import MOST_CHARACTERS, one_line
 from pilotfish.speculation.channel import Channel
-from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.logits_options import (
-    MOST_BIASED,
-    NO_LOGITS_OPTIONS,
-    Grammar,
-    LogitsOptions,
-)
+from pilotfish.speculation.logits_options import MOST_BIASED
 
 VERSION: Final = 3
 HEADER_BYTES: Final = 16 * 1024
@@ -145,20 +139,6 @@ class LogitsOptionsMsg(Header, frozen=True):
     presence_penalty: float = 0.0
     grammar: Name = ""
 
-    @classmethod
-    def from_options(cls, shaping: LogitsOptions, since: int) -> "LogitsOptionsMsg | None":
-        """Return the message for these options; None if they change nothing."""
-        if shaping.is_identity:
-            return None
-        return cls(
-            since=since,
-            logit_bias=list(shaping.logit_bias.items()),
-            repetition_penalty=shaping.repetition_penalty,
-            frequency_penalty=shaping.frequency_penalty,
-            presence_penalty=shaping.presence_penalty,
-            grammar=shaping.grammar.kind if shaping.grammar is not None else "",
-        )
-
 
 class Begin(Header, tag="begin", frozen=True):
     """The start of a generation: the edge keeps the session's first ``keep`` tokens.
@@ -176,7 +156,8 @@ class Begin(Header, tag="begin", frozen=True):
     temperature: float
     top_k: U31
     top_p: float
-    # the protocol's options that differ from their defaults
+    # options that differ from their defaults: the protocol's, and those of the request that have no
+    # field here (`wire.begin`)
     options: Annotated[dict[Name, Any], msgspec.Meta(max_length=MAX_OPTIONS)] = {}
     # for protocols that decide by the state of the link
     conditions: DecisionConditions | None = None
@@ -186,39 +167,6 @@ class Begin(Header, tag="begin", frozen=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # like ``logprobs``, but for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling parameters; raises `MalformedError` for impossible values."""
-        try:
-            return Sampling(
-                temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
-            )
-        except ValueError as error:
-            raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
-
-    def logits_options(self, grammar: "Buffer | None") -> LogitsOptions:
-        """Return the changes to the logits; raises `MalformedError` for impossible values.
-
-        grammar: frame 1, if there is one.
-        """
-        if (message := self.shape) is None:
-            return NO_LOGITS_OPTIONS
-        bias = dict(message.logit_bias)
-        if len(bias) < len(message.logit_bias):
-            raise MalformedError("logit_bias names a token twice.")
-        try:
-            return LogitsOptions(
-                logit_bias=bias,
-                repetition_penalty=message.repetition_penalty,
-                frequency_penalty=message.frequency_penalty,
-                presence_penalty=message.presence_penalty,
-                grammar=None
-                if grammar is None
-                else Grammar(message.grammar, _decode_grammar(grammar)),
-            )
-        except ValueError as error:
-            raise MalformedError(f"The sampling parameters are unusable: {error}.") from error
 
 
 class Window(Header, tag="window", frozen=True):
@@ -486,17 +434,6 @@ def decode_checked(
 def _text_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
     """Return the names of a message's `Text` fields."""
     return tuple(field.name for field in msgspec.structs.fields(kind) if field.type == Text)
-
-
-def _decode_grammar(grammar: Buffer) -> str:
-    if len(grammar) > MAX_GRAMMAR:
-        raise TooLargeError(
-            f"The grammar has {len(grammar)} bytes; at most {MAX_GRAMMAR} are allowed."
-        )
-    try:
-        return bytes(grammar).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MalformedError(f"The grammar is not UTF-8: {error}.") from error
 
 
 def as_frame(array: NDArray[Any]) -> memoryview:

@@ -14,7 +14,6 @@ import zmq
 from pilotfish.base.reading import read_text
 from pilotfish.cli import configuration, generation
 from pilotfish.deploy import signatures
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import openai
 from pilotfish.device_runtime.service.access import ApiKeys
 from pilotfish.device_runtime.service.responses import response_request
@@ -24,6 +23,7 @@ from pilotfish.emulation.traces import Trace
 from pilotfish.export.head_tokens import read_texts
 from pilotfish.lab.field.prompts import read_prompts
 from pilotfish.wire.keys import read_public
+from pilotfish.wire.request import Request
 
 KEY, _ = zmq.curve_keypair()
 
@@ -71,11 +71,11 @@ def test_a_file_is_read_as_without_its_mark(tmp_path: Path, name: str) -> None:
 
 BODIES: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     "chat": (
-        lambda body: openai.chat_request(body, Options()),
+        lambda body: openai.chat_request(body, Request()),
         b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}',
     ),
     "response": (
-        lambda body: response_request(body, Options(), lambda _: []).completion,
+        lambda body: response_request(body, Request(), lambda _: []).completion,
         b'{"input": "x", "max_output_tokens": 4}',
     ),
     "detokenize": (detokenize_request, b'{"tokens": [1]}'),

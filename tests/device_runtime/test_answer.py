@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pilotfish.device_runtime.answer import AnswerBuffer
-from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.engines.chat_formats.outline import Outline
 from pilotfish.engines.vocabulary import Vocabulary
+from tests.support.plans import plan
 from tests.support.vocabularies import byte_level
 
 TEXT = "naïve 模型 👩‍👩‍👧 🇩🇪!"

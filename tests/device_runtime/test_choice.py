@@ -10,7 +10,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import plan_costs
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import WINDOWS, Auto, Options, Plan, alternatives, plan
+from pilotfish.device_runtime.plan import WINDOWS, Auto, Plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.latency import Link
 from pilotfish.speculation.theory import tokens_per_round
@@ -18,6 +18,8 @@ from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import LOCAL, STREAM, names
 from pilotfish.wire.protocols.protocol import PairSizes
+from pilotfish.wire.request import Options
+from tests.support.plans import alternatives, plan
 from tests.support.rounds import LOSSLESS
 
 VOCAB = 49152

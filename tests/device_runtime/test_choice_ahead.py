@@ -9,13 +9,15 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import PlanCosts, add_forecast_error, plan_costs
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
+from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.ahead import survival, token_costs
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.protocols import STREAM, names
 from pilotfish.wire.protocols.protocol import PairSizes
+from pilotfish.wire.request import Options
 from tests.device_runtime.test_choice import plans, rounds, state
+from tests.support.plans import alternatives, plan
 
 AHEAD = "ahead"
 DRAFTER = {1: 0.006, 2: 0.007, 4: 0.009}

@@ -9,7 +9,7 @@ import pytest
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import add_forecast_error, plan_costs, with_defaults
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import Auto, Plan, plan
+from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.protocol import PairSizes
@@ -24,6 +24,7 @@ from tests.device_runtime.test_choice import (
 )
 from tests.device_runtime.test_choice_ahead import AHEAD, GPU, runs_of, streamed
 from tests.device_runtime.test_choice_ahead import evidence as ahead_evidence
+from tests.support.plans import plan
 
 LINK = state(0.02, 1e8, 1e8)
 GREEDY = "greedy"

@@ -11,12 +11,13 @@ from pilotfish.device_runtime.choice import POLICIES, Evidence
 from pilotfish.device_runtime.choice.costs import predicted_round_s
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
 from pilotfish.device_runtime.choice.threshold import ThresholdPolicy
-from pilotfish.device_runtime.plan import Auto, Options, Plan, alternatives, plan
+from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from pilotfish.wire.protocols.protocol import PairSizes
+from pilotfish.wire.request import Options
 from tests.device_runtime.test_choice import (
     DRAFTER,
     OFFERED,
@@ -26,6 +27,7 @@ from tests.device_runtime.test_choice import (
     plans,
     state,
 )
+from tests.support.plans import alternatives, plan
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 BOTH = Auto(among=[FULL, SELECTIVE], policy="threshold")

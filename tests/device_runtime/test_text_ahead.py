@@ -12,10 +12,10 @@ from pilotfish.device_runtime.drafting import TextDrafter
 from pilotfish.device_runtime.drafting.text_drafter import Recollection
 from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.device_runtime.forerunner import Forerunner
-from pilotfish.device_runtime.plan import plan
 from pilotfish.speculation.acceptance import MODEL_PRIOR, AcceptanceEstimator
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.protocols.ahead import DEVICE
+from tests.support.plans import plan
 
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7, 8], np.uint32)
 

@@ -17,12 +17,12 @@ from pilotfish.device_runtime.drafting.text_drafter import Recollection
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.drafting.text_memory import TextMemory
 from pilotfish.device_runtime.drafting.text_store import FileTextStore
-from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.service.access import ApiKeys, Client
 from pilotfish.speculation.corpus import BREAK
 from pilotfish.wire.protocols import LOCAL, STREAM, lossless, names
 from tests.conftest import Pair
 from tests.device_runtime.test_text_memory import TEXTS, holder, ids, kept_rows, written
+from tests.support.plans import plan
 
 SIZE = 100
 SECRET = [1, 2, 3, 41, 42, 43, 44]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.device_runtime.plan import plan
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.acceptance import ENOUGH
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import choose
+from tests.support.plans import plan
 from tests.support.rounds import Setting, logits, play_round, shaper_of
 
 SEEDS = 25

@@ -20,7 +20,7 @@ from pilotfish.cli import main
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
-from pilotfish.device_runtime.plan import Auto, Options, alternatives, plan
+from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
@@ -29,6 +29,7 @@ from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.codecs.sparse import decode_sparse
+from pilotfish.wire.request import Options
 from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_choice_wisv import fresh, rounds
 from tests.support import web
@@ -36,6 +37,7 @@ from tests.support.enumeration import distribution_of
 from tests.support.hostile import PROMPT
 from tests.support.measuring import answers as recorded
 from tests.support.measuring import measure
+from tests.support.plans import alternatives, plan
 from tests.support.thinned import thinned
 
 NONE_KEY = (1e6, 1.0, 0.0)

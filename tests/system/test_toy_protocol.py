@@ -22,11 +22,11 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.settings import setting
 from pilotfish.cli import main
-from pilotfish.device_runtime.plan import Auto, Options
+from pilotfish.device_runtime.plan import Auto
 from pilotfish.lab.field.run import Run
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, ProtocolOptions, RoundCounter, register
 from pilotfish.wire.protocols.greedy import Greedy
-from pilotfish.wire.protocols.options import SHARED_OPTIONS
+from pilotfish.wire.request import OPTION_NAMES, Options, Request
 from tests.conftest import Pair
 from tests.support import web
 from tests.support.daemons import free_port
@@ -179,9 +179,11 @@ def test_no_two_protocols_share_a_name(changes: dict[str, Any], words: str) -> N
     assert before == PROTOCOL_REGISTRY
 
 
-def test_shared_options_are_those_of_a_plan_and_of_auto() -> None:
+def test_keywords_are_the_fields_of_a_request_and_no_protocol_may_have_their_names() -> None:
+    fields = {*signature(Request).parameters}
+    assert {*Options.__annotations__} == fields - {"auto"} | {"schema"}
     neighbour = {"owner"}  # of `Device.stream`
-    assert {*Options.__annotations__, *signature(Auto).parameters} | neighbour == SHARED_OPTIONS
+    assert fields | {"schema", *signature(Auto).parameters} | neighbour == OPTION_NAMES
 
 
 def test_a_flag_that_a_command_has_is_refused(

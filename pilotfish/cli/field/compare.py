@@ -35,6 +35,7 @@ from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest, Target
 from pilotfish.lab.pairs import serving
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.request import Request
 
 _DESCRIPTION = """\
 Finds the best drafter for a target at each round trip:
@@ -78,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
         args.usage("--resume needs --out DIR, the folder with the answers so far")
     names = list(dict.fromkeys(settings.drafters))
     open_sources(names)  # fail now if an artifact is missing
-    plan(protocol=STREAM, temperature=settings.temperature, seed=settings.seed)
+    plan(Request(protocol=STREAM, temperature=settings.temperature, seed=settings.seed))
     questions = BUILT_IN if settings.prompts is None else read_questions(settings.prompts)
     if settings.out is not None:
         private_folder(settings.out)

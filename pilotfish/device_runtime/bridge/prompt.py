@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.plan import Options, TalkOptions
 from pilotfish.engines.chat_formats import Tools
+from pilotfish.wire.request import Options
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 _TALK_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "thinking")
@@ -78,6 +78,20 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+class TalkOptions(Options, total=False):
+    """`wire.request.Options`, and the options that turn a text or messages into a `Talk`.
+
+    tools: functions that the model may call, as in OpenAI's API, with tool_choice ("auto", "none",
+    "required", or a name) and parallel_tool_calls. thinking: whether the model thinks first
+    (``enable_thinking`` of its template).
+    """
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | None
+    parallel_tool_calls: bool | None
+    thinking: bool | None
 
 
 def read_talk(

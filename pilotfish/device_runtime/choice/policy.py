@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pilotfish.device_runtime.choice.evidence import Evidence
-from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice
 from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.request import AutoOptions
 
 
 class Policy(ABC):
@@ -19,7 +20,7 @@ class Policy(ABC):
 
     @abstractmethod
     def choose(
-        self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+        self, auto: AutoOptions, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose one of the plans; `UnsupportedError` if none is suitable.
 

@@ -18,11 +18,12 @@ from pilotfish.device_runtime.choice.costs import PlanCosts, plan_costs, stream_
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.hints import ALL, hint_source
 from pilotfish.device_runtime.choice.policy import Policy, describe_link
-from pilotfish.device_runtime.plan import Auto, Plan
+from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice, Forecast
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.ahead import EDGE
+from pilotfish.wire.request import AutoOptions
 
 _SWITCH_BELOW = 0.95  # another plan must take less than this share of the last choice's time
 _MAX_KINDS = 64  # maximum number of plan sets for which the last choice is kept
@@ -38,7 +39,7 @@ class PredictivePolicy(Policy):
         self._last_choices: dict[tuple[bool, tuple[_PlanName, ...]], _PlanName] = {}
 
     def choose(
-        self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+        self, auto: AutoOptions, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose the cheapest plan, or the last choice if it costs hardly more."""
         known = with_defaults(link)

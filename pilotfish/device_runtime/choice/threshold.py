@@ -16,10 +16,11 @@ from pilotfish.device_runtime.choice.costs import with_defaults
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.policy import Policy
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import THRESHOLD, Auto, Plan
+from pilotfish.device_runtime.plan import THRESHOLD, Plan
 from pilotfish.device_runtime.record import Choice
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import WisvFull, WisvSelective
+from pilotfish.wire.request import AutoOptions
 
 RTT_S = 0.010
 FULL, SELECTIVE = WisvFull.name, WisvSelective.name
@@ -35,7 +36,7 @@ class ThresholdPolicy(Policy):
         self._windows = PredictivePolicy()
 
     def choose(
-        self, auto: Auto, plans: Sequence[Plan], link: LinkState, evidence: Evidence
+        self, auto: AutoOptions, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose the protocol by the RTT, then this protocol's cheapest plan."""
         threshold_s = RTT_S if auto.rtt_threshold_s is None else auto.rtt_threshold_s
@@ -50,13 +51,13 @@ class ThresholdPolicy(Policy):
         return plan, replace(choice, policy=self.name, reason=reason)
 
 
-def _explain_refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
+def _explain_refusal(wanted: str, auto: AutoOptions, plans: Sequence[Plan]) -> str:
     """Explain why no plan has the wanted protocol, and what to do."""
     rule = f"Policy {THRESHOLD} chooses between {FULL} and {SELECTIVE}"
     if auto.among is None and not auto.lossy:
         return (
             f"{rule}, whose output may differ from the target's: allow lossy protocols, or use "
-            f"policy {Auto.policy}."
+            f"policy {AutoOptions().policy}."
         )
     if auto.among is not None and wanted not in auto.among:
         return (
@@ -65,9 +66,10 @@ def _explain_refusal(wanted: str, auto: Auto, plans: Sequence[Plan]) -> str:
         )
     if not plans[0].sampling.sampling.greedy:
         return (
-            f"{rule}, which work only at temperature 0: use temperature 0, or policy {Auto.policy}."
+            f"{rule}, which work only at temperature 0: use temperature 0, or policy "
+            f"{AutoOptions().policy}."
         )
     return (
         f"{rule}, which this edge does not offer: the edge needs a decision head for this "
-        f"drafter. Start the edge with --head, or use policy {Auto.policy}."
+        f"drafter. Start the edge with --head, or use policy {AutoOptions().policy}."
     )

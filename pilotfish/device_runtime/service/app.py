@@ -18,13 +18,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.base.errors import PilotfishError
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service import chat_page as page
 from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
-from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
+from pilotfish.device_runtime.service.openai import (
+    CompletionRequest,
+    chat_request,
+    text_request,
+    with_options,
+)
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
@@ -36,6 +40,7 @@ from pilotfish.device_runtime.service.tokens import (
     tokenize_response,
 )
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
+from pilotfish.wire.request import Request as AnswerRequest
 
 
 def application(service: DeviceService) -> ASGIApp:
@@ -80,11 +85,11 @@ def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], *metho
 
 def _completions(service: DeviceService) -> list[Route]:
     async def complete(
-        request: Request, parse: Callable[[bytes, Options], CompletionRequest]
+        request: Request, parse: Callable[[bytes, AnswerRequest], CompletionRequest]
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
-        completion = parse(body, service.options)
-        _check(service, completion)
+        completion = parse(body, service.defaults)
+        completion = _check(service, completion)
         echo = partial(service.text_of, completion.prompt) if completion.echo else None
         words = service.device.tokenizer if completion.logprobs else None
         model = service.config.model
@@ -122,9 +127,8 @@ def _responses(service: DeviceService) -> list[Route]:
         client = _client(request)
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
-        parsed = response_request(body, service.options, partial(store.conversation, owner))
-        completion = parsed.completion
-        _check(service, completion)
+        parsed = response_request(body, service.defaults, partial(store.conversation, owner))
+        completion = _check(service, parsed.completion)
         keep = partial(store.store, owner, parsed.messages) if parsed.store else None
         answer = ResponseFormat(
             parsed, model=service.config.model, keep=keep, tokens=service.tokens_in
@@ -161,14 +165,16 @@ def _client(request: Request) -> Client:
     return client
 
 
-def _check(service: DeviceService, completion: CompletionRequest) -> None:
+def _check(service: DeviceService, completion: CompletionRequest) -> CompletionRequest:
     """Refuse an impossible request. An answer without a limit of tokens may fill the context."""
     _check_sound(service)
     if completion.model is not None:
         _check_model(service, completion.model)
     if service.config.edge is None:
         _check_local(completion)
-    completion.options.setdefault("max_tokens", service.context)
+    if completion.request.max_tokens is not None:
+        return completion
+    return with_options(completion, max_tokens=service.context)
 
 
 def _tokens(service: DeviceService) -> list[Route]:
@@ -221,7 +227,7 @@ def _check_model(service: DeviceService, name: str) -> None:
 
 
 def _check_local(completion: CompletionRequest) -> None:
-    protocol = completion.options.get("protocol")
+    protocol = completion.request.protocol
     if protocol in PROTOCOL_REGISTRY or protocol == STREAM:
         raise RefusalError(
             400,

@@ -119,7 +119,7 @@ class Completion(Response):
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
                 prompt = await self._read(request)
-                self._lanes.submit(job, prompt, request.options, streamed=request.stream)
+                self._lanes.submit(job, prompt, request.request, streamed=request.stream)
                 if request.stream:
                     await self._stream(job, scope, receive, send)
                 else:

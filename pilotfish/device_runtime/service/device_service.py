@@ -13,7 +13,6 @@ from pilotfish.device_runtime.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service.access import Access
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
@@ -24,6 +23,7 @@ from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
 from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.request import Request
 
 _LEAST_BODY_BYTES = 64 * 1024
 _MOST_BODY_BYTES = 1 << 26  # limit of a body, for any context length
@@ -80,9 +80,9 @@ class DeviceService:
         return freshest(lane.device.link_state() for lane in self.lanes.lanes)
 
     @property
-    def options(self) -> Options:
+    def defaults(self) -> Request:
         """The default options of requests."""
-        return self.config.options
+        return self.config.request
 
     @property
     def body_bytes(self) -> int:

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.drafting.text_folder import Owner
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.wire.request import Request
 
 
 class AnswerJob:
@@ -16,15 +16,15 @@ class AnswerJob:
     Used on the loop. A lane's thread reads constant fields, and `choice`, which does not change
     during an answer.
 
-    owner: the owner of the conversation. prompt: set by `Lanes.submit`. events: each choice's
-    pieces, if streamed, then its `Generation`; an error ends them.
+    owner: the owner of the conversation. prompt, request: set by `Lanes.submit`. events: each
+    choice's pieces, if streamed, then its `Generation`; an error ends them.
     """
 
     def __init__(self, client: str, choices: int = 1) -> None:
         self.client = client
         self.owner: Owner = None
         self.prompt: Prompt
-        self.options: Options = {}
+        self.request = Request()
         self.streamed = False
         self.choices = self.left = choices  # number of answers; number of unfinished answers
         self.places = choices  # places in the queue that the job holds; changed by `Lanes`

@@ -20,14 +20,16 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
+from msgspec import structs
+
 from pilotfish.base.errors import DrainingError
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.refusal import RefusalError, client_gone
 from pilotfish.speculation.randomness import derive_seed
+from pilotfish.wire.request import Request
 
 _log = logging.getLogger("pilotfish.service")
 _each_log = logging.getLogger("pilotfish.answers")
@@ -106,10 +108,10 @@ class Lane(threading.Thread):
 
     def _pieces(self, job: AnswerJob) -> Generator[Piece, None, None]:
         if job.given_up is None:
-            options = job.options.copy()
-            if (seed := options.get("seed")) is not None:
-                options["seed"] = derive_seed(seed, job.choice)
-            yield from self.device.stream(job.prompt, owner=job.owner, **options)
+            request = job.request
+            if request.seed is not None:
+                request = structs.replace(request, seed=derive_seed(request.seed, job.choice))
+            yield from self.device.answer(job.prompt, request, owner=job.owner)
 
 
 class Lanes:
@@ -212,13 +214,13 @@ class Lanes:
         self,
         job: AnswerJob,
         prompt: Prompt,
-        options: Options,
+        request: Request,
         *,
         streamed: bool,
     ) -> None:
         """Queue an admitted job. streamed: post each piece, too."""
         self._refuse_if_draining()
-        job.prompt, job.options, job.streamed = prompt, options, streamed
+        job.prompt, job.request, job.streamed = prompt, request, streamed
         if job.given_up is None:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()

@@ -5,40 +5,29 @@ fault. Unknown fields are refused, and so are unsupported fields that would chan
 Fields that cannot change a text are ignored.
 
 Further fields are vLLM's ``top_k``, ``min_p`` and ``repetition_penalty``, and the object
-``pilotfish`` for measurements (`extension`).
+``pilotfish`` for measurements (`body`).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import structs
 
-from pilotfish.base.reading import without_bom
 from pilotfish.device_runtime.bridge import PromptInput, Talk
-from pilotfish.device_runtime.plan import AUTO, Options, plan
-from pilotfish.device_runtime.service.extension import Mass, Temperature, Top, extend
-from pilotfish.device_runtime.service.formats import (
-    Format,
-    FormatOfText,
-    StructuredOutputs,
-    grammar_of,
-)
+from pilotfish.device_runtime.plan import plan
+from pilotfish.device_runtime.service.body import BodyFields, Values, read_body, request_of
+from pilotfish.device_runtime.service.formats import Format, FormatOfText
 from pilotfish.device_runtime.service.prompts import (
     Effort,
     MessageFields,
     TemplateFields,
-    bad_value,
-    fields_of,
     message_of,
-    present_fields,
     prompt_of,
-    refuse_unless_neutral,
     thinking_of,
-    unknown_field,
-    unknown_name,
 )
-from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
+from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.device_runtime.service.tools import (
     Choice,
     ToolList,
@@ -46,93 +35,47 @@ from pilotfish.device_runtime.service.tools import (
     read_tools,
     with_call_ids,
 )
-from pilotfish.speculation.logits_options import (
-    LEAST_FACTOR,
-    MOST_BIAS,
-    MOST_BIASED,
-    MOST_FACTOR,
-    MOST_PENALTY,
-)
 from pilotfish.wire.messages import MAX_LOGPROBS
+from pilotfish.wire.request import AUTO, Request
 
 COMPLETION_TOKENS = 16  # default of /v1/completions, as at OpenAI
 MESSAGES = 4096
-_STOPS, _STOP_CHARACTERS = 16, 1024
 _CHOICES = 16  # limit of answers to one prompt
 
-# Fields that are ignored, since they cannot change a text.
-_INERT = frozenset(
-    (
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    )
-)
-# Unsupported fields that would change a text: only these values, without effect, are accepted.
-_NEUTRAL_CHAT: dict[str, tuple[object, ...]] = {
-    "audio": (None,),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "modalities": (None, ["text"]),
-    "verbosity": (None,),
-    "web_search_options": (None,),
-}
-_NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {
-    "suffix": (None, ""),
-}
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
-)
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
-Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Penalty = Annotated[float, msgspec.Meta(ge=-MOST_PENALTY, le=MOST_PENALTY)]
-Factor = Annotated[float, msgspec.Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
 Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
-Bias = Annotated[float, msgspec.Meta(ge=-MOST_BIAS, le=MOST_BIAS)]
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's ``stream_options``."""
+class _CompletionsBody(BodyFields, kw_only=True):
+    inert: ClassVar[frozenset[str]] = frozenset(
+        (
+            "metadata",
+            "prediction",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        )
+    )
 
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # ignored
-
-
-class RequestFields(msgspec.Struct):
-    """The fields that all routes share."""
-
-    model: str | None = None
-    temperature: Temperature | None = None
-    top_p: Mass | None = None
-    top_k: Top | None = None
-    min_p: Share | None = None
-    logit_bias: Annotated[dict[Top, Bias], msgspec.Meta(max_length=MOST_BIASED)] | None = None
-    repetition_penalty: Factor | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    structured_outputs: StructuredOutputs | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
-    stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    pilotfish: msgspec.Raw = msgspec.Raw(b"null")  # see `extension`
-
-
-class _CompletionsBody(RequestFields):
     max_tokens: Count | None = None
     response_format: Format | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     prompt_logprobs: Tops | None = None  # vLLM's
 
 
-class _ChatRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
+class _ChatBody(_CompletionsBody, kw_only=True):
+    neutral: ClassVar[Values] = {
+        "audio": (None,),
+        "function_call": (None, "none"),
+        "functions": (None, []),
+        "modalities": (None, ["text"]),
+        "verbosity": (None,),
+        "web_search_options": (None,),
+    }
+
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -144,24 +87,21 @@ class _ChatRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: TemplateFields | None = None
 
 
-class _TextRequest(_CompletionsBody, forbid_unknown_fields=True, kw_only=True):
+class _TextBody(_CompletionsBody, kw_only=True):
+    neutral: ClassVar[Values] = {"suffix": (None, "")}
+
     prompt: msgspec.Raw
     best_of: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     echo: bool | None = None
     logprobs: Tops | None = None
 
 
-# A body's fields, values undecoded: an unknown field ends decoding at once.
-_ChatBody = fields_of("_ChatBody", (*_ChatRequest.__struct_fields__, *_NEUTRAL_CHAT, *_INERT))
-_TextBody = fields_of("_TextBody", (*_TextRequest.__struct_fields__, *_NEUTRAL_TEXT, *_INERT))
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest:
     """A checked request.
 
-    prompt: messages for the chat template, a raw text, or token ids. options: for `Device.stream`;
-    without ``max_tokens`` the answer may fill the context. choices: number of answers to make.
+    prompt: messages for the chat template, a raw text, or token ids. request: the options of
+    each answer. choices: number of answers to make.
     best: number of likeliest answers to send; 0: all. echo: each answer begins with the prompt.
     logprobs, prompt_logprobs: whether to send these. params: `BadGrammarError.part` → the request's
     field that has this part of the grammar.
@@ -169,7 +109,7 @@ class CompletionRequest:
 
     chat: bool
     prompt: PromptInput
-    options: Options = field(default_factory=Options)
+    request: Request
     model: str | None = None
     choices: int = 1
     best: int = 0
@@ -181,35 +121,35 @@ class CompletionRequest:
     params: Mapping[str, str] = field(default_factory=dict)
 
 
-def chat_request(body: bytes, defaults: Options) -> CompletionRequest:
+def chat_request(body: bytes, defaults: Request) -> CompletionRequest:
     """Read a ``POST /v1/chat/completions``. defaults: the service's own options."""
-    request = read_body(body, _ChatBody, _ChatRequest, _NEUTRAL_CHAT)
+    fields = read_body(body, _ChatBody)
     messages = with_call_ids(
-        [message_of(message, at) for at, message in enumerate(request.messages)]
+        [message_of(message, at) for at, message in enumerate(fields.messages)]
     )
-    most = request.max_completion_tokens or request.max_tokens
-    functions = None if request.tools is None else [tool.function for tool in request.tools]
-    tools = read_tools(functions, read_choice(request.tool_choice), request.parallel_tool_calls)
-    thinking = thinking_of(request.chat_template_kwargs, request.reasoning_effort)
+    most = fields.max_completion_tokens or fields.max_tokens
+    functions = None if fields.tools is None else [tool.function for tool in fields.tools]
+    tools = read_tools(functions, read_choice(fields.tool_choice), fields.parallel_tool_calls)
+    thinking = thinking_of(fields.chat_template_kwargs, fields.reasoning_effort)
     talk = Talk(messages, tools, thinking)
     of_tools = {
         function.name: f"tools[{at}].function.parameters"
         for at, function in enumerate(functions or ())
     }
     completion = checked_request(
-        request,
+        fields,
         chat=True,
         prompt=talk,
         most=most,
         defaults=defaults,
-        format=request.response_format,
-        choices=request.n or 1,
-        logprobs=request.top_logprobs or 0 if request.logprobs else None,
+        format=fields.response_format,
+        choices=fields.n or 1,
+        logprobs=fields.top_logprobs or 0 if fields.logprobs else None,
         params={"": "response_format", **of_tools},
     )
-    if request.top_logprobs and not request.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs", "top_logprobs needs logprobs.")
-    return _with_prompt_logprobs(request.prompt_logprobs, completion)
+    return _with_prompt_logprobs(fields.prompt_logprobs, completion)
 
 
 def _with_prompt_logprobs(most: int | None, completion: CompletionRequest) -> CompletionRequest:
@@ -221,29 +161,34 @@ def _with_prompt_logprobs(most: int | None, completion: CompletionRequest) -> Co
             "prompt_logprobs",
             "prompt_logprobs can only be used with answers that are not streamed.",
         )
-    completion.options["prompt_logprobs"] = most
-    return replace(completion, prompt_logprobs=True)
+    return replace(with_options(completion, prompt_logprobs=most), prompt_logprobs=True)
 
 
-def text_request(body: bytes, defaults: Options) -> CompletionRequest:
+def with_options(completion: CompletionRequest, **changes: Any) -> CompletionRequest:
+    """Change options of the answers."""
+    return replace(completion, request=structs.replace(completion.request, **changes))
+
+
+def text_request(body: bytes, defaults: Request) -> CompletionRequest:
     """Read a ``POST /v1/completions``."""
-    request = read_body(body, _TextBody, _TextRequest, _NEUTRAL_TEXT)
+    fields = read_body(body, _TextBody)
     completion = checked_request(
-        request,
+        fields,
         chat=False,
-        prompt=prompt_of(request.prompt),
-        most=request.max_tokens or defaults.get("max_tokens") or COMPLETION_TOKENS,
+        prompt=prompt_of(fields.prompt),
+        most=fields.max_tokens or defaults.max_tokens or COMPLETION_TOKENS,
         defaults=defaults,
-        format=request.response_format,
-        choices=request.n or 1,
-        echo=bool(request.echo),
-        logprobs=request.logprobs,
+        format=fields.response_format,
+        choices=fields.n or 1,
+        echo=bool(fields.echo),
+        logprobs=fields.logprobs,
         params={"": "response_format"},
     )
     if completion.echo and not completion.stream:
-        completion.options["prompt_logprobs"] = request.logprobs  # echoed tokens have them, too
-    completion = _with_prompt_logprobs(request.prompt_logprobs, completion)
-    return _best_of(request.best_of, completion) if request.best_of is not None else completion
+        # echoed tokens have them, too
+        completion = with_options(completion, prompt_logprobs=fields.logprobs)
+    completion = _with_prompt_logprobs(fields.prompt_logprobs, completion)
+    return _best_of(fields.best_of, completion) if fields.best_of is not None else completion
 
 
 def _best_of(most: int, completion: CompletionRequest) -> CompletionRequest:
@@ -257,49 +202,17 @@ def _best_of(most: int, completion: CompletionRequest) -> CompletionRequest:
     if most == completion.choices:
         return completion
     if not completion.logprobs:
-        completion.options["logprobs"] = 0  # needed to rank the answers
+        completion = with_options(completion, logprobs=0)  # needed to rank the answers
     return replace(completion, choices=most, best=completion.choices)
 
 
-_Kind = TypeVar("_Kind", bound=RequestFields)
-
-
-def read_body(
-    body: bytes,
-    full_body: type[msgspec.Struct],
-    kind: type[_Kind],
-    neutral: Mapping[str, tuple[object, ...]],
-) -> _Kind:
-    """Read a body.
-
-    full_body: type with all known fields. kind: type with the supported fields. neutral: as for
-    `refuse_unless_neutral`.
-    """
-    try:
-        fields = present_fields(msgspec.json.decode(without_bom(body), type=full_body))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if (name := unknown_name(error)) is not None:
-            raise unknown_field(name) from None
-        raise RefusalError(
-            400, f"The body is not a JSON object: {error}.", code="malformed"
-        ) from None
-    except RecursionError:
-        raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
-    refuse_unless_neutral(fields, neutral)
-    try:
-        known = {name: value for name, value in fields.items() if name in kind.__struct_fields__}
-        return msgspec.json.decode(msgspec.json.encode(known), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_value(error, str(error)) from None
-
-
 def checked_request(
-    request: RequestFields,
+    fields: BodyFields,
     *,
     chat: bool,
     prompt: PromptInput,
     most: int | None,
-    defaults: Options,
+    defaults: Request,
     format: Format | FormatOfText | None,
     choices: int = 1,
     echo: bool = False,
@@ -311,38 +224,21 @@ def checked_request(
     most: limit of the answer's tokens. params: as in `CompletionRequest`; the key "" has the field
     of the answer's format.
     """
-    options = _options(request, defaults, format)
-    options["logprobs"] = logprobs
+    request = structs.replace(request_of(fields, defaults, format), logprobs=logprobs)
     if most is not None:
-        options["max_tokens"] = most
-    protocol = options.get("protocol")
-    if isinstance(protocol, str) and protocol != AUTO:
-        plan(**options)  # called for its checks, before the request waits in the queue
-    usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        request = structs.replace(request, max_tokens=most)
+    if request.protocol not in (None, AUTO):
+        plan(request)  # called for its checks, before the request waits in the queue
+    stream_options = fields.stream_options
     return CompletionRequest(
         chat=chat,
         prompt=prompt,
-        options=options,
-        model=request.model,
+        request=request,
+        model=fields.model,
         choices=choices,
         echo=echo,
         logprobs=logprobs is not None,
-        stream=bool(request.stream),
-        include_usage=usage,
+        stream=bool(fields.stream),
+        include_usage=stream_options is not None and bool(stream_options.include_usage),
         params=params if format is not None else {**params, "": "structured_outputs"},
     )
-
-
-def _options(
-    request: RequestFields, defaults: Options, format: Format | FormatOfText | None
-) -> Options:
-    options = defaults.copy()
-    sampling = {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
-    options.update(cast(Options, sampling))
-    if (grammar := grammar_of(format, request.structured_outputs)) is not None:
-        options["grammar"] = grammar
-        options.pop("schema", None)
-    if request.stop is not None:
-        options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    extend(options, request.pilotfish)
-    return options

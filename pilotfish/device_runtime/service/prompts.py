@@ -70,18 +70,9 @@ def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prom
     return prompt
 
 
-def fields_of(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
-    """Define a type of JSON object with exactly these fields; their values stay undecoded."""
-    absent = [(field, msgspec.Raw, msgspec.Raw()) for field in dict.fromkeys(fields)]
-    return msgspec.defstruct(name, absent, forbid_unknown_fields=True)
-
-
-def present_fields(
-    fields: msgspec.Struct, names: Iterable[str] | None = None
-) -> dict[str, msgspec.Raw]:
-    """Return the fields that are present, by name. names: look at these fields only."""
-    chosen = fields.__struct_fields__ if names is None else names
-    values = ((name, getattr(fields, name)) for name in chosen)
+def present_fields(fields: msgspec.Struct, names: Iterable[str]) -> dict[str, msgspec.Raw]:
+    """Return the undecoded fields of these names that are present."""
+    values = ((name, getattr(fields, name)) for name in names)
     return {name: value for name, value in values if memoryview(value).nbytes}
 
 
@@ -224,16 +215,11 @@ def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
 
 def bad_value(error: Exception, message: str) -> RefusalError:
     """Return the refusal of a bad value or an unknown field. message: msgspec's."""
-    param = _param(message)
-    if param is not None and (name := unknown_name(error)) is not None:
-        return unknown_field(f"{param}.{name}")
-    return bad_request(param, f"{message}.")
-
-
-def _param(message: str) -> str | None:
-    """Return the field that msgspec's message names."""
-    at = re.search(r"at `\$\.([\w.\[\]]+)", message) or re.search(r"field `(\w+)`", message)
-    return at[1] if at else None
+    at = re.search(r"at `\$\.([\w.\[\]]+)", message)
+    if (name := unknown_name(error)) is not None:
+        return unknown_field(name if at is None else f"{at[1]}.{name}")
+    field = at or re.search(r"field `(\w+)`", message)
+    return bad_request(None if field is None else field[1], f"{message}.")
 
 
 def unknown_field(name: str) -> RefusalError:

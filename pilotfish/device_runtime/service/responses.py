@@ -6,24 +6,21 @@ or a `RefusalError` that names the field at fault. Fields beyond OpenAI's: see `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from pilotfish.device_runtime.bridge import Talk
-from pilotfish.device_runtime.plan import Options
+from pilotfish.device_runtime.service.body import BodyFields, Values, read_body
 from pilotfish.device_runtime.service.formats import FormatOfText, TextFormat
 from pilotfish.device_runtime.service.openai import (
     MESSAGES,
     CompletionRequest,
     Count,
-    RequestFields,
     checked_request,
-    read_body,
 )
 from pilotfish.device_runtime.service.prompts import (
     Effort,
-    fields_of,
     present_fields,
     refuse_unless_neutral,
     thinking_of,
@@ -31,30 +28,10 @@ from pilotfish.device_runtime.service.prompts import (
 from pilotfish.device_runtime.service.responses_input import InputItem, Message, conversation_of
 from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
+from pilotfish.wire.request import Request
 
 Body = dict[str, Any]
 
-# Fields that are ignored, since they cannot change a text.
-_INERT = frozenset(
-    (
-        "max_tool_calls",  # limits calls of built-in tools, and there are no such tools
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "user",
-    )
-)
-# Unsupported fields that would change a text: only these values, without effect, are accepted.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "background": (None, False),
-    "context_management": (None, []),
-    "conversation": (None,),
-    "moderation": (None,),
-    "prompt": (None,),
-    "top_logprobs": (None, 0),
-    "truncation": (None, "disabled"),
-}
 _NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {"verbosity": (None,)}
 
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
@@ -82,7 +59,27 @@ class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
     summary: Literal["auto"] | None = None
 
 
-class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
+class _ResponsesBody(BodyFields, kw_only=True):
+    inert: ClassVar[frozenset[str]] = frozenset(
+        (
+            "max_tool_calls",  # limits calls of built-in tools, and there are no such tools
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "user",
+        )
+    )
+    neutral: ClassVar[Values] = {
+        "background": (None, False),
+        "context_management": (None, []),
+        "conversation": (None,),
+        "moderation": (None,),
+        "prompt": (None,),
+        "top_logprobs": (None, 0),
+        "truncation": (None, "disabled"),
+    }
+
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     include: list[Literal["reasoning.encrypted_content"]] | None = (
         None  # ignored: thoughts are not encrypted
@@ -97,10 +94,6 @@ class _ResponsesBody(RequestFields, forbid_unknown_fields=True, kw_only=True):
     text: _Text | None = None
     tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
     tools: Annotated[list[_Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
-
-
-# A body's fields, values undecoded: an unknown field ends decoding at once.
-_Whole = fields_of("_Whole", (*_ResponsesBody.__struct_fields__, *_NEUTRAL, *_INERT))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,61 +111,61 @@ class ResponseRequest:
 
 
 def response_request(
-    body: bytes, defaults: Options, before: Callable[[str], Sequence[Message]]
+    body: bytes, defaults: Request, before: Callable[[str], Sequence[Message]]
 ) -> ResponseRequest:
     """Read a ``POST /v1/responses``.
 
     defaults: the service's own options. before: returns the conversation of a response's id; that
     response is its last answer.
     """
-    request = read_body(body, _Whole, _ResponsesBody, _NEUTRAL)
-    if request.text is not None:
-        refuse_unless_neutral(present_fields(request.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
-    choice = request.tool_choice
+    fields = read_body(body, _ResponsesBody)
+    if fields.text is not None:
+        refuse_unless_neutral(present_fields(fields.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
+    choice = fields.tool_choice
     named = choice.name if isinstance(choice, _NamedChoice) else choice
-    tools = read_tools(request.tools, named, request.parallel_tool_calls)
-    previous = request.previous_response_id
-    messages = conversation_of(request.input, [] if previous is None else before(previous))
+    tools = read_tools(fields.tools, named, fields.parallel_tool_calls)
+    previous = fields.previous_response_id
+    messages = conversation_of(fields.input, [] if previous is None else before(previous))
     prompt_messages = messages
-    if request.instructions is not None:
-        prompt_messages = [{"role": "system", "content": request.instructions}, *messages]
-    effort = None if request.reasoning is None else request.reasoning.effort
+    if fields.instructions is not None:
+        prompt_messages = [{"role": "system", "content": fields.instructions}, *messages]
+    effort = None if fields.reasoning is None else fields.reasoning.effort
     wanted = checked_request(
-        request,
+        fields,
         chat=True,
         prompt=Talk(prompt_messages, tools, thinking_of(None, effort)),
-        most=request.max_output_tokens,
+        most=fields.max_output_tokens,
         defaults=defaults,
-        format=None if request.text is None else request.text.format,
+        format=None if fields.text is None else fields.text.format,
         params={
             "": "text.format.schema",
-            **{tool.name: f"tools[{at}].parameters" for at, tool in enumerate(request.tools or ())},
+            **{tool.name: f"tools[{at}].parameters" for at, tool in enumerate(fields.tools or ())},
         },
     )
     return ResponseRequest(
         completion=wanted,
         messages=messages,
-        echo=_echo(request, wanted.options),
-        store=request.store is not False,
+        echo=_echo(fields, wanted.request),
+        store=fields.store is not False,
     )
 
 
-def _echo(request: _ResponsesBody, options: Options) -> Body:
-    text_format = request.text and request.text.format
+def _echo(fields: _ResponsesBody, request: Request) -> Body:
+    text_format = fields.text and fields.text.format
     return {
         "background": False,
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
-        "metadata": request.metadata or {},
-        "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "previous_response_id": request.previous_response_id,
-        "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
-        "store": request.store is not False,
-        "temperature": options.get("temperature"),
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {"effort": fields.reasoning and fields.reasoning.effort, "summary": None},
+        "store": fields.store is not False,
+        "temperature": request.temperature,
         "text": {"format": text_format or TextFormat()},
-        "tool_choice": request.tool_choice or "auto",
-        "tools": request.tools or [],
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": fields.tools or [],
         "top_logprobs": 0,
-        "top_p": options.get("top_p", 1.0),
+        "top_p": request.top_p,
         "truncation": "disabled",
     }

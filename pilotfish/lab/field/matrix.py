@@ -11,11 +11,12 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from pilotfish.base.errors import PromptTooLongError, TooLargeError, UnsupportedError
-from pilotfish.device_runtime.plan import AUTO, plan
+from pilotfish.device_runtime.plan import plan
 from pilotfish.lab.field.run import Cell, Configuration, MatrixSettings
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.request import AUTO, Request
 
 _WINDOWLESS = (STREAM, LOCAL, AUTO)  # protocols without a window option; `auto` chooses its window
 
@@ -72,12 +73,14 @@ def check(settings: MatrixSettings) -> None:
         raise UnsupportedError("Protocols that draft need windows: name them by --windows.")
     for protocol, window in configurations(settings):
         plan(
-            protocol=STREAM if protocol == AUTO else protocol,
-            window=window,
-            max_tokens=settings.max_tokens,
-            temperature=settings.temperature,
-            seed=settings.seed,
-            **settings.options,
+            Request(
+                protocol=STREAM if protocol == AUTO else protocol,
+                window=window,
+                max_tokens=settings.max_tokens,
+                temperature=settings.temperature,
+                seed=settings.seed,
+                options=settings.options,
+            )
         )
 
 
@@ -91,7 +94,7 @@ def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
             )
         if window is None or window == AUTO:
             continue
-        request = plan(protocol=protocol, window=window, temperature=settings.temperature)
+        request = plan(Request(protocol=protocol, window=window, temperature=settings.temperature))
         nodes = nodes_at_most(request.expansion)
         if nodes > edge.limits.window:
             raise TooLargeError(

@@ -29,12 +29,12 @@ from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.energy import Meter, Rail
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.lab.field.prompts import BUILT_IN
 from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.run import Answer, Cell, MatrixSettings
 from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.request import Options
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 8.0
 _PASSING = (

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
-from pilotfish.device_runtime.plan import AUTO
 from pilotfish.device_runtime.record import Round
 from pilotfish.lab.field.report.figures import order, steady_rounds, steady_token_ms
 from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, lossless, streams
+from pilotfish.wire.request import AUTO
 
 
 def replay_token_s(

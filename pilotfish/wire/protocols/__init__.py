@@ -18,7 +18,7 @@ from pilotfish.wire.protocols.decision_head import BoundDecisionHead
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import Dssd
 from pilotfish.wire.protocols.greedy import Greedy
-from pilotfish.wire.protocols.options import SHARED_OPTIONS, ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
@@ -31,6 +31,7 @@ from pilotfish.wire.protocols.tree import TokenTree
 from pilotfish.wire.protocols.tslt import Tslt
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
+from pilotfish.wire.request import OPTION_NAMES
 
 PROTOCOL_REGISTRY: Final[dict[str, SpeculationProtocol[Any]]] = {}
 
@@ -65,7 +66,7 @@ __all__ = [
 
 def register(protocol: SpeculationProtocol[Any]) -> None:
     """Register a protocol; raises `ValueError` if its name, an option or a counter is taken."""
-    shared = SHARED_OPTIONS & {*protocol.Options.__struct_fields__}
+    shared = OPTION_NAMES & {*protocol.Options.__struct_fields__}
     if shared:
         raise ValueError(f"Every request already has an option {min(shared)}.")
     if protocol.name in (*PROTOCOL_REGISTRY, STREAM, LOCAL):

@@ -17,34 +17,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Names of the options that every request has, under any protocol (`device_runtime.plan`).
-SHARED_OPTIONS = frozenset(
-    (
-        *(
-            "protocol",
-            "among",
-            "lossy",
-            "policy",
-            "rtt_threshold_s",
-            "thrift",
-            "window",
-            "expansion",
-        ),
-        *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "options"),
-        *("logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty"),
-        *("logprobs", "prompt_logprobs", "schema", "grammar"),
-        *("draft_temperature", "draft_top_k", "draft_top_p", "owner"),
-    )
-)
-
-
 class ProtocolOptions(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """Base of a protocol's options: settings (`base.settings`), each with a default.
 
     The default None means the edge's own value. Protocols may share a type. No two types may have
-    an option of the same name, or one of `SHARED_OPTIONS`.
+    an option of the same name, or one with the name of a request's option
+    (`wire.request.OPTION_NAMES`).
     """
 
     @classmethod

@@ -21,6 +21,7 @@ from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.lanes import BUFFERED, Lanes
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.request import Request
 from tests.conftest import Pair
 from tests.support import web
 from tests.support.serving import Serving, chat, content_of, eventually, serving
@@ -278,7 +279,7 @@ def test_a_lane_that_hangs_is_seen(pair: Pair, edge: EdgeServer) -> None:
     async def hang() -> tuple[list[int], list[int], list[int]]:
         lanes = Lanes([device], places=1)
         with lanes.admit("somebody") as job:
-            lanes.submit(job, device.prompt([1, 2, 3]), {"max_tokens": 8}, streamed=False)
+            lanes.submit(job, device.prompt([1, 2, 3]), Request(max_tokens=8), streamed=False)
             at_once = lanes.stuck(0.5)
             await asyncio.sleep(1.0)
             later = lanes.stuck(0.5)
@@ -299,8 +300,8 @@ def test_an_answer_that_nobody_takes_is_given_up(long_pair: Pair) -> None:
     async def unread(device: Device) -> tuple[int, int]:
         lanes = Lanes([device], places=1)
         with lanes.admit("somebody") as job:
-            options = {"max_tokens": 3 * BUFFERED, "protocol": "local"}
-            lanes.submit(job, device.prompt([1, 2, 3]), options, streamed=True)
+            request = Request(max_tokens=3 * BUFFERED, protocol="local")
+            lanes.submit(job, device.prompt([1, 2, 3]), request, streamed=True)
             while not job.ended:
                 assert await job.ready(30)  # and takes nothing
                 await asyncio.sleep(0.01)

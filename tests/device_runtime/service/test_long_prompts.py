@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.request import Request
 from tests.support import web
 from tests.support.serving import Serving, serving
 from tests.support.tiny import tiny_artifact
@@ -89,13 +89,13 @@ def test_a_prompt_of_megabytes_delays_no_other_request(roomy: Serving, kind: str
     ids=lambda value: value.decode()[:-9] if isinstance(value, bytes) else "",
 )
 def test_millions_of_objects_are_not_made_to_be_refused(
-    read: Callable[[bytes, Options], CompletionRequest], body: bytes
+    read: Callable[[bytes, Request], CompletionRequest], body: bytes
 ) -> None:
     long = body % (b"[]," * (CHARACTERS // 3))
     tracemalloc.start()
     try:
         with pytest.raises(RefusalError):
-            read(long, Options())
+            read(long, Request())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -119,7 +119,7 @@ def test_millions_of_objects_are_not_made_to_be_refused(
     ids=["fields", "fields of the extension", "fields of a message", "messages"],
 )
 def test_reading_ends_at_the_first_unknown_field(
-    read: Callable[[bytes, Options], CompletionRequest],
+    read: Callable[[bytes, Request], CompletionRequest],
     begins: bytes,
     each: bytes,
     ends: bytes,
@@ -131,7 +131,7 @@ def test_reading_ends_at_the_first_unknown_field(
     tracemalloc.start()
     try:
         with pytest.raises(RefusalError) as refused:
-            read(long, Options())
+            read(long, Request())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -12,10 +12,10 @@ import pytest
 
 from pilotfish import Device
 from pilotfish.base.errors import DrainingError
-from pilotfish.device_runtime.plan import Options
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.wire.request import Options, Request
 from tests.conftest import Pair
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -35,7 +35,9 @@ async def one_lane(device: Device, places: int) -> AsyncIterator[Lanes]:
 
 async def answer(lanes: Lanes, client: str, ids: list[int], options: Options) -> Generation:
     with lanes.admit(client) as job:
-        lanes.submit(job, lanes.lanes[0].device.prompt(ids), options, streamed=False)
+        lanes.submit(
+            job, lanes.lanes[0].device.prompt(ids), Request.from_options(options), streamed=False
+        )
         assert await job.ready(60)
         whole = job.take()
         assert isinstance(whole, Generation)
@@ -73,7 +75,7 @@ def test_a_lane_that_waits_for_its_edge_does_not_hang(pair: Pair) -> None:
     async def wait(device: Device) -> list[int]:
         async with one_lane(device, 1) as lanes:
             with lanes.admit("somebody") as job:
-                lanes.submit(job, device.prompt([1, 2, 3]), {"max_tokens": 8}, streamed=False)
+                lanes.submit(job, device.prompt([1, 2, 3]), Request(max_tokens=8), streamed=False)
                 await asyncio.sleep(2.5)
                 waiting = lanes.stuck(1.5)
                 assert not await job.ready(0)
@@ -108,7 +110,7 @@ async def answers(lanes: Lanes, client: str, count: int, options: Options) -> li
     """All answers to one request, one after the other."""
     with lanes.admit(client, count) as job:
         prompt = lanes.lanes[0].device.prompt([1, 2, 3])
-        lanes.submit(job, prompt, options, streamed=False)
+        lanes.submit(job, prompt, Request.from_options(options), streamed=False)
         results: list[Generation] = []
         while len(results) < count:
             assert await job.ready(60)
@@ -240,7 +242,7 @@ def test_a_client_that_holds_a_lane_waits_behind_those_that_hold_none(pair: Pair
     async def hold(devices: list[Device]) -> None:
         lanes = Lanes(devices, places=8)
         with lanes.admit("bob") as job:  # and waits for an edge
-            lanes.submit(job, devices[0].prompt([1, 2, 3]), {"max_tokens": 8}, streamed=False)
+            lanes.submit(job, devices[0].prompt([1, 2, 3]), Request(max_tokens=8), streamed=False)
             await asyncio.gather(*(ask(lanes, client) for client in ("alice", "bob", "alice")))
         assert await asyncio.to_thread(lanes.close, 30)
 
@@ -275,7 +277,7 @@ def test_each_answer_takes_a_place(drafter: Path) -> None:
         assert messages[-2] == (16, 0)
         assert messages[-1] == (0, 0)
         with lanes.admit("bob", 3) as job:
-            lanes.submit(job, device.prompt([1]), LOCAL, streamed=False)
+            lanes.submit(job, device.prompt([1]), Request.from_options(LOCAL), streamed=False)
             for left in (2, 1, 0):
                 assert await job.ready(60)
                 job.take()

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pilotfish.device_runtime.plan import AUTO
 from pilotfish.device_runtime.record import Choice
 from pilotfish.lab.field.report.figures import order, steady_token_ms
 from pilotfish.lab.field.report.statistics import Spread, spread
 from pilotfish.lab.field.run import Answer, Configuration
+from pilotfish.wire.request import AUTO
 
 
 @dataclass(frozen=True, kw_only=True)

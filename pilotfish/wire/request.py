@@ -1,0 +1,374 @@
+"""A request: the options of one answer, each declared once.
+
+Flags, TOML keys, the fields of an HTTP body and the options in the message `begin` follow from the
+fields of `Request`. Besides the keys of `base.settings.setting`, a field's metadata may have:
+
+http: "body": it is a field of an HTTP body; "pilotfish": it is a field of the body's object
+    ``pilotfish``. Other fields have an HTTP form of their own, or none (`service.body`).
+wire: True: the edge needs the option, and `begin` has no field for it. It travels in the map
+    ``options`` of `begin` if it differs from its default (`wire.begin`).
+
+A field without a description has no flag of its own. The bounds apply everywhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, TypeVar
+
+from msgspec import Meta, Struct
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.settings import setting, settings
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.logits_options import (
+    LEAST_FACTOR,
+    MOST_BIAS,
+    MOST_BIASED,
+    MOST_FACTOR,
+    MOST_PENALTY,
+    Grammar,
+    LogitsOptions,
+)
+from pilotfish.wire.messages import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from pilotfish.wire.protocols.options import ProtocolOptions
+
+AUTO: Final = "auto"  # the protocol that stands for a choice among the protocols
+_MOST_ITEMS = Meta(max_length=128)
+_U31 = 2**31 - 1
+_Parameters = TypeVar("_Parameters", Sampling, LogitsOptions)
+
+
+class AutoOptions(Struct, frozen=True, kw_only=True):
+    """Options of protocol "auto"; see `device_runtime.plan.Auto`."""
+
+    among: (
+        Annotated[
+            Sequence[str],
+            _MOST_ITEMS,
+            setting(
+                "protocol auto: choose from these protocols (default: all lossless ones)",
+                form="names",
+                metavar="P,P,…",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    lossy: Annotated[
+        bool, setting("protocol auto: choose lossy protocols, too", http="pilotfish")
+    ] = False
+    policy: Annotated[
+        str,
+        setting(
+            "protocol auto: the policy by which it chooses (predictive)",
+            http="pilotfish",
+        ),
+    ] = "predictive"
+    rtt_threshold_s: (
+        Annotated[
+            float,
+            setting(
+                "policy threshold: above this RTT, all hidden states are sent at once (10)",
+                ge=0,
+                le=3600,
+                form="milliseconds",
+                metavar="MS",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    thrift: Annotated[
+        bool,
+        setting(
+            "protocol auto: take, of the protocols that are no slower than stream, the cheapest "
+            "for the edge",
+            http="pilotfish",
+        ),
+    ] = False
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """The options of one answer. `device_runtime.plan.plan` checks them.
+
+    protocol: None: "auto", or "local" without an edge. auto: the options of protocol "auto".
+    window: draft tokens per round (default: 4), or "auto": draft until the drafter's confidence is
+    low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
+    ⟨k₁…k_L⟩, instead of a window. max_tokens: None: as many as the context holds. temperature,
+    top_k, top_p, min_p: the target's sampling. draft_…: the drafter's sampling, by default the
+    target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64; 2,048 is
+    their maximum. logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`).
+    seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own options, by name; options of
+    other protocols have no effect. logprobs: return the log-probabilities of each token and of this
+    number of likeliest tokens. prompt_logprobs: the same for the prompt's tokens, from unprocessed
+    logits.
+    """
+
+    protocol: (
+        Annotated[
+            str,
+            setting(
+                "drafting protocol; auto: the fastest for this link and pair", http="pilotfish"
+            ),
+        ]
+        | None
+    ) = None
+    auto: AutoOptions = AutoOptions()
+    window: (
+        Annotated[
+            int | Literal["auto"],
+            setting(
+                "number of draft tokens per round; auto: draft until the drafter is no longer "
+                "confident (4)",
+                form="window",
+                metavar="N|auto",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    expansion: (
+        Annotated[
+            Sequence[int],
+            _MOST_ITEMS,
+            setting(
+                "protocol tree, instead of --window: number of candidates per node at each level, "
+                "e.g. 2,2,1 (default: 2,2,1,… as deep as the window)",
+                form="expansion",
+                metavar="K,K,…",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    max_tokens: Annotated[int, setting("maximum number of tokens of the answer", ge=1)] | None = 128
+    temperature: Annotated[
+        float,
+        setting("sampling temperature; 0 is greedy", ge=0, le=100, metavar="T", http="body"),
+    ] = 0.0
+    top_k: Annotated[
+        int,
+        setting(
+            "sample from the K likeliest tokens; 0: from all tokens (default)",
+            ge=0,
+            le=_U31,
+            metavar="K",
+            http="body",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        setting(
+            "probability mass of the nucleus; 1: all tokens (default)",
+            gt=0,
+            le=1,
+            metavar="P",
+            http="body",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        setting(
+            "drop tokens whose probability is below this share of the likeliest token's; 0: drop "
+            "none",
+            ge=0,
+            le=1,
+            metavar="P",
+            http="body",
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[
+            Annotated[int, Meta(ge=0, le=_U31)],
+            Annotated[float, Meta(ge=-MOST_BIAS, le=MOST_BIAS)],
+        ],
+        Meta(max_length=MOST_BIASED),
+        setting(
+            "add B, -100 to 100, to the logit of the target's token ID; may be repeated",
+            form="bias",
+            repeat=True,
+            metavar="ID=B",
+            http="body",
+        ),
+    ] = {}
+    repetition_penalty: Annotated[
+        float,
+        setting(
+            "penalty factor for tokens that occur in the prompt or the answer; 1: off (default)",
+            ge=LEAST_FACTOR,
+            le=MOST_FACTOR,
+            metavar="F",
+            http="body",
+        ),
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float,
+        setting(
+            "subtract B, -2 to 2, from a token's logit once for each occurrence in the answer",
+            ge=-MOST_PENALTY,
+            le=MOST_PENALTY,
+            metavar="B",
+            http="body",
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float,
+        setting(
+            "subtract B, -2 to 2, from the logit of each token that occurs in the answer",
+            ge=-MOST_PENALTY,
+            le=MOST_PENALTY,
+            metavar="B",
+            http="body",
+        ),
+    ] = 0.0
+    grammar: Grammar | None = None
+    draft_top_k: (
+        Annotated[
+            int,
+            setting(
+                "truncate the drafter's distribution to K tokens: tslt's K (default: as the "
+                "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
+                ge=0,
+                le=_U31,
+                metavar="K",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    draft_top_p: (
+        Annotated[
+            float,
+            setting(
+                "truncate the drafter's distribution to a nucleus of this mass: tslt's ρ",
+                gt=0,
+                le=1,
+                metavar="P",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    draft_temperature: (
+        Annotated[
+            float,
+            setting(
+                "temperature of the drafter (default: the target's)",
+                ge=0,
+                le=100,
+                metavar="T",
+                http="pilotfish",
+            ),
+        ]
+        | None
+    ) = None
+    seed: (
+        Annotated[
+            int,
+            setting("seed that makes a sampled answer repeatable", ge=0, le=2**63 - 1, http="body"),
+        ]
+        | None
+    ) = None
+    options: Mapping[str, Any] = {}
+    stop: Annotated[
+        Sequence[str],
+        setting("stop at this text; may be repeated", repeat=True, metavar="TEXT"),
+    ] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @classmethod
+    def from_options(cls, options: "Options | Mapping[str, Any]") -> "Request":
+        """Make a request of the Python API's keywords (`Options`).
+
+        Keywords that are no fields become ``options``. Raises `UnsupportedError` for a bad schema,
+        and for a schema beside a grammar.
+        """
+        values = dict(options)
+        struct = values.pop("options", None)
+        protocols: dict[str, Any] = struct.to_dict() if struct is not None else {}
+        if isinstance(values.get("protocol"), AutoOptions):
+            values |= {"protocol": AUTO, "auto": values["protocol"]}
+        if (schema := values.pop("schema", None)) is not None:
+            if values.get("grammar") is not None:
+                raise UnsupportedError("Give a schema or a grammar for the answer, not both.")
+            try:
+                values["grammar"] = Grammar.from_schema(schema)
+            except (TypeError, ValueError) as error:  # the schema has a value that JSON lacks
+                raise UnsupportedError(f"{error}.") from error
+        if isinstance(values.get("stop"), str):
+            values["stop"] = [values["stop"]]
+        if values.get("logit_bias", {}) is None:
+            del values["logit_bias"]
+        for name in [name for name in values if name not in cls.__struct_fields__]:
+            protocols[name] = values.pop(name)
+        return cls(**values, options=protocols)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The target's sampling parameters; raises `ValueError` for impossible values."""
+        return self._parameters(Sampling)
+
+    @property
+    def logits_options(self) -> LogitsOptions:
+        """The changes of the logits; raises `ValueError` for impossible values."""
+        return self._parameters(LogitsOptions)
+
+    def _parameters(self, kind: type[_Parameters]) -> _Parameters:
+        """Return the parameters of this kind, whose fields have the names of options."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
+
+    def check_bounds(self) -> None:
+        """Raise `UnsupportedError` for a number outside the bounds of its option."""
+        for option in settings(type(self)):
+            value, meta = getattr(self, option.name), option.meta
+            if not isinstance(value, int | float):
+                continue
+            low, above = (meta.ge, "at least") if meta.gt is None else (meta.gt, "above")
+            high_enough = low is None or (value >= low if meta.gt is None else value > low)
+            if high_enough and (meta.le is None or value <= meta.le):
+                continue
+            bounds = f"{above} {low}" + ("" if meta.le is None else f" and at most {meta.le}")
+            if meta.gt is None and meta.le is not None:
+                bounds = f"between {low} and {meta.le}"
+            raise UnsupportedError(f"{option.name} must be {bounds}, not {value}.")
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Request` as keywords of the Python API, for type checkers.
+
+    ``protocol`` "auto" stands for ``Auto()``. schema: a JSON schema in place of a grammar. The
+    protocols' own options (`wire.protocols.option_types`) are further keywords or, for type
+    checkers, a struct: ``options=RelaxationOptions(tau=0.3)``.
+    """
+
+    protocol: str | AutoOptions
+    window: int | Literal["auto"] | None
+    expansion: Sequence[int] | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    logit_bias: Mapping[int, float]
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logprobs: int | None
+    prompt_logprobs: int | None
+    schema: Mapping[str, Any] | str | None
+    grammar: Grammar | None
+    draft_temperature: float | None
+    draft_top_k: int | None
+    draft_top_p: float | None
+    seed: int | None
+    stop: Sequence[str]
+    options: "ProtocolOptions | None"
+
+
+# Names that a protocol's own option cannot have.
+OPTION_NAMES: Final = frozenset(
+    (*Options.__annotations__, *AutoOptions.__struct_fields__, "auto", "owner")
+)
