@@ -135,10 +135,8 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
     def start(self, number: int, works: Sequence[Work]) -> None:
         """Send the pass to its replica, now or when the replica is ready."""
         lane = works[0].slot % self.lanes
-        local_works = [work._replace(slot=work.slot // self.lanes) for work in works]
-        pending = self._passes[number] = _ReplicaPass(
-            number, local_works, self._clock.now_s, lane=lane
-        )
+        local = [work._replace(slot=work.slot // self.lanes) for work in works]
+        pending = self._passes[number] = _ReplicaPass(number, local, self._clock.now_s, lane=lane)
         if self._replicas[lane].ready:
             self._send(pending)
 
