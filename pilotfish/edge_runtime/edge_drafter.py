@@ -274,7 +274,7 @@ class EdgeDrafter(threading.Thread):
         planned: list[tuple[_Task, Work]] = []
         for task in tasks:
             unread, work = self._next_work(task)
-            if not unread:
+            if unread <= 0:
                 task.trail.read_hash = task.hash
             elif unread <= _NARROW:
                 planned.append((task, work))
