@@ -16,13 +16,13 @@ from pilotfish.edge_runtime.hint_sources import HintSources
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.speculation.logits_options import LogitsProcessor
-from pilotfish.wire.messages import Begin, Buffer, Request, StatesRequest, Verdict
+from pilotfish.wire.messages import Begin, Buffer, DeviceMessage, StatesRequest, Verdict
 from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
 from pilotfish.wire.protocols.protocol import Ids
 from pilotfish.wire.transport import Envelope
 
-# request, its envelope, and its time of arrival (monotonic clock, ns)
-ReceivedRequest = tuple[Request, Envelope, int]
+# message, its envelope, and its time of arrival (monotonic clock, ns)
+ReceivedMessage = tuple[DeviceMessage, Envelope, int]
 
 
 @dataclass(slots=True)
@@ -150,8 +150,8 @@ class QueuedGeneration:
     spec: GenerationSpec
     envelope: Envelope
     compilation: Compilation
-    request: ReceivedRequest | None = None
-    hints: list[ReceivedRequest] = field(default_factory=list)
+    request: ReceivedMessage | None = None
+    hints: list[ReceivedMessage] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -159,7 +159,7 @@ class QueuedGeneration:
         return self.spec.begin.generation
 
     @property
-    def requests(self) -> list[ReceivedRequest]:
+    def requests(self) -> list[ReceivedMessage]:
         """All waiting messages, in the order in which they will be served."""
         return self.hints if self.request is None else [self.request, *self.hints]
 

@@ -42,7 +42,7 @@ from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # upper limit of hints that wait for a generation's grammar
 
-Serve = Callable[[m.Request, Envelope, int], None]
+Serve = Callable[[m.DeviceMessage, Envelope, int], None]
 Charge = Callable[[bytes, float], None]
 
 
@@ -128,7 +128,11 @@ class GenerationStarter:
         return GenerationSpec(begin, new, sampling_params, protocol)
 
     def queue_request(
-        self, queued: QueuedGeneration, request: m.Request, envelope: Envelope, received_ns: int
+        self,
+        queued: QueuedGeneration,
+        request: m.DeviceMessage,
+        envelope: Envelope,
+        received_ns: int,
     ) -> None:
         """Queue a request until its generation begins.
 

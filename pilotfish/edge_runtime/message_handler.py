@@ -195,26 +195,26 @@ class MessageHandler:
             self._admission.admit(envelope.owner, now_ns * 1e-9, optional=optional)
             admitted = True
             check_size(envelope, self._message_bytes)
-            request = m.decode_request(envelope.header)
+            request = m.decode_device_message(envelope.header)
         except PilotfishError as error:  # a cheap refusal: no frame was decoded
             self._replies.refuse(envelope, None, error, admitted=admitted)
             return
         self._serve(request, envelope, now_ns - envelope.queued_ns())
 
-    def _serve(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
+    def _serve(self, request: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
         """Serve an admitted request, and charge its client for the time of this thread."""
         begun_s = time.thread_time()
         self._attempt(request, envelope, received_ns)
         self._admission.charge(envelope.owner, time.thread_time() - begun_s)
 
-    def _attempt(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
+    def _attempt(self, request: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
         try:
             self._dispatch(request, envelope, received_ns)
         except Exception as error:
             error = to_client_error(error, "a message could not be served")
             self._replies.refuse(envelope, request, error)
 
-    def _dispatch(self, request: m.Request, envelope: Envelope, received_ns: int) -> None:
+    def _dispatch(self, request: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
         while_draining = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
         if self._draining and not isinstance(request, while_draining):
             raise _draining_error()
@@ -304,7 +304,7 @@ class MessageHandler:
             size = envelope.size
         whole = Envelope(envelope.client, envelope.owner, header, frames, size)
         check_size(whole, self._message_bytes)
-        request = m.decode_request(header)
+        request = m.decode_device_message(header)
         if isinstance(request, m.Chunk):
             raise MalformedError("A message that was sent in chunks cannot itself be a chunk.")
         # a `Begin` must not be served twice, and has no reply that could be lost

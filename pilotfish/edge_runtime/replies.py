@@ -211,7 +211,7 @@ class Replies:
     def refuse(
         self,
         envelope: Envelope,
-        request: m.Request | None,
+        request: m.DeviceMessage | None,
         error: PilotfishError,
         *,
         admitted: bool = True,

@@ -108,7 +108,7 @@ class Edge:
         self.sent[client].append((reply, decode_ids(frames[0], VOCAB).tolist()))
         return True
 
-    def take(self, client: bytes, message: m.Request, *frames: m.Buffer) -> None:
+    def take(self, client: bytes, message: m.DeviceMessage, *frames: m.Buffer) -> None:
         header = m.encode(message)
         size = len(header) + sum(map(len, frames))
         self._service.handle(Envelope(client, client, header, list(frames), size))

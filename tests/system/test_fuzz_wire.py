@@ -96,7 +96,7 @@ class Talk:
         previous = rng.choices(range(VOCAB), k=rng.choice([0, 0, 0, 1, 9]))
         return self.session.hint(ids, rng.choice([0, 128, 255]), previous)
 
-    def _aside(self) -> m.Request:
+    def _aside(self) -> m.DeviceMessage:
         session, rng = self.session, self.rng
         kind = rng.choice(["ping", "ping", "hello", "hello", "fetch", "cancel", "close"])
         if kind == "hello":
@@ -306,7 +306,7 @@ def test_the_seeds_of_the_fuzz_are_valid(pair: Pair) -> None:
     """Unspoilt, every message is understood: the fuzz starts from inside the protocol."""
     rng = random.Random(9)
     talk = Talk(rng, conditions_of(pair))
-    kinds = Counter(type(m.decode_request(talk.next()[0])).__name__ for _ in range(2000))
+    kinds = Counter(type(m.decode_device_message(talk.next()[0])).__name__ for _ in range(2000))
     assert kinds.keys() == {
         "Begin",
         "Window",

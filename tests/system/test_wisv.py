@@ -41,7 +41,7 @@ PROMPTS = [PROMPT, [9], [*range(30, 60)], [63, 50, 4, 61, 31, 51, 53, 22]]
 class Asked(NamedTuple):
     """One exchange of a round as it was sent."""
 
-    message: m.Request
+    message: m.DeviceMessage
     frames: Sequence[m.Buffer]
     answer: TimedReply
 
