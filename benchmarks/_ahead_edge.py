@@ -17,7 +17,10 @@ import numpy as np
 from _ahead_replayed import Pace, Recorded, load
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
+from pilotfish.edge_runtime.steps import record_works
+from pilotfish.edge_runtime.targets.target import Scores, Target, TargetOptions
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Output
 
 WORDS = 3
@@ -65,27 +68,33 @@ class ReplayedTarget(Target):
         self._done: list[Scores] = []
         self.context = min(limits.context, manifest.dimensions.context)
         self.digest = manifest.digest
+        self._contents = SlotContents(limits.sessions, self.context)
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         """Sleep for as long as the pass takes."""
         begun_s = time.perf_counter()
-        outputs = [self._answer(span) for span in spans]
+        outputs = [self._answer(work) for work in works]
         # by positions, as a target's passes go; prompts are free: a device that has its answer
         # sooner asks sooner, and what that costs is not the cost of its hints
-        positions = sum(span.size for span in spans if span.rows)
+        positions = sum(
+            len(work.tokens) - self.cached(work.slot, work.tokens, work.rows)
+            for work in works
+            if work.rows
+        )
+        record_works(works, self._contents)
         if positions:
             time.sleep(max(0.0, begun_s + self._pace.of(positions) - time.perf_counter()))
         self._done.append(Scores(number, outputs))
 
-    def _answer(self, span: Span) -> Output:
-        logits = np.zeros((span.rows, self._vocab), np.float32)
-        if span.rows:
-            first = len(span.tokens) - span.rows + 1  # tokens before the first row's answer
-            text = self._text(span.slot, span.tokens[:first])
-            for row in range(span.rows):
+    def _answer(self, work: Work) -> Output:
+        logits = np.zeros((work.rows, self._vocab), np.float32)
+        if work.rows:
+            first = len(work.tokens) - work.rows + 1  # tokens before the first row's answer
+            text = self._text(work.slot, work.tokens[:first])
+            for row in range(work.rows):
                 known = text is not None and first + row < len(text)
                 logits[row, text[first + row] if known else self._end] = 1e4
-        return Output(logits, np.zeros((span.rows, self._hidden), np.float32))
+        return Output(logits, np.zeros((work.rows, self._hidden), np.float32))
 
     def _text(self, slot: int, tokens: Any) -> Any:
         """The text that goes on behind these tokens; None: no text does."""
@@ -98,8 +107,13 @@ class ReplayedTarget(Target):
             held = self._recording[fits[0]]
         return held.text
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """There is nothing to keep."""
+    def cached(self, slot: int, tokens: Any, rows: int) -> int:
+        """Return the number of first tokens that the slot holds, as an engine would."""
+        return self._contents.find(slot, tokens, rows).tokens
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        self._contents.clear(slot)
 
     def collect_scores(self) -> Sequence[Scores]:
         done, self._done = self._done, []
@@ -110,10 +124,10 @@ def counted(target: Target, counts: Any) -> Target:
     """The same target, whose passes are counted from now on."""
     start = target.start
 
-    def started(number: int, spans: Sequence[Span]) -> None:
+    def started(number: int, works: Sequence[Work]) -> None:
         begun_s = time.perf_counter()
-        start(number, spans)
-        rows = sum(span.rows for span in spans)
+        start(number, works)
+        rows = sum(work.rows for work in works)
         if rows:
             counts[:3] += 1.0, float(rows), time.perf_counter() - begun_s
 

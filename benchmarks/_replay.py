@@ -22,7 +22,7 @@ from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.messages import Begin, Buffer, Close, Request, Verdict, Window
+from pilotfish.wire.messages import Begin, Buffer, Close, DeviceMessage, Verdict, Window
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision, SamplingParams
 
 GREEDY = PROTOCOL_REGISTRY["greedy"]
@@ -108,7 +108,7 @@ class Replay:
         self._send(begin, encode_ids(self._recording.prompt[keep:], self._recording.vocab))
         self._next = 0
 
-    def _send(self, message: Request, *frames: Buffer) -> None:
+    def _send(self, message: DeviceMessage, *frames: Buffer) -> None:
         self._channel.send(message, frames)
 
     def send(self) -> None:

@@ -59,8 +59,8 @@ from _stages import Bench, Edge, Pipeline
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.drafting import ModelDrafter
-from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.lab.field.papers.decentralized_measured import draw
 from pilotfish.wire.keys import DeviceKeys
@@ -128,7 +128,7 @@ def logits_off(bench: Bench, pipeline: Pipeline, texts: Sequence[Any]) -> float:
             whole.rollback(0, 0)
             for end in range(len(text) % 5 or 5, len(text) + 1, 5):
                 base, number = max(0, end - 5), number + 1
-                (answer,) = target.run(number, [Span(0, text[:end].astype(np.uint32), base, 1)])
+                (answer,) = target.run(number, [Work(0, text[:end].astype(np.uint32), 1)])
                 wanted = whole.prefill(0, text[base:end].astype(np.int64), rows=1)
                 off = max(off, float(np.abs(answer.logits - wanted.logits).max()))
     return off

@@ -26,7 +26,7 @@ from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.engines.engine import open_engine
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
@@ -55,8 +55,7 @@ class Edge:
     def __init__(self, target: Any) -> None:
         artifact = Artifact.open(target)
         limits = EdgeLimits(context=CONTEXT, messages_per_s=1e9)
-        decoder = Decoder(artifact, slots=limits.sessions, context=CONTEXT)
-        held = LocalTarget(decoder)
+        held = LocalTarget(open_engine(artifact, slots=limits.sessions, context=CONTEXT))
         self.manifest = artifact.manifest
         self.scheduler = Scheduler(held)
         self.sent, self.reply = 0, None  # since the last request, and the last of it
@@ -81,11 +80,11 @@ class Edge:
 
     def work(self) -> None:
         """Make all passes."""
-        self.service.start_compiled()
+        self.service.compiler.run_callbacks()
         while self.scheduler.wait_s() is not None:
             batch = self.scheduler.next_batch()
             if batch is not None:
-                self.scheduler.target.start(batch.number, batch.spans)
+                self.scheduler.target.start(batch.number, batch.works)
             for scores in self.scheduler.target.collect_scores():
                 for job in self.scheduler.finish_pass(scores):
                     self.service.finish_job(job)
@@ -163,7 +162,7 @@ def cases(edge: Edge) -> list[Case]:
     def sliced() -> None:
         deliver([m.encode(msgspec.structs.replace(hello, reply_bytes=1024))])
         deliver(ping)
-        edge.service._downloads.set_slice_limit(ME, ME, 0)
+        edge.service._replies.downloads.set_slice_limit(ME, ME, 0)
 
     def split_window(**more: Any) -> None:
         worked(edge.begin("dssd", **more))

@@ -37,8 +37,9 @@ from pilotfish.device_runtime.record import Generation
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
-from pilotfish.edge_runtime.targets.target import Span, TargetOptions
+from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work
 from pilotfish.wire.keys import EdgeKeys, allow
 
 WINDOW = 8
@@ -175,13 +176,13 @@ def passes(
 ) -> Iterator[tuple[float, float, float, float]]:
     """Of each window: seconds, those of the slowest worker, bytes from a worker and to one."""
     number = text.begin
-    target.run(number, [Span(0, text.tokens[: text.begin], 0, 0)])
+    target.run(number, [Work(0, text.tokens[: text.begin], 0)])
     for begin in range(text.begin, len(text.tokens) - WINDOW, WINDOW + 1):
         end, number = begin + WINDOW + 1, number + 1
-        span = Span(0, text.tokens[:end], begin, WINDOW + 1, temperature=1.0)
+        work = Work(0, text.tokens[:end], WINDOW + 1, temperature=1.0)
         before = counted(metrics)
         begun_s = time.perf_counter()
-        target.run(number, [span])
+        target.run(number, [work])
         took_s = time.perf_counter() - begun_s
         compute_s, up, down = counted(metrics) - before
         yield took_s, max(compute_s), float(np.mean(up)), float(np.mean(down))

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.cli.progress import Bars
 from pilotfish.deploy import bundle
 from pilotfish.deploy.manifest import MACHINES, ROLES
 
@@ -111,8 +111,8 @@ def _run(args: argparse.Namespace) -> int:
         secret=args.sign,
         signers=args.signer,
     )
-    with Bars() as bars:
-        content, advice = bundle.make(wanted, args.out, bars.show)
+    with ProgressDisplay() as display:
+        content, advice = bundle.make(wanted, args.out, display.show)
     for line in advice:
         print(f"to do: {line}", file=sys.stderr)
     if args.sign is None:

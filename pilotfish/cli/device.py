@@ -15,11 +15,11 @@ from msgspec import structs
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import install_command
+from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
-from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.cli.screen import AnswerScreen
 from pilotfish.device_runtime.bridge import read_talk
 from pilotfish.device_runtime.device import Device
@@ -106,9 +106,9 @@ def _run(args: argparse.Namespace) -> int:
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     prompt, _ = read_talk(text, talk_of(args))
     screen = AnswerScreen(quiet=args.json == "-")
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         config = structs.asdict(from_args(args, DeviceConfig))
-        opened = Device(**config, on_fetch=partial(bars.show, FETCHING))
+        opened = Device(**config, on_fetch=partial(display.show, FETCHING))
     ends_by_loss = config["on_link_loss"] == "fail"
     with opened as device, _without_link_log(ends_by_loss and not args.verbose):
         for piece in device.answer(prompt, request):

@@ -1,14 +1,12 @@
 """``pilotfish distill``: train a drafter for one target on this machine."""
 
 import argparse
-from collections.abc import Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.cli.countdown import Countdown
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -64,8 +62,8 @@ def _run(args: argparse.Namespace) -> int:
     with export_tools():
         from pilotfish.lab.distill.running import distill
 
-    with _Stages({ANSWERS: settings.sessions}) as stages:
-        distilled = distill(settings, stages.update)
+    with ProgressDisplay(waves={ANSWERS: settings.sessions}) as display:
+        distilled = distill(settings, display.show)
     page = write(settings.folder, distilled)
     console.print(_table(distilled))
     console.print(f"trained on {distilled.learnt} answers; the report is {page}", markup=False)
@@ -76,58 +74,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Stages:
-    """A countdown for each stage in turn. waves: stage → simultaneous steps, or 1."""
-
-    def __init__(self, waves: Mapping[str, int]) -> None:
-        self._label, self._waves = "", waves
-        self._countdown: Countdown | None = None
-
-    def update(self, label: str, done: int, total: int, left_s: float | None) -> None:
-        """Show that ``done`` of ``total`` steps of a stage are finished."""
-        if self._countdown is None or self._label != label:
-            self._end()
-            wave = self._waves.get(label, 1)
-            self._label = label
-            self._countdown = Countdown(label, total, begun=done, wave=wave)
-            self._countdown.__enter__()
-        # the number of training steps is known only during the training
-        self._countdown.total = total
-        self._countdown.update(done, left_s)
-
-    def _end(self) -> None:
-        if self._countdown is not None:
-            self._countdown.__exit__(None, None, None)
-        self._countdown = None
-
-    def __enter__(self) -> "_Stages":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._end()
-
-
 def _table(distilled: Distilled) -> Table:
     table = Table(title=Text(f"{distilled.drafter} for {distilled.target}, on held-out answers"))
     table.add_column("kind")
     for name in ("places", "α before", "after", "change", f"S({DEPTH}) before", "after"):
         table.add_column(name, justify="right")
-    for kind, places, before, after, reach, now in distilled.rows:
+    for (kind, *_), cells in zip(distilled.rows, distilled.cells, strict=True):
         if kind == ALL:
             table.add_section()
-        table.add_row(
-            # a Text, since rich would read brackets in a string as markup
-            Text(f"{kind} (not learnt)" if distilled.unlearnt(kind) else kind),
-            f"{places}",
-            f"{before:.3f}",
-            f"{after:.3f}",
-            f"{after - before:+.3f}",
-            f"{reach:.3f}",
-            f"{now:.3f}",
-        )
+        # a Text, since rich would read brackets in a string as markup
+        table.add_row(Text(cells[0]), *cells[1:])
     return table

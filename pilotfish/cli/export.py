@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
 from pilotfish.cli import export_auto, export_bridge, export_keep, export_split
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_of, json_option, write_json
-from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.engine_errors import ArtifactError
@@ -255,7 +255,7 @@ def export_model(
     """Export a model with a progress bar; if the export tools are missing, name the extra."""
     with export_tools():
         from pilotfish.export.model import export_model as write
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         artifact = write(
             source,
             out,
@@ -266,7 +266,7 @@ def export_model(
             ignore_keys=ignore_keys,
             head_tokens=kept_tokens,
             check=check,
-            progress=bars.show,
+            progress=display.show,
         )
     if cost := artifact.manifest.cost:
         print(
@@ -327,8 +327,8 @@ def _open_source(settings: ModelSettings) -> "WeightSource":
     """Open the source once, both to count its tokens and to export it."""
     with export_tools():
         from pilotfish.export.sources import open_source
-    with Bars() as bars:
-        return open_source(settings.source, bars.show, settings.ignore_keys)
+    with ProgressDisplay() as display:
+        return open_source(settings.source, display.show, settings.ignore_keys)
 
 
 def _engine(args: argparse.Namespace) -> int:
@@ -352,8 +352,8 @@ def _engine(args: argparse.Namespace) -> int:
     report = []
     for artifact in artifacts:
         order = EngineRequest.for_this_machine(cuda, artifact, slots, context)
-        with Bars() as bars:
-            built, new = ensure_engine(order, bars.show)
+        with ProgressDisplay() as display:
+            built, new = ensure_engine(order, display.show)
         if args.json != "-":
             print(built.path)
         report.append(

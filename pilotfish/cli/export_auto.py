@@ -10,9 +10,9 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
-from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import STORED, Precision
@@ -115,14 +115,14 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     with replacing(out) as partial:
         folder = partial / "candidates"
         candidates = _export_candidates(folder, dialect, export)
-        with Bars() as bars:
+        with ProgressDisplay() as display:
             trials = try_drafters(
                 candidates,
                 target or candidates[_REFERENCE],
                 BUILT_IN,
                 rtt_s=pair.link_s,
                 target_s=None if pair.target_ms is None else pair.target_ms * 1e-3,
-                progress=bars.show,
+                progress=display.show,
             )
         best = pick_drafter({name: trial.tokens_per_s for name, trial in trials.items()})
         _print_trials(trials, candidates, best, pair, target)

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.manifest import Manifest
@@ -103,14 +103,14 @@ def _run(args: argparse.Namespace) -> int:
     )
 
     text = SAMPLE if settings.text is None else _read(settings.text, args.usage)
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         report = compare_vocabularies(
             drafter,
             target,
             text,
             provider=settings.provider,
             threads=settings.threads,
-            progress=bars.show,
+            progress=display.show,
         )
     _show(
         args,

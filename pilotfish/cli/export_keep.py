@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
-from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 
@@ -111,15 +111,15 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
         source, settings.keep_tokens, counts
     )  # called here so that a wrong number fails before the work
     targets: list[NDArray[np.bool_] | None] = []  # `shared` of each target
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         for text in settings.texts:
             if _is_target(text):
-                target = _ask_target(source, vocabulary, text, settings, bars.show)
+                target = _ask_target(source, vocabulary, text, settings, display.show)
                 targets.append(target.shared)
                 texts: Iterator[str] = iter(target.texts)
             else:
                 texts = read_texts(Path(text))
-            counted = _with_progress(texts, text, bars.show)
+            counted = _with_progress(texts, text, display.show)
             counts += count_tokens(counted, vocabulary.tokenizer, source.vocab_size)
     some = [shared for shared in targets if shared is not None]
     # None if a target has all tokens: then every token can be drafted

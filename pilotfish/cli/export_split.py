@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.cli.progress import Bars
 from pilotfish.engines.artifact import Artifact, open_stages
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.engine_errors import ArtifactError
@@ -100,8 +100,8 @@ def stages_of(artifact: Artifact, count: int) -> Path:
     except ArtifactError:
         with export_tools():
             from pilotfish.export.split import split_artifact
-        with Bars() as bars:
-            split_artifact(artifact.path, folder, stages=count, progress=bars.show)
+        with ProgressDisplay() as display:
+            split_artifact(artifact.path, folder, stages=count, progress=display.show)
     return folder
 
 
@@ -114,13 +114,13 @@ def _run(args: argparse.Namespace) -> int:
     whole = settings.artifact.resolve()
     count = settings.stages or len(settings.layers)
     out = settings.out or whole.with_name(f"{whole.name}-{count}-stages")
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         stages = split_artifact(
             settings.artifact,
             out,
             stages=settings.stages,
             layers=settings.layers or None,
-            progress=bars.show,
+            progress=display.show,
         )
     if args.json:
         write_json(args.json, [_figures(stage) for stage in stages])

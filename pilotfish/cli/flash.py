@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.options import Commands, int_between
-from pilotfish.cli.progress import Bars
 from pilotfish.deploy import admission, install
 from pilotfish.deploy.ssh import Board
 
@@ -98,17 +98,17 @@ def _run(args: argparse.Namespace) -> int:
         if args.port is not None or args.ssh_option or args.root is not None:
             raise UnsupportedError("--port, --ssh-option and --root go with --ssh.")
         args.root = args.rootfs
-        with Bars() as bars:
-            return install.run(args, bars.show)
+        with ProgressDisplay() as display:
+            return install.run(args, display.show)
     board = Board(args.ssh, args.port, args.ssh_option, args.root or "/")
     words = ["--root", board.root]
     words += [
         f"--{name}" for name in ("check", "rollback", "uninstall", "purge") if vars(args)[name]
     ]
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         if bare:
-            return board.do(words, bars.show)
-        code = board.install(args.bundle, demands, words, install.say, bars.show)
+            return board.do(words, display.show)
+        code = board.install(args.bundle, demands, words, install.say, display.show)
     if code == 0:
         print(f"{args.ssh}: installed", file=sys.stderr)
     return code

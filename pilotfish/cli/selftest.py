@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.options import Commands, positive, write_json
-from pilotfish.cli.progress import Bars
 
 _FILE = "pilotfish-selftest.json"
 _DESCRIPTION = f"""\
@@ -99,8 +99,8 @@ def _run(args: argparse.Namespace) -> int:
     if out is not None:
         out.open("a").close()  # an unwritable file shows now, not after the checks
     wanted = [name for name in ORDER if not args.provider or name in args.provider]
-    with Bars() as bars:
-        completed = Runner(bars.show, minutes=args.minutes, quick=args.quick).run(wanted)
+    with ProgressDisplay() as display:
+        completed = Runner(display.show, minutes=args.minutes, quick=args.quick).run(wanted)
     figures = msgspec.to_builtins(completed)
     if out is not None:
         write_json(str(out), figures)

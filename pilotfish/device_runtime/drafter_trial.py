@@ -25,9 +25,8 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.device_runtime.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact, check_head
-from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.engines.pass_times import time_interleaved
-from pilotfish.engines.passes import Pass
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.speeds import best_window
 from pilotfish.speculation.theory import beta, tokens_per_round
@@ -80,8 +79,8 @@ def try_drafters(
     for drafter in drafters.values():
         _check_vocabulary(drafter, target)
     answers = _generate_answers(target, prompts, progress)
-    reader = open_model(target)
-    readers = {name: open_model(drafter, drafts=True) for name, drafter in drafters.items()}
+    reader = open_engine(target)
+    readers = {name: open_engine(drafter, drafts=True) for name, drafter in drafters.items()}
     bridges = {
         name: TrivialBridge(drafter.manifest.vocab_size, drafter.head_tokens)
         for name, drafter in drafters.items()
@@ -90,14 +89,14 @@ def try_drafters(
     for done, (text, rows) in enumerate(answers):
         progress("comparing distributions", done, len(answers))
         p = probabilities(_logits(reader, text, rows), SAMPLING)
-        for name, model in readers.items():
-            logits = bridges[name].project(_logits(model, text, rows))
+        for name, engine in readers.items():
+            logits = bridges[name].project(_logits(engine, text, rows))
             q = probabilities(logits, SAMPLING)
             same = p.argmax(axis=1) == q.argmax(axis=1)
             positions_by_name[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
     progress("comparing distributions", len(answers), len(answers))
     verified = [] if target_s is not None else [(reader, size) for size in SIZES]
-    drafted = [(model, 1) for model in readers.values()]
+    drafted = [(engine, 1) for engine in readers.values()]
     seconds = _time_passes([*drafted, *verified], answers[0][0], progress)
     verify_s = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
     trials = {}
@@ -158,31 +157,27 @@ def _generate_answers(
     return answers
 
 
-def _logits(decoder: LanguageModel, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
+def _logits(engine: Engine, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
     """Return the logits of a text's last tokens: [rows, V], or [rows, N] with a cut head."""
-    decoder.rollback(0, 0)
-    return decoder.prefill(0, text, rows=rows).logits
+    return engine.run([Work(0, text, rows)])[0].logits
 
 
 def _time_passes(
-    passes_to_time: Sequence[tuple[LanguageModel, int]], text: NDArray[np.int64], progress: Progress
+    passes_to_time: Sequence[tuple[Engine, int]], text: NDArray[np.int64], progress: Progress
 ) -> list[float]:
-    """Time these passes (model, number of tokens) in turns after a text; returns their seconds."""
-    for decoder in {id(decoder): decoder for decoder, _ in passes_to_time}.values():
-        decoder.rollback(0, 0)
-        decoder.prefill(0, text, rows=0)
-    more = np.resize(text, LONGEST + 1)
+    """Time these passes (engine, number of tokens) in turns after a text; returns their seconds."""
+    for engine in {id(engine): engine for engine, _ in passes_to_time}.values():
+        engine.run([Work(0, text, rows=0)])
+    longer = np.concatenate([text, np.resize(text, LONGEST + 1)])
 
-    def timer(decoder: LanguageModel, size: int) -> Callable[[], float]:
-        passes = [Pass(0, more[:size])]
+    def timer(engine: Engine, size: int) -> Callable[[], float]:
+        works = [Work(0, longer[: len(text) + size], size)]
 
         def timed() -> float:
             start = time.perf_counter()
-            decoder.forward(passes)
-            taken_s = time.perf_counter() - start
-            decoder.rollback(0, len(text))
-            return taken_s
+            engine.run(works)
+            return time.perf_counter() - start
 
         return timed
 
-    return time_interleaved([timer(*model_and_size) for model_and_size in passes_to_time], progress)
+    return time_interleaved([timer(*timed_pass) for timed_pass in passes_to_time], progress)

@@ -12,15 +12,14 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
+from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
 from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.logits_options import LogitsProcessor
-from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison, draft_with_margin
+from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison
 from pilotfish.wire.protocols.protocol import Ids
 
 # Minimum time between hints, in target passes: until `_LATE_DRAFTS` drafts are sent, and
@@ -116,24 +115,18 @@ class Forerunner:
         level = self._drafter.predict_next(committed, drafts)
         if level is None:
             return None
-        if processor is not None:
-            dead = processor.process(level.logits, committed, [drafts.tolist()])
-            if dead or np.isneginf(level.logits.max()):
-                return None
-        token, margin = draft_with_margin(level.logits[0], self._plan.drafting, position)
+        draft = next_draft(level.logits, committed, drafts.tolist(), processor, self._plan.drafting)
+        if draft is None:
+            return None
         if level.acceptance is None:
-            return token, self._estimator.estimate(margin), margin
-        return token, level.acceptance[0], None
+            return draft.token, self._estimator.estimate(draft.margin), draft.margin
+        return draft.token, level.acceptance[0], None
 
     def _is_done(self) -> bool:
         """Whether to stop drafting: there is no room, or acceptance is unlikely."""
         ahead = self._ahead
         most = min(self._edge.limits.window, self._room - 1, self._last - ahead.committed)
-        if len(ahead) >= most or self._stuck:
-            return True
-        return len(ahead) > 0 and (
-            ahead.joint_acceptance < FLOOR or int(ahead.drafts[-1]) in self._ends
-        )
+        return self._stuck or not wants_draft(ahead, most, FLOOR, self._ends)
 
     def _send_hint(self) -> None:
         """Send the unsent drafts; if sending fails, the next hint has them too."""
@@ -165,9 +158,7 @@ class Forerunner:
         if self._missed >= _MAX_MISSED:
             self._missed = 0
             self._ahead.resend_all()
-        for at, margin in enumerate(comparison.margins):
-            if margin is not None:
-                self._estimator.update(margin, at < comparison.agreed)
+        learn_acceptance(self._estimator, comparison)
         self._room = self._drafter.remaining_context(self._ahead.text.ids[: self._ahead.committed])
         self._pass_s = pass_s
         forced = self._take_forced(begin, comparison.agreed) if self._forced else ()

@@ -307,7 +307,6 @@ class Session:
         self.committed.extend(tokens)
         # a token sampled on the device is pending: the edge gets it with the next window
         self.edge.set_edge_length(len(self.committed) - (decision.token is None))
-        self._drafter.keep_path(path)
         return tokens
 
     def _fitting_expansion(self, expansion: Expansion, levels: int) -> Expansion:

@@ -4,7 +4,7 @@ import gc
 import logging
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -14,14 +14,14 @@ import zmq
 from pilotfish.base.supervisor import Supervisor, inherited_socket
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
-from pilotfish.edge_runtime.edge_drafter import Beside, open_drafter
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
-from pilotfish.edge_runtime.generations import Send
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
 from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.metrics_server import MetricsServer, MetricsSources
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
+from pilotfish.edge_runtime.replies import create_sender
 from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
 from pilotfish.edge_runtime.serving import event_handlers
@@ -35,7 +35,7 @@ from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.pass_times import least_times
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.keys import EdgeKeys
-from pilotfish.wire.messages import Buffer, PassTime, Reply
+from pilotfish.wire.messages import PassTime
 from pilotfish.wire.transport import Listener
 
 _log = logging.getLogger("pilotfish.edge")
@@ -104,7 +104,7 @@ def serve(
             target,
             config.limits,
             scheduler.submit,
-            _sender(listener, metrics),
+            create_sender(listener, metrics),
             passes,
             draft_cost=draft_cost,
             edge_drafter=edge_drafter,
@@ -186,7 +186,7 @@ def _start_drafter(
     target: Manifest,
     draft_cost: DraftCost,
     metrics: EdgeMetrics,
-) -> Beside | None:
+) -> EdgeDrafter | None:
     """Load and start the edge drafter, if one is configured."""
     if config.draft is None:
         return None
@@ -194,10 +194,12 @@ def _start_drafter(
     # a draw is milliseconds of Python code; by default a thread waits 5 ms for each switch
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
-    edge_drafter = Beside(drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics)
+    edge_drafter = EdgeDrafter(
+        drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics
+    )
     stack.callback(edge_drafter.close)
     edge_drafter.start()
-    _log.info("%s drafts beside the target", drafter.artifact.manifest.model)
+    _log.info("%s drafts beside the target", drafter.model.artifact.manifest.model)
     return edge_drafter
 
 
@@ -237,16 +239,3 @@ def _handshakes(listener: Listener) -> Iterator[None]:
         yield
     finally:
         receiver.end()
-
-
-def _sender(listener: Listener, metrics: EdgeMetrics) -> Send:
-    def send(client: bytes, message: Reply, frames: Sequence[Buffer]) -> bool:
-        try:
-            metrics.bytes_out += listener.send(client, message, frames)
-        except zmq.ZMQError as error:  # the device does not read or is gone; it may retry later
-            metrics.dropped_replies += 1
-            _log.debug("a device did not receive a reply: %s", error)
-            return False
-        return True
-
-    return send

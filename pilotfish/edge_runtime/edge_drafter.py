@@ -14,35 +14,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from pilotfish.base.errors import PairMismatchError
+from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.hint_sources import Proposal
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.engines.engine_errors import GrammarError
-from pilotfish.engines.language_model import LanguageModel, open_model
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.pass_times import pass_times
-from pilotfish.engines.passes import Pass
 from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.projection import Projection
-from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams
-from pilotfish.wire.protocols.ahead import (
-    MOST_DRAFTS,
-    DraftAhead,
-    DraftComparison,
-    draft_with_margin,
-)
+from pilotfish.wire.protocols.ahead import MOST_DRAFTS, DraftAhead, DraftComparison
 from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
@@ -59,12 +50,12 @@ class Trail:
     """Drafts of one generation; drafting ends when the last reference to the trail is dropped.
 
     The serving thread reads the drafts and the drafter's thread adds to them, both under the lock
-    of `Beside`.
+    of `EdgeDrafter`.
     """
 
     def __init__(
         self,
-        drafter: "Beside",
+        drafter: "EdgeDrafter",
         session: bytes,
         slot: int,
         committed: Ids,
@@ -79,8 +70,8 @@ class Trail:
         # position before which drafts end; 0: the device requests no tokens
         self.requested_end = 0
         self.last_pass = 0  # number of the drafter's last pass for this trail
-        # length of the text's prefix that the slot has cached after the current pass; None: unknown
-        self.cached: int | None = None
+        self.read_hash = b""  # hash of a text that the slot holds, except maybe its last token
+        self.stuck_hash = b""  # hash of a text after which the drafter has no draft
 
     def set_requested_end(self, last: int) -> None:
         """Limit drafts to positions before ``last``; 0 stops drafting."""
@@ -99,10 +90,6 @@ class Trail:
         """Record committed tokens, and compare the trail's drafts with these tokens."""
         with self._drafter.changed:
             comparison = self.draft_ahead.compare(ids)
-            if self.cached is not None and comparison.compared > comparison.agreed:
-                self.cached = min(
-                    self.cached, self.draft_ahead.committed - len(ids) + comparison.agreed
-                )
             if ids[-1] in self._drafter.ends:
                 self.requested_end = 0
             if comparison.compared:
@@ -110,38 +97,19 @@ class Trail:
             self._drafter.changed.notify()
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Cached text of a decoder's slot: the first ``length`` tokens of ``ids`` u32 [context]."""
-
-    ids: Ids
-    session: bytes = b""
-    length: int = 0
-
-    def common_length(self, session: bytes, text: Ids) -> int:
-        """Return the length of the prefix of a session's text that the slot has cached."""
-        return common_prefix(self.ids[: self.length], text) if session == self.session else 0
-
-
 class _Task(NamedTuple):
-    """Part of a drafter's pass for one trail: read ``part`` u32 [m] after ``cached`` tokens.
+    """A trail that needs a pass. text: its tokens u32 [n], a copy; hash: their hash.
 
-    length, hash: length (tokens) and hash of the trail's text when the task was created.
+    drafts: whether to draft the token after the text; else the text is read but for its last token.
     """
 
     trail: Trail
-    cached: int
-    part: Ids
-    length: int
+    text: Ids
     hash: bytes
-
-    @property
-    def completes_text(self) -> bool:
-        """Whether the pass reads the text's last token, and so yields a draft."""
-        return self.cached + len(self.part) == self.length
+    drafts: bool
 
 
-def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
+def open_drafter(config: EdgeConfig, target: Manifest) -> Engine:
     """Load the edge's drafter, with a slot for each session.
 
     Raises `ArtifactError` if there is no artifact in the folder, and `PairMismatchError` if the
@@ -157,7 +125,7 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
             "a model of "
             "the same family."
         )
-    return open_model(
+    return open_engine(
         artifact,
         drafts=True,
         slots=config.limits.sessions,
@@ -167,8 +135,8 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> LanguageModel:
     )
 
 
-class Beside(threading.Thread):
-    """Thread that drafts for the edge's sessions until it is closed; only it uses the decoder.
+class EdgeDrafter(threading.Thread):
+    """Thread that drafts for the edge's sessions until it is closed; only it uses the engine.
 
     draft_cost: function that returns the present cost of a draft, in tokens. ends: the target's end
     tokens. changed: condition that guards all trails; notified when a trail may need a draft.
@@ -177,19 +145,20 @@ class Beside(threading.Thread):
 
     def __init__(
         self,
-        decoder: LanguageModel,
+        engine: Engine,
         draft_cost: Callable[[], float],
         ends: Collection[int],
         metrics: EdgeMetrics | None = None,
     ) -> None:
         super().__init__(name="drafter", daemon=True)
-        self._decoder, self._draft_cost = decoder, draft_cost
-        head_tokens = decoder.artifact.head_tokens
+        self._engine, self._draft_cost = engine, draft_cost
+        model = engine.model
+        head_tokens = model.artifact.head_tokens
         self._projection = (
-            None if head_tokens is None else Projection(head_tokens, decoder.vocab_size)
+            None if head_tokens is None else Projection(head_tokens, model.vocab_size)
         )
         # tokens of a pass → seconds, measured while the target is idle
-        self.pass_times = pass_times(decoder, _WIDTHS)
+        self.pass_times = pass_times(engine, _WIDTHS)
         self.ends = frozenset(ends)
         self._metrics = metrics or EdgeMetrics()
         self.changed = threading.Condition()
@@ -197,7 +166,7 @@ class Beside(threading.Thread):
         # greedy or not → acceptance estimator
         self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
         self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # slot → trail
-        self._slots = [_Slot(np.empty(decoder.context, np.uint32)) for _ in range(decoder.slots)]
+        self._sessions = [b""] * model.slots  # the session whose text each slot holds
         self._closing = False
         self._passes = 0
 
@@ -231,7 +200,7 @@ class Beside(threading.Thread):
         """Run passes until the drafter is closed; wait while no trail needs a pass."""
         while not self._closing:
             try:
-                tasks = self._wait_for_tasks()
+                planned = self._plan_pass(self._wait_for_tasks())
             except Exception:
                 _log.exception(
                     "the edge drafter failed to choose a pass; sessions continue without it"
@@ -239,26 +208,26 @@ class Beside(threading.Thread):
                 with self.changed:
                     self._trails.clear()
                 continue
-            if tasks:
-                self._run_pass(tasks)
-            del tasks  # so that no reference keeps an ended trail alive
+            if planned:
+                self._run_pass(planned)
+            del planned  # so that no reference keeps an ended trail alive
 
-    def _run_pass(self, tasks: Sequence[_Task]) -> None:
+    def _run_pass(self, planned: Sequence[tuple[_Task, Work]]) -> None:
         """Run a pass; if the pass fails, drafting ends for its sessions."""
         started_s = time.monotonic()
         try:
-            self._forward(tasks)
+            self._forward(planned)
         except Exception:
             _log.exception("a pass of the edge drafter failed; its sessions continue without it")
             with self.changed:
-                for task in tasks:
+                for task, _ in planned:
                     if self._trails.get(task.trail.slot) is task.trail:
                         del self._trails[task.trail.slot]
         self._metrics.drafter_passes += 1
         self._metrics.drafter_s += time.monotonic() - started_s
 
     def _wait_for_tasks(self) -> list[_Task]:
-        """Wait for the tasks of the next pass; return an empty list when the drafter is closed."""
+        """Wait for tasks, the longest waiting first; return none when the drafter is closed."""
         with self.changed:
             while not self._closing:
                 self._update_estimators()
@@ -272,111 +241,94 @@ class Beside(threading.Thread):
         comparisons = list(self.comparisons)
         self.comparisons.clear()
         for greedy, comparison in comparisons:
-            for at, margin in enumerate(comparison.margins):
-                if margin is not None:
-                    self._estimators[greedy].update(margin, at < comparison.agreed)
+            learn_acceptance(self._estimators[greedy], comparison)
 
     def _next_tasks(self) -> list[_Task]:
-        """Choose the next pass's tasks: the longest waiting trail's task, and others that fit.
+        """Make a task for each trail that needs a pass.
 
-        The caller has the lock, for which the serving thread may wait. So each text is compared
-        with its slot's cached text only once.
+        The caller has the lock, for which the serving thread may wait. So texts are only copied
+        here; they are compared with the slots after the lock has been released.
         """
         draft_cost = self._draft_cost()
         if draft_cost >= _FULL_EDGE_COST:
             return []
         trails = [trail for trail in self._trails.values() if self._wants_pass(trail, draft_cost)]
-        tasks = [
-            self._make_task(trail) for trail in sorted(trails, key=lambda each: each.last_pass)
-        ]
-        if tasks and len(tasks[0].part) > _NARROW:
-            tasks = tasks[:1]
-        else:
-            tasks = [each for each in tasks if len(each.part) <= _NARROW]
-        for each in tasks:
-            each.trail.cached = each.cached + len(each.part)
-        return tasks
+        trails.sort(key=lambda each: each.last_pass)
+        return [_make_task(trail) for trail in trails]
 
     def _wants_pass(self, trail: Trail, draft_cost: float) -> bool:
         """Return whether a trail needs a pass, for its prompt or for a draft worth its cost."""
         draft_ahead = trail.draft_ahead
-        if len(draft_ahead.text) > self._decoder.context:
+        if len(draft_ahead.text) > self._engine.model.context:
             return False
         if not trail.requested_end:
-            return self._cached_length(trail) < len(draft_ahead.text) - 1  # read the prompt
-        # no draft for the last requested token, since the target samples it in any case
-        if len(draft_ahead) >= min(_MOST, trail.requested_end - draft_ahead.committed - 1):
+            return trail.read_hash != draft_ahead.text.hash  # read the prompt
+        if trail.stuck_hash == draft_ahead.text.hash:
             return False
-        if not len(draft_ahead):
-            return True
-        return (
-            draft_ahead.joint_acceptance >= max(FLOOR, draft_cost)
-            and int(draft_ahead.drafts[-1]) not in self.ends
-        )
+        # no draft for the last requested token, since the target samples it in any case
+        most = min(_MOST, trail.requested_end - draft_ahead.committed - 1)
+        return wants_draft(draft_ahead, most, max(FLOOR, draft_cost), self.ends)
 
-    def _cached_length(self, trail: Trail) -> int:
-        """Return the length of the prefix of a trail's text that its slot has cached."""
-        if trail.cached is None:
-            # the last token is left out, since a pass must read it to yield a draft
-            trail.cached = self._slots[trail.slot].common_length(
-                trail.session, trail.draft_ahead.text.ids[:-1]
-            )
-        return trail.cached
-
-    def _make_task(self, trail: Trail) -> _Task:
-        text = trail.draft_ahead.text
-        cached = self._cached_length(trail)
-        end = min(cached + _CHUNK, len(text) if trail.requested_end else len(text) - 1)
-        return _Task(trail, cached, text.ids[cached:end].copy(), len(text), text.hash)
-
-    def _forward(self, tasks: Sequence[_Task]) -> None:
-        """Run the tasks as one pass; add a draft to each trail that has been read to its end."""
+    def _plan_pass(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Work]]:
+        """Choose the tasks of a pass: the longest waiting one, and others that fit."""
+        planned: list[tuple[_Task, Work]] = []
         for task in tasks:
-            slot = self._slots[task.trail.slot]
-            self._decoder.rollback(task.trail.slot, task.cached)
-            slot.session, slot.length = task.trail.session, task.cached
-        outputs = self._decoder.forward(
-            [
-                Pass(each.trail.slot, each.part.astype(np.int64), int(each.completes_text))
-                for each in tasks
-            ]
-        )
-        self._passes += 1
-        for task, output in zip(tasks, outputs, strict=True):
-            slot = self._slots[task.trail.slot]
-            slot.length = task.cached + len(task.part)
-            slot.ids[task.cached : slot.length] = task.part
-            task.trail.last_pass = self._passes
-            text = slot.ids[: slot.length]
-            logits = output.logits
-            if task.completes_text and self._projection is not None:
-                logits = self._projection(logits)
-            if task.completes_text and self._process_logits(task.trail, logits, text):
-                self._extend(
-                    task, *draft_with_margin(logits[0], task.trail.sampling_params, task.length)
-                )
+            unread, work = self._next_work(task)
+            if unread <= 0:
+                task.trail.read_hash = task.hash
+            elif unread <= _NARROW:
+                planned.append((task, work))
+            elif not planned:
+                return [(task, work)]
+        return planned
 
-    def _process_logits(self, trail: Trail, logits: Floats, text: Ids) -> bool:
-        """Process a trail's logits; return False if its grammar has no next token to draft."""
-        if trail.logits_processor is None:
-            return True
+    def _next_work(self, task: _Task) -> tuple[int, Work]:
+        """Return the number of a task's tokens that its slot lacks, and the work for the first."""
+        slot, session = task.trail.slot, task.trail.session
+        if self._sessions[slot] != session:  # keep nothing of another session
+            self._engine.clear(slot)
+            self._sessions[slot] = session
+        wanted = len(task.text) if task.drafts else len(task.text) - 1
+        cached = self._engine.cached(slot, task.text)
+        end = min(cached + _CHUNK, wanted)
+        return wanted - cached, Work(slot, task.text[:end], rows=int(end == len(task.text)))
+
+    def _forward(self, planned: Sequence[tuple[_Task, Work]]) -> None:
+        """Run the work as one pass; add a draft to each trail that has been read to its end."""
+        outputs = self._engine.run([work for _, work in planned])
+        self._passes += 1
+        for (task, work), output in zip(planned, outputs, strict=True):
+            trail = task.trail
+            trail.last_pass = self._passes
+            if not work.rows:
+                continue
+            logits = output.logits
+            if self._projection is not None:
+                logits = self._projection(logits)
+            self._extend(task, logits)
+
+    def _extend(self, task: _Task, logits: Floats) -> None:
+        """Add a draft to a trail, unless the text changed after the task was created."""
+        trail, draft_ahead = task.trail, task.trail.draft_ahead
+        params = trail.sampling_params
         try:
-            trail.logits_processor.process(logits, text, [()])
+            draft = next_draft(logits, task.text, (), trail.logits_processor, params)
         except GrammarError as error:  # the request's grammar failed: no more drafts for this trail
             _log.debug("the edge drafter stops drafting for a session: %s", error)
             with self.changed:
                 if self._trails.get(trail.slot) is trail:
                     del self._trails[trail.slot]
-            return False
-        return True
-
-    def _extend(self, task: _Task, token: int, margin: float) -> None:
-        """Add a draft to a trail, unless the text changed after the task was created."""
-        draft_ahead = task.trail.draft_ahead
+            return
+        if draft is None:
+            trail.stuck_hash = task.hash
+            return
+        acceptance = self._estimators[params.sampling.greedy].estimate(draft.margin)
         with self.changed:
             if draft_ahead.text.hash == task.hash:
-                acceptance = self._estimators[task.trail.sampling_params.sampling.greedy].estimate(
-                    margin
-                )
-                draft_ahead.append(token, acceptance, margin)
+                draft_ahead.append(draft.token, acceptance, draft.margin)
                 self._metrics.drafter_tokens += 1
+
+
+def _make_task(trail: Trail) -> _Task:
+    text = trail.draft_ahead.text
+    return _Task(trail, text.ids.copy(), text.hash, drafts=trail.requested_end > 0)

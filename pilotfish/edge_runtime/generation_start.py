@@ -7,7 +7,6 @@ Cheap checks come first. A generation with a grammar then waits for the `Grammar
 its requests; meanwhile the session's previous generation continues.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,57 +21,56 @@ from pilotfish.base.errors import (
     UnknownSessionError,
 )
 from pilotfish.edge_runtime.client_errors import to_client_error
-from pilotfish.edge_runtime.edge_drafter import Beside, Trail
-from pilotfish.edge_runtime.generations import Generations
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail
+from pilotfish.edge_runtime.generation import Generation, GenerationSpec, QueuedGeneration
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
-from pilotfish.edge_runtime.hint_sources import create_hint_sources
+from pilotfish.edge_runtime.hint_sources import HintSources, create_hint_sources
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
+from pilotfish.edge_runtime.prompts import Prompts
+from pilotfish.edge_runtime.replies import Replies
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
 from pilotfish.edge_runtime.resources import EdgeResources
-from pilotfish.edge_runtime.sessions import QueuedGeneration, Sessions, SessionState
+from pilotfish.edge_runtime.sessions import Session, Sessions
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.wire import messages as m
 from pilotfish.wire.begin import read_begin
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
-from pilotfish.wire.protocols import STREAM, SamplingParams, SpeculationProtocol, get_protocol
-from pilotfish.wire.protocols.protocol import Ids, check_frame_count
+from pilotfish.wire.protocols import STREAM, SpeculationProtocol, get_protocol
+from pilotfish.wire.protocols.protocol import check_frame_count
 from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # upper limit of hints that wait for a generation's grammar
 
-_log = logging.getLogger("pilotfish.edge")
-
-Serve = Callable[[m.Request, Envelope, int], None]
+Serve = Callable[[m.DeviceMessage, Envelope, int], None]
 Charge = Callable[[bytes, float], None]
-Refuse = Callable[[Envelope, m.Request, PilotfishError], None]
 
 
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve, refuse: functions that serve or refuse a request after its wait for a grammar. charge:
-    function that charges a client for time of this thread. vocab_size: size of the target's
-    vocabulary.
+    serve: function that serves a request after its wait for a grammar. charge: function that
+    charges a client for time of this thread. vocab_size: size of the target's vocabulary.
     """
 
     def __init__(
         self,
         sessions: Sessions,
-        generations: Generations,
+        replies: Replies,
+        prompts: Prompts,
         logits_processors: LogitsProcessors,
         compiler: GrammarCompiler,
         *,
         resources: EdgeResources,
-        edge_drafter: Beside | None,
+        edge_drafter: EdgeDrafter | None,
         limits: m.Limits,
         vocab_size: int,
         serve: Serve,
-        refuse: Refuse,
         charge: Charge,
     ) -> None:
         self._sessions = sessions
-        self._generations = generations
+        self._replies = replies
+        self._prompts = prompts
         self._logits_processors = logits_processors
         self._compiler = compiler
         self._resources = resources
@@ -80,11 +78,32 @@ class GenerationStarter:
         self._limits = limits
         self._vocab = vocab_size
         self._serve = serve
-        self._refuse = refuse
         self._charge = charge
 
     def begin(self, begin: m.Begin, envelope: Envelope) -> None:
         """Start a generation, or queue it until its grammar is compiled."""
+        spec = self._check(begin, envelope)
+        session = self._open_session(begin, envelope.owner)
+        self.cancel(session)
+        grammar = spec.sampling_params.logits_options.grammar
+        if grammar is None:
+            self._start(session, spec)
+            return
+        compilation = Compilation(
+            envelope.owner,
+            grammar,
+            2 if self._uses_edge_drafter(spec.protocol) else 1,
+            partial(self._on_compiled, session),
+        )
+        session.queued = QueuedGeneration(spec, envelope, compilation)
+        try:
+            self._compiler.submit(compilation)
+        except PilotfishError:
+            self.give_up(session)
+            raise
+
+    def _check(self, begin: m.Begin, envelope: Envelope) -> GenerationSpec:
+        """Check a `Begin` without its session, and decode its frames."""
         constrained = begin.shape is not None and begin.shape.grammar != ""
         check_frame_count(envelope.frames, 1 + constrained)
         frame = envelope.frames[0]
@@ -106,44 +125,23 @@ class GenerationStarter:
             self._logits_processors.expect_model_logits()
             expect_sendable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
         self._logits_processors.check(begin, sampling_params, length)
-        session = self._open_session(begin, envelope.owner)
-        self.cancel(session)
-        if sampling_params.logits_options.grammar is None:
-            self._start(session, begin, new, sampling_params, protocol)
-            return
-        compilation = Compilation(
-            envelope.owner,
-            sampling_params.logits_options.grammar,
-            2 if self._uses_edge_drafter(protocol) else 1,
-            partial(self._on_compiled, session),
-        )
-        session.queued = QueuedGeneration(
-            begin, envelope, new, sampling_params, protocol, compilation
-        )
-        try:
-            self._compiler.submit(compilation)
-        except PilotfishError:
-            self.give_up(session)
-            raise
+        return GenerationSpec(begin, new, sampling_params, protocol)
 
-    def queue_request(self, request: m.Request, envelope: Envelope, received_ns: int) -> bool:
-        """Queue a request until its generation begins; return False if no generation waits for it.
+    def queue_request(
+        self,
+        queued: QueuedGeneration,
+        request: m.DeviceMessage,
+        envelope: Envelope,
+        received_ns: int,
+    ) -> None:
+        """Queue a request until its generation begins.
 
         Only one window or pull is stored: a later one is the same request, sent again.
         """
-        if not isinstance(request, m.Window | m.States | m.Pull | m.Hint):
-            return False
-        session = self._sessions.get(request.session)
-        if session is None or session.owner != envelope.owner:
-            return False
-        if (queued := session.queued) is None:
-            return False
-        if queued.begin.generation != request.generation:
-            return False
         received = (request, envelope, received_ns)
         if isinstance(request, m.Hint):
             queued.hints = [*queued.hints, received][-_MOST_HINTS:]
-            return True
+            return
         others = (each.queued for each in self._sessions if each.owner == envelope.owner)
         size = sum(each.size for each in others if each is not None and each is not queued)
         if size + envelope.size > self._limits.message_bytes:
@@ -151,9 +149,8 @@ class GenerationStarter:
                 "Too many bytes of this key's requests already wait for grammars; slow down."
             )
         queued.request = received
-        return True
 
-    def cancel(self, session: SessionState, error: PilotfishError | None = None) -> None:
+    def cancel(self, session: Session, error: PilotfishError | None = None) -> None:
         """Cancel the session's generation that waits for a grammar, if there is one.
 
         error: the refusal to send to its requests; None: send nothing.
@@ -164,17 +161,17 @@ class GenerationStarter:
             if error is not None:
                 self._refuse_all(queued, error)
 
-    def cancel_ended(self, session: SessionState) -> None:
+    def cancel_ended(self, session: Session) -> None:
         """Refuse the requests that wait for a grammar, when the edge ends their session."""
         self.cancel(session, UnknownSessionError("The edge has dropped this session."))
 
-    def give_up(self, session: SessionState) -> None:
+    def give_up(self, session: Session) -> None:
         """Cancel a waiting generation; close the session if no generation ever ran in it."""
         self.cancel(session)
-        if session.generation < 0:
+        if session.generation is None:
             self._sessions.close(session)
 
-    def _on_compiled(self, session: SessionState, compilation: Compilation) -> None:
+    def _on_compiled(self, session: Session, compilation: Compilation) -> None:
         """Start the session's waiting generation after the compilation, or refuse it."""
         queued = session.queued
         if queued is None or queued.compilation is not compilation:
@@ -191,98 +188,88 @@ class GenerationStarter:
             for waiting in queued.requests:
                 self._serve(*waiting)
 
-    def _start_queued(
-        self, session: SessionState, queued: QueuedGeneration
-    ) -> PilotfishError | None:
+    def _start_queued(self, session: Session, queued: QueuedGeneration) -> PilotfishError | None:
         """Start a generation after its grammar was compiled; return an error, or None."""
-        begin, constraints = queued.begin, queued.compilation.constraints
         try:
-            self._expect_prefix(begin, session.committed)
-            self._start(
-                session, begin, queued.new, queued.sampling_params, queued.protocol, constraints
-            )
+            self._expect_prefix(queued.spec.begin, session.committed)
+            self._start(session, queued.spec, queued.compilation.constraints)
         except Exception as error:
             return to_client_error(error, "a generation could not be started")
         return None
 
     def _refuse_all(self, queued: QueuedGeneration, error: PilotfishError) -> None:
-        self._refuse(queued.envelope, queued.begin, error)
+        self._replies.refuse(queued.envelope, queued.spec.begin, error)
         for request, envelope, _ in queued.requests:
-            self._refuse(envelope, request, error)
+            self._replies.refuse(envelope, request, error)
 
     def _start(
-        self,
-        session: SessionState,
-        begin: m.Begin,
-        new: Ids,
-        sampling_params: SamplingParams,
-        protocol: SpeculationProtocol[Any] | None,
-        constraints: Sequence[GrammarConstraint] = (),
+        self, session: Session, spec: GenerationSpec, constraints: Sequence[GrammarConstraint] = ()
     ) -> None:
-        """Start a generation in its session.
+        """Replace the session's generation by a new one, and let the target read the prompt.
 
         constraints: the compiled grammar, once for the target and once for the edge drafter.
         """
+        begin, committed = spec.begin, session.committed
         logits_processor = self._logits_processors.create(
-            begin, sampling_params, constraints[0] if constraints else None
+            begin, spec.sampling_params, constraints[0] if constraints else None
         )
-        self._generations.stop(session)
-        committed = session.committed
+        session.stop()
         committed.truncate(begin.keep)
-        committed.extend(new)
-        session.generation = begin.generation
-        session.sampling_params = sampling_params
-        session.protocol = protocol
-        session.logits_processor = logits_processor
-        session.verify_cpu_s = constraints[0].cpu_s if constraints else 0.0
-        session.logprobs = (
-            None if begin.logprobs is None else Logprobs(begin.logprobs, len(committed))
-        )
-        session.prompt_logprobs = (
-            None
+        committed.extend(spec.new)
+        generation = session.generation = Generation(
+            number=begin.generation,
+            sampling_params=spec.sampling_params,
+            protocol=spec.protocol,
+            logits_processor=logits_processor,
+            logprobs=None if begin.logprobs is None else Logprobs(begin.logprobs, len(committed)),
+            prompt_logprobs=None
             if begin.prompt_logprobs is None
-            else PromptLogprobs(committed.ids, begin.prompt_logprobs)
+            else PromptLogprobs(committed.ids, begin.prompt_logprobs),
+            hints=self._create_hints(session, spec, constraints),
+            verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
+        if (prompt := generation.unscored_prompt(len(committed))) is not None:
+            self._prompts.score(session, generation, prompt)
+        elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
+            self._prompts.read(session, generation)
+
+    def _create_hints(
+        self, session: Session, spec: GenerationSpec, constraints: Sequence[GrammarConstraint]
+    ) -> HintSources | None:
+        """Create the sources of hints, with the statistics of the session's last generation."""
         make_trail = None
-        if self._uses_edge_drafter(protocol):
-            make_trail = self._trail_factory(
-                session, begin, sampling_params, constraints[1] if constraints else None
-            )
-        session.hints = create_hint_sources(
-            protocol, committed, self._limits.window, make_trail, session.hints
+        if self._uses_edge_drafter(spec.protocol):
+            make_trail = self._trail_factory(session, spec, constraints[1] if constraints else None)
+        previous = session.generation
+        return create_hint_sources(
+            spec.protocol,
+            session.committed,
+            self._limits.window,
+            make_trail,
+            None if previous is None else previous.hints,
         )
-        session.window_state = session.stream = None
-        session.awaits_pending = session.ended = False
-        if session.prompt_logprobs is not None:
-            self._generations.queue_prompt_scoring(session, session.prompt_logprobs)
-        elif len(new) > 1:  # the target reads the prompt while the device drafts
-            self._generations.queue_prefill(session)
 
     def _uses_edge_drafter(self, protocol: SpeculationProtocol[Any] | None) -> bool:
         """Return whether the edge drafter may draft for a generation of this protocol."""
         return self._edge_drafter is not None and protocol is not None and protocol.streams
 
     def _trail_factory(
-        self,
-        session: SessionState,
-        begin: m.Begin,
-        sampling_params: SamplingParams,
-        constraint: GrammarConstraint | None,
+        self, session: Session, spec: GenerationSpec, constraint: GrammarConstraint | None
     ) -> Callable[[], Trail]:
         assert self._edge_drafter is not None
+        sampling_params = spec.sampling_params
         # the drafter's thread uses this processor, so the target needs its own
-        logits_processor = self._logits_processors.create(begin, sampling_params, constraint)
-        ids = session.committed.ids
+        logits_processor = self._logits_processors.create(spec.begin, sampling_params, constraint)
         return partial(
             self._edge_drafter.follow,
             session.id,
             session.slot,
-            ids,
+            session.committed.ids,
             sampling_params,
             logits_processor,
         )
 
-    def _open_session(self, begin: m.Begin, owner: bytes) -> SessionState:
+    def _open_session(self, begin: m.Begin, owner: bytes) -> Session:
         try:
             session = self._sessions.use(begin.session, owner)
         except UnknownSessionError:
@@ -290,9 +277,9 @@ class GenerationStarter:
                 raise
             self._expect_prefix(begin, CommittedTokens())
             return self._sessions.open(begin.session, owner)
-        latest = session.generation
+        latest = session.generation_number
         if session.queued is not None:
-            latest = max(latest, session.queued.begin.generation)
+            latest = max(latest, session.queued.number)
         if begin.generation <= latest:
             raise DivergedError(
                 f"The edge is already at generation {latest} of this session, and generation "

@@ -1,19 +1,25 @@
-"""Check a generation's logits options, and create its `LogitsProcessor` for the target's logits.
+"""Check a generation's logits options, create its `LogitsProcessor`, and apply it.
 
 In:  a `Begin`, its sampling parameters, and the constraint of its grammar. Out: a
      `LogitsProcessor`, or a typed refusal.
 """
 
+from collections.abc import Sequence
+
 from pilotfish.base.errors import (
     BadGrammarError,
+    BusyError,
     MalformedError,
     TokenOutOfRangeError,
     UnsupportedError,
 )
+from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import Constraint, LogitsProcessor
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import SamplingParams
+from pilotfish.wire.protocols.protocol import Ids
 
 
 class LogitsProcessors:
@@ -68,3 +74,19 @@ class LogitsProcessors:
             if begin.shape is None
             else sampling_params.logits_processor(begin.shape.since, constraint)
         )
+
+
+def process_logits(
+    logits_processor: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
+) -> Sequence[int]:
+    """Change logits [rows, V] in place; return the rows that no token may follow.
+
+    text, paths: as in `LogitsProcessor.process`. Raises `BadGrammarError` if the grammar cannot
+    follow the text, `BusyError` if the machine has no room for it at the moment.
+    """
+    try:
+        return logits_processor.process(logits, text, paths)
+    except GrammarBusyError as error:
+        raise BusyError(str(error)) from error
+    except GrammarError as error:
+        raise BadGrammarError(str(error)) from error

@@ -41,7 +41,7 @@ class EdgeLoop(ServingLoop):
         inspection: Inspection,
         lifeline: int | None = None,
     ) -> None:
-        compiled = {handler.compiler.descriptor: handler.start_compiled}
+        compiled = {handler.compiler.descriptor: handler.compiler.run_callbacks}
         super().__init__(
             listener=listener,
             handle=handler.handle,
@@ -75,7 +75,7 @@ class EdgeLoop(ServingLoop):
         batch = self._scheduler.next_batch(patient=True)
         self._receiver.begin()  # receives messages during the pass
         if batch is not None:
-            self._target.start(batch.number, batch.spans)
+            self._target.start(batch.number, batch.works)
         done = [
             job
             for scores in self._target.collect_scores()

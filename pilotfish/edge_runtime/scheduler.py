@@ -39,10 +39,10 @@ from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.onnx_decoder import Output
+from pilotfish.edge_runtime.targets.target import Scores, Target
+from pilotfish.engines.engine import Work
+from pilotfish.engines.language_model import Output
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 
 _log = logging.getLogger("pilotfish.edge")
@@ -74,14 +74,13 @@ class AttachableHints(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """Work for the target on the slot of one session.
+    """Request of one session to the target; a long one takes several works.
 
     tokens: the whole sequence, u32 [n]; the slot may have cached a part of it. rows: number of last
     tokens that need logits. verify: function of the logits [rows, V] and hidden states [rows, d] of
     these tokens; it returns a decision, or a request for states, or None. A prefill has no
-    function. draft: the window at the end of the sequence; of a tree, the slot keeps the accepted
-    path. owner: key of the session's client. temperature: sampling temperature in ``verify``.
-    hints: drafts that may be attached.
+    function. draft: the window at the end of the sequence. owner: key of the session's client.
+    temperature: sampling temperature in ``verify``. hints: drafts that may be attached.
     """
 
     session: bytes
@@ -93,6 +92,8 @@ class Job:
     owner: bytes = b""
     temperature: float = 0.0
     hints: AttachableHints | None = None
+    work: Work = field(init=False)  # its work in the next pass or in the pass under way
+    size: int = field(init=False)  # number of tokens that this work computes
     queued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     done_ns: int = 0
@@ -104,17 +105,17 @@ class Job:
 
 
 class Batch(NamedTuple):
-    """Jobs that share one target pass, each with its span."""
+    """A target pass under way, and the jobs that share it."""
 
     number: int
     lane: int
-    members: list[tuple[Job, Span]]
+    jobs: list[Job]
     started_ns: int
 
     @property
-    def spans(self) -> list[Span]:
-        """Spans of the pass, one per job."""
-        return [span for _, span in self.members]
+    def works(self) -> list[Work]:
+        """Works of the pass, one per job."""
+        return [job.work for job in self.jobs]
 
 
 class Scheduler:
@@ -143,8 +144,7 @@ class Scheduler:
         self._batches: dict[int, Batch] = {}  # batches under way
         self._computing: set[int] = set()  # slots of batches under way
         self._under_way = [0] * target.lanes  # number of batches under way in each lane
-        # slot → session and cached tokens
-        self._held: dict[int, tuple[bytes, NDArray[np.uint32]]] = {}
+        self._sessions: dict[int, tuple[bytes, bytes]] = {}  # slot → owner and session
         self._answered_ns: dict[int, int] = {}  # slot → time of its last verdict
         self._turnaround_ns: dict[int, int] = {}  # slot → last time from a verdict to the next job
         # lane → duration of the last pass over windows; lane → end of the last pass
@@ -194,7 +194,8 @@ class Scheduler:
         since_ns = max(first.queued_ns, self._free_ns.get(lane, 0))
         limit_ns = since_ns + int(_PATIENCE * self._pass_ns.get(lane, 0))
         latest_ns = max((at for at in due if at <= limit_ns), default=now_ns)
-        return (latest_ns - now_ns) * 1e-9 if self._span(first).size <= NARROW else 0.0
+        self._plan(first)
+        return (latest_ns - now_ns) * 1e-9 if first.size <= NARROW else 0.0
 
     def next_batch(self, *, patient: bool = False) -> Batch | None:
         """Choose the jobs of the next pass and record its start; return None if none can start.
@@ -208,10 +209,10 @@ class Scheduler:
         wait_s, lane = self._next(heads)
         if patient and wait_s > 0.0:
             return None
-        members = self._choose(lane, heads[lane])
+        jobs = self._choose(lane, heads[lane])
         started_ns = self._clock()
-        for job, span in members:
-            self._held[job.slot] = (job.session, job.tokens[: span.base])
+        for job in jobs:
+            self._give_slot(job)
             self._computing.add(job.slot)
             job.started_ns = job.started_ns or started_ns
             self._served_ns.pop(job.owner, None)
@@ -220,10 +221,19 @@ class Scheduler:
         while len(self._served_ns) > _OWNERS:
             longest_ago = next(iter(self._served_ns))
             del self._served_ns[longest_ago], self._used_ns[longest_ago]
-        batch = Batch(next(self._numbers), lane, members, started_ns)
+        batch = Batch(next(self._numbers), lane, jobs, started_ns)
         self._batches[batch.number] = batch
         self._under_way[lane] += 1
         return batch
+
+    def _give_slot(self, job: Job) -> None:
+        """Empty the job's slot if its tokens are another session's, so that nothing leaks to it.
+
+        Without this, the time of a pass could tell an owner what another session has read.
+        """
+        if self._sessions.get(job.slot) != (job.owner, job.session):
+            self.target.clear(job.slot)
+            self._sessions[job.slot] = (job.owner, job.session)
 
     def _read_inbox(self) -> None:
         while self._inbox:
@@ -259,34 +269,35 @@ class Scheduler:
             jobs.sort(key=self._priority)
         return heads
 
-    def _choose(self, lane: int, heads: Sequence[Job]) -> list[tuple[Job, Span]]:
+    def _choose(self, lane: int, heads: list[Job]) -> list[Job]:
         """Choose the first job of a lane and all jobs that fit into the same pass.
 
         If a lane computes several passes at once, the passes that can start now share the jobs
         evenly.
         """
-        batch = [(job, self._span(job)) for job in heads]
-        if batch[0][1].size > NARROW:
-            return batch[:1]
-        windows = _limit_owner_tokens([(job, span) for job, span in batch if span.size <= NARROW])
+        for job in heads:
+            self._plan(job)
+        if heads[0].size > NARROW:
+            return heads[:1]
+        windows = _limit_owner_tokens([job for job in heads if job.size <= NARROW])
         windows = _limit_costly(windows)
         passes = max(1, self.target.concurrent_passes - self._under_way[lane])
-        return self._attach_hints(windows[: -(-len(windows) // passes)])
+        windows = windows[: -(-len(windows) // passes)]
+        self._attach_hints(windows)
+        return windows
 
-    def _attach_hints(self, members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+    def _attach_hints(self, jobs: Sequence[Job]) -> None:
         """Attach hints to jobs, as many as are worth their cost to all sessions of the pass."""
-        proposals = [() if job.hints is None else job.hints.propose() for job, _ in members]
+        proposals = [() if job.hints is None else job.hints.propose() for job in jobs]
         if not any(proposals):
-            return members
-        tokens_per_pass = [
-            1.0 if job.hints is None else job.hints.tokens_per_pass for job, _ in members
-        ]
-        positions = sum(span.size for _, span in members)
+            return
+        tokens_per_pass = [1.0 if job.hints is None else job.hints.tokens_per_pass for job in jobs]
+        positions = sum(job.size for job in jobs)
         counts = self.draft_cost.allocate(positions, proposals, tokens_per_pass)
-        for (job, _), drafts in zip(members, counts, strict=True):
+        for job, drafts in zip(jobs, counts, strict=True):
             if job.hints is not None and drafts:
                 job.hints.attach(job, drafts)
-        return [(job, self._span(job)) for job, _ in members]
+                self._plan(job)
 
     def _priority(self, job: Job) -> tuple[int, int, int]:
         """Return a job's sort key: the owner's used time, the owner's last pass, the job's age."""
@@ -295,27 +306,23 @@ class Scheduler:
             used_ns = 0
         return used_ns, self._served_ns.get(job.owner, 0), job.queued_ns
 
-    def _span(self, job: Job) -> Span:
-        """Return the span of the job's next pass.
+    def _plan(self, job: Job) -> None:
+        """Set the job's work in the next pass: the whole job, or one chunk of a long prompt.
 
         Tokens that the slot has cached are not computed again. All rows of a job are computed in
         one pass, even if they are more than a chunk.
         """
-        session, held = self._held.get(job.slot, (b"", job.tokens[:0]))
-        base = 0
-        if session == job.session:
-            base = common_prefix(held, job.tokens[: len(job.tokens) - max(job.rows, 1)])
-        left, most = len(job.tokens) - base, CHUNK * self.target.chunks_per_pass
-        size = left if left <= max(most, job.rows) else min(most, left - job.rows)
-        last = size == left
-        return Span(
-            job.slot,
-            job.tokens[: base + size],
-            base,
-            job.rows if last else 0,
-            job.draft.parents if last and job.draft is not None else None,
-            job.temperature,
-        )
+        cached = 0
+        if self._sessions.get(job.slot) == (job.owner, job.session):
+            cached = self.target.cached(job.slot, job.tokens, job.rows)
+        left, most = len(job.tokens) - cached, CHUNK * self.target.chunks_per_pass
+        if left <= max(most, job.rows):
+            parents = None if job.draft is None else job.draft.parents
+            job.work = Work(job.slot, job.tokens, job.rows, parents, job.temperature)
+            job.size = left
+        else:
+            job.size = min(most, left - job.rows)
+            job.work = Work(job.slot, job.tokens[: cached + job.size], 0)
 
     def finish_pass(self, scores: Scores) -> list[Job]:
         """Verify the jobs that a pass has completed; return these jobs in order."""
@@ -324,15 +331,13 @@ class Scheduler:
         if scores.error is not None:
             error = _log_failure(scores.error, "a target pass failed")
             self._metrics.failed_passes += 1
-            for job, _ in batch.members:
+            for job in batch.jobs:
                 job.error = error
                 done.append(job)
         else:
-            for (job, span), output in zip(batch.members, scores.outputs, strict=True):
-                # the nodes of a tree do not count as cached until `keep_path`
-                self._held[job.slot] = (job.session, span.tokens[: len(span.tokens) - span.nodes])
-                if len(span.tokens) == len(job.tokens):
-                    self._decide(job, span, output)
+            for job, output in zip(batch.jobs, scores.outputs, strict=True):
+                if len(job.work.tokens) == len(job.tokens):
+                    _decide(job, output)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # puts its next chunk after the waiting windows
@@ -348,52 +353,28 @@ class Scheduler:
         self.passes += 1
         self._free_ns[batch.lane] = now_ns
         self._under_way[batch.lane] -= 1
-        tokens = sum(span.size for span in batch.spans)
+        tokens = sum(job.size for job in batch.jobs)
         self._charge(batch, now_ns, tokens)
-        for job, _ in batch.members:
+        for job in batch.jobs:
             self._computing.discard(job.slot)
-        narrow = max(span.size for span in batch.spans) <= NARROW
+        narrow = max(job.size for job in batch.jobs) <= NARROW
         if narrow:
             self._pass_ns[batch.lane] = now_ns - batch.started_ns
         # prompts are left out: a position of a prompt costs less than a draft
-        if narrow and all(job.verify is not None for job, _ in batch.members):
+        if narrow and all(job.verify is not None for job in batch.jobs):
             self.draft_cost.record_pass(tokens, self._pass_ns[batch.lane] * 1e-9)
         else:
             self.draft_cost.skip_pass()
-        self._metrics.batch_sessions.add(len(batch.members))
+        self._metrics.batch_sessions.add(len(batch.jobs))
         self._metrics.pass_tokens.add(tokens)
 
     def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
         """Charge each owner its share of the time of a pass over ``tokens`` tokens in total."""
         took_ns = now_ns - batch.started_ns
         self._longest_ns = max(_FADE * self._longest_ns, took_ns)
-        for job, span in batch.members:
+        for job in batch.jobs:
             if job.owner in self._used_ns:  # the record may have been dropped for a newer owner
-                self._used_ns[job.owner] += took_ns * span.size // tokens
-
-    def _decide(self, job: Job, span: Span, output: Output) -> None:
-        """Verify one job of a pass; an error affects only this job."""
-        begun_s = time.thread_time()
-        try:
-            job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)
-            if span.nodes and isinstance(job.decision, Decision):
-                self._keep_path(job, span, job.decision)
-        except Exception as error:
-            job.error = (
-                error if is_client_error(error) else _log_failure(error, "a verification failed")
-            )
-            if span.nodes:
-                self.target.keep_path(job.slot, [])
-        finally:
-            job.verify_cpu_s = time.thread_time() - begun_s
-
-    def _keep_path(self, job: Job, span: Span, decision: Decision) -> None:
-        """Keep the accepted path of a tree in the slot's cache."""
-        assert job.draft is not None
-        path = [node - 1 for node in job.draft.path(decision.accepted)]
-        self.target.keep_path(job.slot, path)
-        chain, nodes = np.split(span.tokens, [len(span.tokens) - span.nodes])
-        self._held[job.slot] = (job.session, np.concatenate([chain, nodes[path]]))
+                self._used_ns[job.owner] += took_ns * job.size // tokens
 
     def _finish_job(self, job: Job) -> None:
         queue = self._waiting[job.slot]
@@ -401,6 +382,18 @@ class Scheduler:
         if not queue:
             del self._waiting[job.slot]
             self._answered_ns[job.slot] = job.done_ns
+
+
+def _decide(job: Job, output: Output) -> None:
+    """Verify one job of a pass; an error affects only this job."""
+    begun_s = time.thread_time()
+    try:
+        job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)
+    except Exception as error:
+        known = is_client_error(error)
+        job.error = error if known else _log_failure(error, "a verification failed")
+    finally:
+        job.verify_cpu_s = time.thread_time() - begun_s
 
 
 def _log_failure(error: Exception, what: str) -> Exception:
@@ -414,20 +407,20 @@ def _log_failure(error: Exception, what: str) -> Exception:
     )
 
 
-def _limit_costly(members: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+def _limit_costly(jobs: list[Job]) -> list[Job]:
     """Keep at most one job with a costly verification, which delays all verdicts of the pass."""
-    costly = [job for job, _ in members if job.expected_cpu_s > _COSTLY_S]
-    return [(job, span) for job, span in members if job not in costly[1:]]
+    costly = [job for job in jobs if job.expected_cpu_s > _COSTLY_S]
+    return [job for job in jobs if job not in costly[1:]]
 
 
-def _limit_owner_tokens(windows: list[tuple[Job, Span]]) -> list[tuple[Job, Span]]:
+def _limit_owner_tokens(windows: list[Job]) -> list[Job]:
     """Limit a pass with windows of several owners to `CHUNK` tokens of each owner."""
-    if len({job.owner for job, _ in windows}) == 1:
+    if len({job.owner for job in windows}) == 1:
         return windows
     tokens: Counter[bytes] = Counter()
     chosen = []
-    for job, span in windows:
-        if tokens[job.owner] + span.size <= CHUNK:
-            tokens[job.owner] += span.size
-            chosen.append((job, span))
+    for job in windows:
+        if tokens[job.owner] + job.size <= CHUNK:
+            tokens[job.owner] += job.size
+            chosen.append(job)
     return chosen

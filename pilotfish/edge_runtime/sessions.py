@@ -12,148 +12,83 @@ same reply as for an unknown session. Used by the serving loop only.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
-from zlib import crc32
 
-from pilotfish.base.errors import TooManySessionsError, UnknownSessionError
+from pilotfish.base.errors import DivergedError, TooManySessionsError, UnknownSessionError
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
-from pilotfish.edge_runtime.grammar_compiler import Compilation
-from pilotfish.edge_runtime.hint_sources import HintSources
-from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
+from pilotfish.edge_runtime.generation import Generation, QueuedGeneration
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.speculation.logits_options import LogitsProcessor
+from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed_tokens import CommittedTokens
-from pilotfish.wire.messages import Begin, Buffer, Request, StatesRequest, Verdict
-from pilotfish.wire.protocols import Draft, SamplingParams, SpeculationProtocol, StatesNeeded
+from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
 from pilotfish.wire.protocols.protocol import Ids
-from pilotfish.wire.transport import Envelope
 
-# request, its envelope, and its time of arrival (monotonic clock, ns)
-ReceivedRequest = tuple[Request, Envelope, int]
-
-
-@dataclass(slots=True)
-class WindowState:
-    """State of a window: under way or, if it has a ``verdict``, the last answered window."""
-
-    client: bytes
-    start: int  # position of the window's first token, after the pending token if there is one
-    frames: Sequence[Buffer]  # frames as received; empty after the verdict
-    draft: Draft  # after the verdict, without distributions
-    received_ns: int
-    verdict: Verdict | None = None
-    reply_frames: Sequence[Buffer] = ()  # frames of the verdict, or of the states request before it
-    states_request: StatesRequest | None = None  # request for hidden states, sent to the device
-    states_needed: StatesNeeded | None = None  # description of the states that the decision needs
-    _checksums: Sequence[tuple[int, int]] = ()  # after the verdict: checksums of the frames
-
-    @property
-    def committed_before(self) -> int:
-        """Number of committed tokens before the window."""
-        return self.start - len(self.draft.pending)
-
-    def set_verdict(self, verdict: Verdict, answer: Sequence[Buffer]) -> None:
-        """Store the verdict, and drop the distributions, which may take megabytes."""
-        self._checksums = _checksums(self.frames)
-        self.verdict, self.reply_frames, self.frames = verdict, answer, ()
-        self.draft = Draft(self.draft.ids, pending=self.draft.pending)
-
-    def matches(self, frames: Sequence[Buffer]) -> bool:
-        """Return whether a window with these frames is a retry of this window."""
-        if self.verdict is not None:
-            return _checksums(frames) == self._checksums
-        return [*map(bytes, frames)] == [*map(bytes, self.frames)]
-
-
-def _checksums(frames: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """Return checksums that recognise repeated frames; a forged frame harms only its sender."""
-    return [(len(frame), crc32(frame)) for frame in frames]
-
-
-@dataclass
-class Stream:
-    """Stream under way; ``remaining``: number of requested tokens that are not computed yet."""
-
-    client: bytes
-    remaining: int
-    received_ns: int
+# function of a pass's logits [rows, V] and hidden states [rows, d]; None: no decision is due
+Verify = Callable[[Floats, Floats], Decision | StatesNeeded | None]
+Submit = Callable[[Job], None]  # function that queues a job in the scheduler
 
 
 @dataclass(eq=False, slots=True)
-class QueuedGeneration:
-    """Generation that waits for its grammar, with the messages that wait for it.
-
-    new: tokens after the session's kept tokens, u32 [n]. request: the latest window, states or
-    pull. hints: the latest hints.
-    """
-
-    begin: Begin
-    envelope: Envelope
-    new: Ids
-    sampling_params: SamplingParams
-    protocol: SpeculationProtocol[Any] | None
-    compilation: Compilation
-    request: ReceivedRequest | None = None
-    hints: list[ReceivedRequest] = field(default_factory=list)
-
-    @property
-    def requests(self) -> list[ReceivedRequest]:
-        """All waiting messages, in the order in which they will be served."""
-        return self.hints if self.request is None else [self.request, *self.hints]
-
-    @property
-    def size(self) -> int:
-        """Size of all waiting messages, bytes."""
-        return sum(envelope.size for _, envelope, _ in self.requests)
-
-
-@dataclass
-class SessionState:
-    """State of one session at the edge: committed tokens and running generation."""
+class Session:
+    """One session at the edge: its committed tokens, and its running generation."""
 
     id: bytes
     owner: bytes
     slot: int
     displaced_busy: bool = False  # whether it displaced another owner's busy session at its start
     committed: CommittedTokens = field(default_factory=CommittedTokens)
-    generation: int = -1
-    sampling_params: SamplingParams | None = None
-    logprobs: Logprobs | None = None  # log-probabilities of the answer's tokens, if requested
-    prompt_logprobs: PromptLogprobs | None = None  # log-probabilities of the prompt, if requested
-    logits_processor: LogitsProcessor | None = None  # None: logits are not changed
-    protocol: SpeculationProtocol[Any] | None = None  # None: the generation is a `stream`
-    hints: HintSources | None = None  # sources of hints, only under protocol `ahead`
-    window_state: WindowState | None = None
-    awaits_pending: bool = False  # whether the next window must bring a pending token (`dssd`)
-    stream: Stream | None = None
-    ended: bool = False  # whether the generation's stream has reached an end token
-    verify_cpu_s: float = 0.0  # processor seconds of the last verification
+    generation: Generation | None = None  # None: none has begun
     queued: QueuedGeneration | None = None  # next generation, which waits for its grammar
-    jobs: list[Job] = field(default_factory=list)  # jobs in the scheduler
     touched_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def undecided(self) -> bool:
-        """Whether a window waits for its verdict (for a pass, or for states from the device)."""
-        return self.window_state is not None and self.window_state.verdict is None
 
     @property
     def busy(self) -> bool:
         """Whether the session has jobs, or an undecided window."""
-        return self.is_waiting or self.undecided
+        return self.is_waiting or (self.generation is not None and self.generation.undecided)
 
     @property
     def is_waiting(self) -> bool:
         """Whether the session waits for a pass or a grammar; a waiting session is not idle."""
-        return bool(self.jobs) or self.queued is not None
+        return self.queued is not None or (
+            self.generation is not None and bool(self.generation.jobs)
+        )
 
-    def cancel_jobs(self) -> None:
-        """Cancel the session's jobs."""
-        for job in self.jobs:
-            job.cancelled = True
-        self.jobs.clear()
+    @property
+    def generation_number(self) -> int:
+        """Number of the running generation; -1 if none has begun."""
+        return -1 if self.generation is None else self.generation.number
+
+    def find_generation(self, number: int) -> Generation:
+        """Return the running generation; raise `DivergedError` if it has another number."""
+        if self.generation is None or self.generation.number != number:
+            raise DivergedError(
+                f"The edge is at generation {self.generation_number} of this session, the device "
+                f"at {number}: begin again."
+            )
+        return self.generation
+
+    def stop(self) -> None:
+        """Cancel the work of the running generation, but keep the committed tokens."""
+        if self.generation is not None:
+            self.generation.stop()
+
+    def create_job(
+        self,
+        generation: Generation,
+        tokens: Ids,
+        rows: int,
+        verify: Verify | None,
+        draft: Draft | None = None,
+    ) -> Job:
+        """Create a job of the running generation for the session's slot.
+
+        tokens, rows, verify, draft: as in `Job`. The caller submits the job.
+        """
+        job = Job(self.id, self.slot, tokens, rows, verify, draft, self.owner)
+        job.expected_cpu_s = generation.verify_cpu_s if verify is not None else 0.0
+        generation.jobs.append(job)
+        return job
 
 
 class Sessions:
@@ -172,9 +107,9 @@ class Sessions:
         clock: Callable[[], float] = time.monotonic,
         metrics: EdgeMetrics | None = None,
     ) -> None:
-        self._by_id: dict[bytes, SessionState] = {}
+        self._by_id: dict[bytes, Session] = {}
         self._free = list(range(slots))
-        self.on_end: Callable[[SessionState], None] = lambda session: None
+        self.on_end: Callable[[Session], None] = lambda session: None
         self.per_owner = per_owner
         self.idle_s = idle_s
         self._clock = clock
@@ -184,17 +119,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[SessionState]:
+    def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_id.values()))
 
-    def get(self, session_id: bytes) -> SessionState | None:
+    def get(self, session_id: bytes) -> Session | None:
         """Return the session of any owner with this id, and mark it as in use; None if unknown."""
         session = self._by_id.get(session_id)
         if session is not None:
             session.touched_s = self._clock()
         return session
 
-    def find(self, session_id: bytes, owner: bytes) -> SessionState:
+    def find(self, session_id: bytes, owner: bytes) -> Session:
         """Return the owner's session without a change of its idle time.
 
         Raises `UnknownSessionError` if there is no such session, or if it has another owner.
@@ -207,13 +142,13 @@ class Sessions:
             )
         return session
 
-    def use(self, session_id: bytes, owner: bytes) -> SessionState:
+    def use(self, session_id: bytes, owner: bytes) -> Session:
         """Return the owner's session, as `find` does, and mark it as in use."""
         session = self.find(session_id, owner)
         session.touched_s = self._clock()
         return session
 
-    def open(self, session_id: bytes, owner: bytes) -> SessionState:
+    def open(self, session_id: bytes, owner: bytes) -> Session:
         """Open a new, empty session; raise `TooManySessionsError` if there is no room."""
         if session_id in self._by_id:  # it is another owner's session, which is not revealed
             raise UnknownSessionError("This session id cannot be used; choose another.")
@@ -230,20 +165,18 @@ class Sessions:
         # the lowest free slot, since a batch of adjacent slots is cheapest
         slot = min(self._free)
         self._free.remove(slot)
-        session = SessionState(
-            session_id, owner, slot, displaced_busy=costly, touched_s=self._clock()
-        )
+        session = Session(session_id, owner, slot, displaced_busy=costly, touched_s=self._clock())
         self._by_id[session_id] = session
         return session
 
-    def close(self, session: SessionState) -> None:
+    def close(self, session: Session) -> None:
         """Forget a session and free its slot."""
         if session.displaced_busy:
             self._costly_ends.append((self._clock(), session.owner))
         self._free_slot(session)
 
-    def _free_slot(self, session: SessionState) -> None:
-        session.cancel_jobs()
+    def _free_slot(self, session: Session) -> None:
+        session.stop()
         self.on_end(session)
         del self._by_id[session.id]
         self._free.append(session.slot)
@@ -256,13 +189,13 @@ class Sessions:
                 self.close(session)
                 self._metrics.sessions_ended["expired"] += 1
 
-    def _idle(self, candidates: Iterable[SessionState]) -> list[SessionState]:
+    def _idle(self, candidates: Iterable[Session]) -> list[Session]:
         """Return the idle sessions: not in use for ``idle_s``."""
         # a session that waits for the edge is not idle, even after a long wait
         before = self._clock() - self.idle_s
         return [each for each in candidates if not each.is_waiting and each.touched_s <= before]
 
-    def _beyond_share(self, owner: bytes, mine: int) -> list[SessionState]:
+    def _beyond_share(self, owner: bytes, mine: int) -> list[Session]:
         """Return the busy sessions that a new session of ``owner`` may displace.
 
         mine: number of sessions of ``owner``. The result is the sessions of the owners with most
@@ -278,7 +211,7 @@ class Sessions:
         most = max(counts.values())
         return [each for each in self if counts[each.owner] == most] if most > mine + 1 else []
 
-    def _displace(self, candidates: list[SessionState], reason: str) -> None:
+    def _displace(self, candidates: list[Session], reason: str) -> None:
         """End the candidate that was unused longest, preferably one without work under way."""
         if not candidates:
             raise TooManySessionsError(

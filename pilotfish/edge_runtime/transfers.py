@@ -1,9 +1,9 @@
-"""Large messages in chunks: uploads under way, and large replies that devices fetch.
+"""Large messages in parts: a store with limits, and the uploads under way.
 
 A transfer belongs to a client's key, not to a connection. So after a lost connection the client
 continues the transfer. (Without keys a client is its connection, so it loses its transfers with the
 connection.) A served upload is stored for some time: a client that missed the reply need not send
-the message again.
+the message again. Large replies, which devices fetch in slices, are in `edge_runtime/replies.py`.
 
 Memory is limited per key and in total. To make room, finished transfers are dropped first, the
 oldest first; then transfers that were idle for `_IDLE_S`. Transfers in use stay, with one
@@ -11,30 +11,25 @@ exception: at the total limit, a new upload of a key replaces the longest idle u
 with most bytes, if that key has more. Idle transfers expire after `_EXPIRE_S`.
 """
 
-import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from pilotfish.base.errors import BusyError, MalformedError, TooLargeError
-from pilotfish.edge_runtime.generations import Send
 from pilotfish.wire import messages as m
-from pilotfish.wire.transfer import PACKING_BYTES, pack
+from pilotfish.wire.transfer import PACKING_BYTES
 
 _EXPIRE_S: Final = 60.0  # idle time (s) after which a transfer is dropped
 _IDLE_S: Final = 5.0  # idle time (s) after which a transfer may be dropped to make room
 _EACH: Final = 64  # upper limit of a client's transfers in each direction: a device's lanes
 _IN_ALL: Final = 1024  # upper limit of all clients' transfers in each direction
 _TIMES: Final = 4  # upper limit of all clients' bytes, as a multiple of one client's limit
-_REPLY_BYTES: Final = 16 << 20  # upper limit of a client's stored replies (bytes), as on a device
-_FIRST_BYTES: Final = 16 << 10  # upper limit of a reply's first slice (bytes)
-_CLIENTS: Final = 4096  # upper limit of connections with a recorded slice limit (the newest)
 
 
 class _Transfer(Protocol):
-    """Interface of a transfer in a `_Store`."""
+    """Interface of a transfer in a `TransferStore`."""
 
     touched_s: float
 
@@ -46,10 +41,10 @@ class _Transfer(Protocol):
 
 
 K = TypeVar("K", bound=_Transfer)
-_Key = tuple[bytes, bytes]  # owner, id of the transfer
+TransferKey = tuple[bytes, bytes]  # owner, id of the transfer
 
 
-class _Store(Generic[K]):
+class TransferStore(Generic[K]):
     """Store of transfers with limits per owner and in total.
 
     each_bytes: upper limit of one owner's bytes.
@@ -58,7 +53,7 @@ class _Store(Generic[K]):
     def __init__(self, each_bytes: int, clock: Callable[[], float]) -> None:
         self._each_bytes = each_bytes
         self.clock = clock
-        self._all: OrderedDict[_Key, K] = OrderedDict()  # the longest idle transfer first
+        self._all: OrderedDict[TransferKey, K] = OrderedDict()  # the longest idle transfer first
         self._bytes: Counter[bytes] = Counter()  # owner → bytes
         self._numbers: Counter[bytes] = Counter()
         self.total_bytes = 0  # bytes of all owners
@@ -66,27 +61,27 @@ class _Store(Generic[K]):
     def __len__(self) -> int:
         return len(self._all)
 
-    def get(self, key: _Key) -> K | None:
+    def get(self, key: TransferKey) -> K | None:
         """Return a transfer, not marked as in use; None if there is no such transfer."""
         return self._all.get(key)
 
-    def touch(self, key: _Key) -> None:
+    def touch(self, key: TransferKey) -> None:
         """Mark a transfer as in use."""
         self._all.move_to_end(key)
         self._all[key].touched_s = self.clock()
 
-    def add(self, key: _Key, transfer: K) -> None:
+    def add(self, key: TransferKey, transfer: K) -> None:
         """Store a new transfer."""
         self._all[key] = transfer
         self._numbers[key[0]] += 1
         self.add_bytes(key, transfer.size)
 
-    def add_bytes(self, key: _Key, size: int) -> None:
+    def add_bytes(self, key: TransferKey, size: int) -> None:
         """Count ``size`` bytes that were added to a transfer; negative: removed."""
         self._bytes[key[0]] += size
         self.total_bytes += size
 
-    def drop(self, key: _Key) -> None:
+    def drop(self, key: TransferKey) -> None:
         """Forget a transfer."""
         owner, transfer = key[0], self._all.pop(key)
         self._bytes[owner] -= transfer.size
@@ -95,7 +90,7 @@ class _Store(Generic[K]):
         if not self._numbers[owner]:
             del self._bytes[owner], self._numbers[owner]
 
-    def has_room(self, key: _Key, size: int, *, new: bool, insist: bool = False) -> bool:
+    def has_room(self, key: TransferKey, size: int, *, new: bool, insist: bool = False) -> bool:
         """Make room for ``size`` more bytes of a transfer; return whether there is room now.
 
         new: whether the transfer is not stored yet. insist: whether to drop a transfer in use, too,
@@ -113,7 +108,7 @@ class _Store(Generic[K]):
                 return False
         return True
 
-    def _drop_idle(self, but: _Key, owner: bytes | None) -> bool:
+    def _drop_idle(self, but: TransferKey, owner: bytes | None) -> bool:
         """Drop a finished or idle transfer; return False if there is none.
 
         but: transfer to keep. owner: owner of the transfer to drop; None: any owner.
@@ -130,7 +125,7 @@ class _Store(Generic[K]):
             self.drop(min(mine)[2])
         return bool(mine)
 
-    def _drop_any(self, but: _Key, has: Counter[bytes], more: int, *, insist: bool) -> bool:
+    def _drop_any(self, but: TransferKey, has: Counter[bytes], more: int, *, insist: bool) -> bool:
         """Drop a transfer of any owner; return False if none may be dropped.
 
         but: transfer to keep, which needs ``more`` room. has: owner → used room (bytes or number).
@@ -174,23 +169,6 @@ class _Upload:
         return len(self.body)
 
 
-@dataclass(slots=True)
-class _Download:
-    """Reply that the device fetches in slices; ``sent``: number of bytes sent so far."""
-
-    body: bytes
-    touched_s: float
-    sent: int = 0
-
-    @property
-    def size(self) -> int:
-        return len(self.body)
-
-    @property
-    def finished(self) -> bool:
-        return self.sent == len(self.body)
-
-
 class Progress(NamedTuple):
     """Progress of an upload: received bytes, and the message if it is to be served now."""
 
@@ -206,7 +184,7 @@ class Uploads:
 
     def __init__(self, message_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = message_bytes + PACKING_BYTES
-        self._store: _Store[_Upload] = _Store(self._most, clock)
+        self._store: TransferStore[_Upload] = TransferStore(self._most, clock)
         self.expire = self._store.expire
 
     def __len__(self) -> int:
@@ -247,7 +225,7 @@ class Uploads:
             self._store.add_bytes(key, -upload.size)
             upload.body = bytearray()
 
-    def _append(self, key: _Key, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
+    def _append(self, key: TransferKey, upload: _Upload, offset: int, data: m.Buffer) -> Progress:
         here = upload.size
         # a chunk that does not follow the received bytes is dropped
         new = data[here - offset :] if offset <= here else b""
@@ -261,7 +239,7 @@ class Uploads:
         upload.finished = True
         return Progress(upload.total, memoryview(upload.body).toreadonly())
 
-    def _answer_again(self, key: _Key, upload: _Upload, *, query: bool) -> Progress:
+    def _answer_again(self, key: TransferKey, upload: _Upload, *, query: bool) -> Progress:
         if query and upload.body:
             return Progress(upload.total, memoryview(upload.body).toreadonly())
         return Progress(upload.total)
@@ -277,82 +255,8 @@ class Uploads:
                 f"A chunk must have at most {m.MAX_CHUNK} bytes and lie within its message."
             )
 
-    def _expect_room(self, key: _Key, size: int, *, new: bool) -> None:
+    def _expect_room(self, key: TransferKey, size: int, *, new: bool) -> None:
         if not self._store.has_room(key, size, new=new, insist=True):
             raise BusyError(
                 "Too many large messages are being sent to this edge; try again a little later."
             )
-
-
-class _Peer(NamedTuple):
-    """Connection's owner and slice limit: replies with more frame bytes are sent in slices."""
-
-    owner: bytes
-    most: int
-
-
-class Downloads:
-    """Sends replies, and stores large replies for devices that fetch them in slices.
-
-    send: function that sends a message; returns whether it was sent.
-    """
-
-    def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
-        self._send = send
-        self._store: _Store[_Download] = _Store(_REPLY_BYTES, clock)
-        self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
-        self.expire = self._store.expire
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def set_slice_limit(self, client: bytes, owner: bytes, most: int) -> None:
-        """Set a connection's slice limit: replies with more frame bytes are sent in slices.
-
-        most: the limit; 0: no reply is sent in slices.
-        """
-        self._peers.pop(client, None)
-        if most:
-            self._peers[client] = _Peer(owner, most)
-            if len(self._peers) > _CLIENTS:
-                self._peers.popitem(last=False)
-
-    def send(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
-        """Send a reply or its first slice; return whether it was sent."""
-        peer = self._peers.get(client) if frames else None
-        if peer is None or sum(map(len, frames)) <= peer.most:
-            return self._send(client, reply, frames)
-        body, transfer = pack(m.encode(reply), frames), secrets.token_bytes(8)
-        key = peer.owner, transfer
-        if len(body) > _REPLY_BYTES or not self._store.has_room(key, len(body), new=True):
-            return self._send(client, reply, frames)
-        self._store.add(key, _Download(body, self._store.clock()))
-        more = m.More(transfer=transfer, offset=0, bytes=min(_FIRST_BYTES, peer.most))
-        taken = self._send_slice(client, key, more)
-        if not taken:
-            self._store.drop(key)
-        return taken
-
-    def more(self, client: bytes, owner: bytes, more: m.More) -> int:
-        """Send a requested slice; return the number of its bytes that were sent before.
-
-        If the reply is no longer stored, a slice with total 0 is sent.
-        """
-        key = owner, more.transfer
-        reply = self._store.get(key)
-        if reply is None:
-            reply_gone = m.Slice(transfer=more.transfer, offset=more.offset, total=0)
-            self._send(client, reply_gone, (b"",))
-            return 0
-        self._store.touch(key)
-        again = min(more.bytes, max(0, reply.sent - more.offset))
-        self._send_slice(client, key, more)
-        return again
-
-    def _send_slice(self, client: bytes, key: _Key, more: m.More) -> bool:
-        reply = self._store.get(key)
-        assert reply is not None
-        data = memoryview(reply.body)[more.offset : more.offset + more.bytes]
-        reply.sent = max(reply.sent, more.offset + len(data))
-        part = m.Slice(transfer=more.transfer, offset=more.offset, total=len(reply.body))
-        return self._send(client, part, (data,))

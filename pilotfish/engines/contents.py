@@ -47,6 +47,7 @@ class SlotContents:
     """
 
     def __init__(self, slots: int, context: int) -> None:
+        self.slots, self.context = slots, context
         self._ids = np.empty((slots, context), np.uint32)  # chains, then the nodes of trees
         self._chains = [0] * slots
         self._parents = [_NO_PARENTS] * slots  # i64 [nodes] of each slot's tree; −1: its chain
@@ -81,7 +82,7 @@ class SlotContents:
                 and common_prefix(self._ids[slot, :end], tokens[:end]) == end
             ):
                 return Held(self._chains[slot], [], len(tree))
-        wanted = tokens[: max(0, len(tokens) - max(rows, nodes + 1))]
+        wanted = tokens[: max(0, len(tokens) - max(rows, nodes, 1))]
         length = common_prefix(self.chain(slot), wanted)
         if not len(tree) or length < self._chains[slot]:
             return Held(length, [])

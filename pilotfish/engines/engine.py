@@ -36,12 +36,15 @@ class Work(NamedTuple):
         rows: number of last tokens that need an output; 0: none, the sequence is only read.
         parents: i64 [m], if the last m tokens are a token tree: the parent of each node, numbered
             within the tree; −1 is the token before the tree.
+        temperature: the sampling temperature of the outputs; 0 is greedy. It matters only to an
+            ensemble, which averages distributions of this temperature.
     """
 
     slot: int
     tokens: NDArray[np.integer[Any]]
     rows: int = 1
     parents: NDArray[np.int64] | None = None
+    temperature: float = 0.0
 
     @property
     def nodes(self) -> int:
@@ -95,6 +98,10 @@ class _Sequences:
         self.contents.clear(slot)
         self._model.rollback(slot, 0)
 
+    def clear_all(self) -> None:
+        for slot in range(self.contents.slots):
+            self.clear(slot)
+
     def plan(self, works: Sequence[Work]) -> list[list[Pass]]:
         """Return the passes of each work."""
         check_works(works, self._model.slots, self._model.context)
@@ -112,13 +119,14 @@ class _Sequences:
         contents.keep(slot, held)
         tokens = work.tokens[held.tokens :].astype(np.int64)
         if work.parents is None:
-            return list(Pass(slot, tokens, work.rows).pieces(CHUNK))
+            whole = Pass(slot, tokens, work.rows)
+            return [whole] if len(tokens) <= CHUNK else list(whole.pieces(CHUNK))
         if held.grown:
             return [Pass(slot, tokens, work.rows, self._numbered(slot, work.parents))]
         # A model treats the tokens before a tree, in the same pass, as nodes, at quadratic cost:
         # if they are many, only the last of them share the tree's pass.
         far = len(tokens) > CHUNK
-        first = len(tokens) - max(work.rows, work.nodes + 1) if far else 0
+        first = len(tokens) - max(work.rows, work.nodes) if far else 0
         self._offsets[slot] = len(tokens) - first - work.nodes
         before = Pass(slot, tokens[:first], 0).pieces(CHUNK) if first else ()
         tree = Pass(slot, tokens[first:], work.rows, self._numbered(slot, work.parents))
@@ -150,9 +158,18 @@ class Engine:
         self.model = model
         self._sequences = _Sequences(model)
 
+    @property
+    def contents(self) -> SlotContents:
+        """What the slots hold; only this engine changes it."""
+        return self._sequences.contents
+
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._sequences.clear(slot)
+
+    def clear_all(self) -> None:
+        """Empty all slots."""
+        self._sequences.clear_all()
 
     def cached(self, slot: int, tokens: NDArray[np.integer[Any]], rows: int = 1) -> int:
         """Return the number of first tokens of a chain that `run` would not compute again."""
@@ -164,7 +181,8 @@ class Engine:
         """Compute all works, at most one per slot; return an output for each.
 
         Outputs are views that the next call overwrites. before_pass: function that is called before
-        each pass; if it raises, the slots hold what has been computed so far.
+        each pass; it may run work in other slots. If it raises, the slots hold what has been
+        computed so far.
 
         Raises:
             CapacityError: if a sequence exceeds the context.
@@ -213,6 +231,10 @@ class StageEngine:
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._sequences.clear(slot)
+
+    def clear_all(self) -> None:
+        """Empty all slots."""
+        self._sequences.clear_all()
 
     def run(
         self,

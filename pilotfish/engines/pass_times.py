@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pilotfish.engines.language_model import LanguageModel
-from pilotfish.engines.passes import Pass
+from pilotfish.engines.engine import Engine, Work
 
 _SWEEPS = 4  # number of sweeps over all widths; in a sweep, other programs affect all widths alike
 # time limit (s): a daemon waits for this when it starts, so slow models get fewer sweeps
@@ -20,13 +19,12 @@ _MOST_TURNS, _FEWEST_TURNS = 12, 3
 _MOST_TURNS_S = 20.0
 
 
-def pass_times(decoder: LanguageModel, widths: Sequence[int]) -> dict[int, float]:
-    """Time passes of these widths (tokens) on the empty slot 0; return seconds by width.
+def pass_times(engine: Engine, widths: Sequence[int]) -> dict[int, float]:
+    """Time passes of these widths (tokens) in slot 0; return seconds by width.
 
-    Each pass computes logits for all its tokens. Slot 0 must be empty, and is empty again
-    afterwards. See `least_times`.
+    Each pass computes logits for all its tokens. Slot 0 is empty afterwards. See `least_times`.
     """
-    return least_times(lambda width: _time_pass(decoder, width), widths, decoder.context)
+    return least_times(lambda width: _time_pass(engine, width), widths, engine.model.context)
 
 
 def least_times(
@@ -80,12 +78,13 @@ def _disturbed_widths(times: Mapping[int, float]) -> list[int]:
     return disturbed
 
 
-def _time_pass(decoder: LanguageModel, width: int) -> float:
-    tokens = np.zeros(width, dtype=np.int64)
+def _time_pass(engine: Engine, width: int) -> float:
+    engine.clear(0)
+    work = Work(slot=0, tokens=np.zeros(width, dtype=np.int64), rows=width)
     begun_s = time.perf_counter()
-    decoder.forward([Pass(slot=0, tokens=tokens, rows=width)])
+    engine.run([work])
     taken_s = time.perf_counter() - begun_s
-    decoder.rollback(0, 0)
+    engine.clear(0)
     return taken_s
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.manifest import PrecisionCost
-from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.reference import Reference, largest_part
@@ -99,11 +99,11 @@ def _measure(
 
     states = reference.states(tokens, advance)
     comparisons: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-    decoder = Decoder(artifact, context=len(tokens), provider="cpu")
+    engine = open_engine(artifact, context=len(tokens), provider="cpu", drafts=True)
     with reference.head(states) as head:
         for start in chunks:
             end = min(start + ROWS, len(tokens))
-            [out] = decoder.forward([Pass(0, tokens[start:end])])
+            [out] = engine.run([Work(0, tokens[:end], end - start)])
             exact = head(start, end)[:, : out.logits.shape[1]]
             comparisons.append(_compare(exact, out.logits))
             advance()

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
 from pilotfish.speculation.corpus import BREAK, EMPTY_SNAPSHOT, CorpusSnapshot
 from pilotfish.speculation.prompt_lookup import Ids, find_places, match_lengths
+from pilotfish.speculation.sequences import common_prefix
 
 _MANY = 64  # number of latest places that are compared
 # number of latest places after the last token that are checked for the last two tokens
@@ -82,7 +83,7 @@ class Recall:
 
     def update(self, committed: Ids) -> None:
         """Follow the committed tokens u32 [n]; usually the text has only grown at its end."""
-        known = _common_length(self._text[: self._end], committed)
+        known = common_prefix(self._text[: self._end], committed)
         if known < self._end:
             self._forget(known)
         new = committed[known:]
@@ -193,13 +194,6 @@ class Recall:
             return None
         tokens, weights = _count_tokens(following)
         return Echo(earlier, here, length, tokens, weights)
-
-
-def _common_length(first: Ids, second: Ids) -> int:
-    """Return the length of the common prefix of two texts."""
-    length = min(len(first), len(second))
-    differ = first[:length] != second[:length]
-    return int(differ.argmax()) if differ.any() else length
 
 
 def _advance(ids: Ids, starts: NDArray[np.int64], token: int) -> NDArray[np.int64]:

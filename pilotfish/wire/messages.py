@@ -378,14 +378,14 @@ class Failure(Header, tag="failure", frozen=True):
     start: U31 | None = None
 
 
-Request = (
+DeviceMessage = (
     Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch | Chunk | More
 )
 Reply = Welcome | Verdict | StatesRequest | Tokens | Pong | Part | Failure | Ack | Slice
 
 _U32 = np.dtype("<u4")
 _encoder = msgspec.msgpack.Encoder()
-_requests: "msgspec.msgpack.Decoder[Request]" = msgspec.msgpack.Decoder(Request)
+_device_messages: "msgspec.msgpack.Decoder[DeviceMessage]" = msgspec.msgpack.Decoder(DeviceMessage)
 _replies: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 # The bytes of a frame; a received frame is a view of ZeroMQ's memory.
@@ -398,9 +398,9 @@ def encode(message: msgspec.Struct) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_request(header: Buffer) -> Request:
+def decode_device_message(header: Buffer) -> DeviceMessage:
     """Decode a device's header; raises `MalformedError`."""
-    return decode_checked(_requests, header)
+    return decode_checked(_device_messages, header)
 
 
 def is_hint(header: Buffer) -> bool:

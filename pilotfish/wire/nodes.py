@@ -2,9 +2,10 @@
 
 A node has a whole model (a worker of a federation) or one stage of a pipeline, with as many slots
 (places for a sequence) as the edge. The edge greets a node, attaches it, and sends it steps: passes
-over some slots. A worker answers each step with the top K of every row. A stage sends the step on
-to the next stage, with the states that it computed, and the last stage answers. As between device
-and edge, a message is a msgpack header and raw little-endian frames.
+over some slots, each with a whole sequence. Of a sequence, only what the slot does not hold is
+sent. A worker answers each step with the top K of every row. A stage sends the step on to the next
+stage, with the states that it computed, and the last stage answers. As between device and edge, a
+message is a msgpack header and raw little-endian frames.
 
 Each attachment has a random name, its *incarnation*. A node that was restarted or attached again
 has empty slots, and refuses steps of other incarnations.
@@ -16,7 +17,7 @@ import msgspec
 
 from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, decode_checked
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_ITEMS: Final = 1024
 HEADER_BYTES: Final = 256 * 1024  # maximum size of a header: a step may have an item for each slot
 Incarnation = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -50,10 +51,11 @@ class Attach(Header, tag="attach", frozen=True):
 class Item(Header, frozen=True):
     """One slot's work in a step.
 
-    kept_nodes: if the slot's last step ended in a tree, the numbers (from 0) of the tree's nodes to
-    keep; None: keep none. After that, the slot is cut to ``start`` tokens, and ``size`` tokens are
-    appended; the last ``nodes`` of these are a tree. rows: the number of last tokens for which the
-    node answers. temperature: the sampling temperature of these answers; 0 is greedy.
+    The slot's sequence is: the first ``start`` tokens of the slot's chain; ``path`` tokens that are
+    a path from the root of the slot's last tree; and ``size`` new tokens, the last ``nodes`` of
+    which are a tree. The slot drops all else; with ``start`` 0 it is emptied first. rows: the
+    number of last tokens for which the node answers. temperature: the sampling temperature of these
+    answers; 0 is greedy.
     """
 
     slot: U31
@@ -61,16 +63,16 @@ class Item(Header, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     rows: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW + 1)]
     nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW)] = 0
-    kept_nodes: Annotated[list[U31], msgspec.Meta(max_length=MAX_WINDOW)] | None = None
+    path: Annotated[int, msgspec.Meta(ge=0, le=MAX_WINDOW)] = 0
     temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 
 class Step(Header, tag="step", frozen=True):
     """A pass over some slots, each at most once.
 
-    Frame 0: the tokens of all items, u32, for a worker; their states for a stage. Frame 1: the
-    parents of all tree nodes, i16, numbered within their tree; −1: the token before the tree.
-    compute_ns: compute time of each stage that has run the step.
+    Frame 0: path and new tokens of all items, u32. Frame 1: the parents of all tree nodes, i16,
+    numbered within their tree; −1: the token before the tree. Frame 2, only for a stage: the states
+    of all new tokens. compute_ns: compute time of each stage that has run the step.
     """
 
     incarnation: Incarnation

@@ -39,7 +39,7 @@ class LyingEdge(threading.Thread):
     The script makes of a request the parts of each message to send.
     """
 
-    def __init__(self, pair: Pair, script: Callable[[m.Request], list[Answer]]) -> None:
+    def __init__(self, pair: Pair, script: Callable[[m.DeviceMessage], list[Answer]]) -> None:
         super().__init__(daemon=True)
         self._manifest = Artifact.open(pair.target).manifest
         self._script = script
@@ -49,7 +49,7 @@ class LyingEdge(threading.Thread):
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self._over = threading.Event()
-        self.requests: list[m.Request] = []
+        self.requests: list[m.DeviceMessage] = []
 
     def welcome(self) -> m.Welcome:
         return m.Welcome(
@@ -68,7 +68,7 @@ class LyingEdge(threading.Thread):
             self._context.destroy(linger=0)
 
     def _answer(self, client: bytes, header: bytes, *frames: bytes) -> None:
-        request = m.decode_request(header)
+        request = m.decode_device_message(header)
         self.requests.append(request)
         answers = self._script(request)
         if not answers and isinstance(request, m.Hello):
@@ -88,7 +88,7 @@ class LyingEdge(threading.Thread):
 def liar(pair: Pair) -> Iterator[Callable[..., tuple[LyingEdge, Device]]]:
     opened: list[LyingEdge | Device] = []
 
-    def make(script: Callable[[m.Request], list[Answer]]) -> tuple[LyingEdge, Device]:
+    def make(script: Callable[[m.DeviceMessage], list[Answer]]) -> tuple[LyingEdge, Device]:
         edge = LyingEdge(pair, script)
         edge.start()
         opened.append(edge)
@@ -207,7 +207,7 @@ def test_every_truncation_of_a_distribution(liar) -> None:
     size = len(counts())
     cuts = iter(range(size))
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if not isinstance(request, m.Window):
             return []
         return [text(request, counts()[: next(cuts)], token=None)]
@@ -221,7 +221,7 @@ def test_every_truncation_of_a_distribution(liar) -> None:
 def test_a_distribution_that_was_never_rounded_is_sampled_all_the_same(liar) -> None:
     """The device cannot know p: what it is sent it samples from, whatever that makes of the law."""
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         return [text(request, counts(), token=None)] if isinstance(request, m.Window) else []
 
     edge, device = liar(script)
@@ -242,10 +242,10 @@ PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
 }
 
 
-def streamed(*frames: bytes, **info: int | str) -> Callable[[m.Request], list[Answer]]:
+def streamed(*frames: bytes, **info: int | str) -> Callable[[m.DeviceMessage], list[Answer]]:
     """Answer every pull with this."""
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if not isinstance(request, m.Pull):
             return []
         place = {"generation": request.generation, "start": request.start}
@@ -304,7 +304,7 @@ def test_an_account_of_drafts_that_cannot_be(
 def test_a_late_failure_of_another_generation_does_not_end_a_stream(liar) -> None:
     """Nor do tokens of another session, or from another position."""
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         answers = streamed(some_ids(5))(request)
         if not answers:
             return []
@@ -324,7 +324,7 @@ def test_a_late_failure_of_another_generation_does_not_end_a_stream(liar) -> Non
 
 
 def test_hints_stay_before_the_answers_end_however_long_the_edge_takes(liar) -> None:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if isinstance(request, m.Pull):
             time.sleep(0.3)  # what the device drafts meanwhile
         return streamed(some_ids(5))(request)
@@ -340,7 +340,7 @@ def test_hints_stay_before_the_answers_end_however_long_the_edge_takes(liar) -> 
 @pytest.mark.parametrize("protocol", ["greedy", "tree", "dssd", "stream", "ahead"])
 @pytest.mark.parametrize("code", ["unknown-session", "diverged"])
 def test_an_edge_that_never_learns_the_session(liar, protocol: str, code: str) -> None:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         return [[failure(request, code)]] if isinstance(request, m.Window | m.Pull) else []
 
     edge, device = liar(script)
@@ -354,7 +354,7 @@ def test_an_edge_that_never_learns_the_session(liar, protocol: str, code: str) -
 
 
 def test_late_and_foreign_answers_are_passed_over(liar) -> None:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if not isinstance(request, m.Window):
             return []
         stranger = m.Verdict(
@@ -388,7 +388,7 @@ def test_a_handshake_that_is_refused(liar, code: str, error: type[PilotfishError
 
 
 def test_an_edge_without_room(pair: Pair, liar) -> None:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if not isinstance(request, m.Hello):
             return []
         welcome = LyingEdge(pair, script).welcome()

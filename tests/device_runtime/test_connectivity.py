@@ -68,7 +68,7 @@ CODES = {
 def test_what_an_edge_says_instead_of_a_welcome(pair: Pair, code: str) -> None:
     lines = [code]
 
-    def script(request: m.Request) -> list[list[m.Reply | bytes]]:
+    def script(request: m.DeviceMessage) -> list[list[m.Reply | bytes]]:
         if isinstance(request, m.Hello) and lines:
             return [[m.Failure(code=code, message="no", session=None)]]
         return []

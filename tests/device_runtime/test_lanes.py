@@ -134,3 +134,62 @@ def test_turns_go_round() -> None:
     for thread in threads:
         thread.join()
     assert order == list("abcd")
+
+
+def test_who_gives_way_has_the_next_turn() -> None:
+    turns, order = FairLock(), []
+
+    def come() -> None:
+        with turns:
+            order.append("other")
+
+    with turns:
+        thread = threading.Thread(target=come)
+        thread.start()
+        while not turns._waiting:
+            time.sleep(0.001)
+        turns.give_way()
+        assert order == ["other"]
+        late = threading.Thread(target=come)
+        late.start()
+        late.join(0.05)
+        assert late.is_alive()  # this thread has the lock again
+    for each in (thread, late):
+        each.join()
+    assert order == ["other"] * 2
+
+
+def test_an_interrupt_while_others_have_their_turn_leaves_the_lock_whole() -> None:
+    class Interrupted(FairLock):
+        interrupts = 1
+
+        def __enter__(self) -> None:
+            if self._taken and self.interrupts:
+                self.interrupts -= 1
+                raise KeyboardInterrupt
+            super().__enter__()
+
+    turns, order = Interrupted(), []
+
+    def come() -> None:
+        FairLock.__enter__(turns)
+        order.append("other")
+        time.sleep(0.05)
+        FairLock.__exit__(turns)
+
+    thread = threading.Thread(target=come)
+
+    def give_way() -> None:
+        with turns:
+            thread.start()
+            while not turns._waiting:
+                time.sleep(0.001)
+            turns.give_way()
+
+    with pytest.raises(KeyboardInterrupt):
+        give_way()
+    thread.join()
+    assert order == ["other"]
+    assert not turns._taken
+    with turns:
+        assert turns._taken

@@ -320,7 +320,7 @@ def test_a_session_lost_over_one_connection_after_another(long_pair: Pair) -> No
     """Only an edge that never learns it is given up; behind each connection may be another."""
     forgotten: set[bytes] = set()
 
-    def script(request: m.Request) -> list[list[m.Reply | bytes]]:
+    def script(request: m.DeviceMessage) -> list[list[m.Reply | bytes]]:
         if not isinstance(request, m.Window):
             return []
         session, generation = request.session, request.generation
@@ -420,7 +420,7 @@ def test_a_stream_is_asked_for_by_and_by(long_pair: Pair) -> None:
     """An edge keeps 64 messages for a slow reader: what does not fit would be missed, and
     asked for again after ten seconds only."""
 
-    def script(request: m.Request) -> list[list[m.Reply | bytes]]:
+    def script(request: m.DeviceMessage) -> list[list[m.Reply | bytes]]:
         if not isinstance(request, m.Pull):
             return []
         session, generation = request.session, request.generation

@@ -22,7 +22,7 @@ HELLO = m.Hello(
 )
 PATIENCE = RetryPolicy("fail", absent_s=0.4, silent_s=0.5)
 SIZE = 60_000
-Script = Callable[[m.Request], list[Answer]]
+Script = Callable[[m.DeviceMessage], list[Answer]]
 
 
 class ChunkingLiar(LyingEdge):
@@ -112,7 +112,7 @@ def test_a_reply_that_never_is_whole_ends(
     linked: Callable[[Script], tuple[LyingEdge, EdgeLink]],
     on_wait: Callable[[m.More], list[Answer]],
 ) -> None:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if isinstance(request, m.More):
             return on_wait(request)
         return [announced()] if isinstance(request, m.Ping) else []
@@ -137,7 +137,7 @@ def test_a_reply_that_never_is_whole_ends(
 def test_slices_that_cannot_be_are_refused(
     linked: Callable[[Script], tuple[LyingEdge, EdgeLink]], bad: Answer
 ) -> None:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if isinstance(request, m.More):
             return [bad]
         return [announced()] if isinstance(request, m.Ping) else []

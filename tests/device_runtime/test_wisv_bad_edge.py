@@ -18,7 +18,7 @@ from tests.device_runtime.test_bad_edge import TIMES, Answer, LyingEdge, failure
 from tests.support.hostile import PROMPT
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
-Script = Callable[[m.Request], list[Answer]]
+Script = Callable[[m.DeviceMessage], list[Answer]]
 Liar = Callable[..., tuple[LyingEdge, Device]]
 
 
@@ -44,7 +44,7 @@ def inquiry(about: m.Window | m.States, *frames: bytes, **changes: Any) -> Answe
 def scripted(window: list[Callable[[m.Window], Answer]], states: Any = ()) -> Script:
     """What is answered to windows, and to states."""
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if isinstance(request, m.Window):
             return [answer(request) for answer in window]
         return [answer(request) for answer in states] if isinstance(request, m.States) else []

@@ -110,7 +110,7 @@ def test_the_learning_curve_ends_where_the_checkpoint_is(tmp_path: Path) -> None
     with RunFolder.open(tmp_path) as folder:
         for step in range(5):
             folder.add_to_curve({"step": step, "loss": 1.0 / (step + 1)})
-        with folder.learning.open("ab") as file:
+        with (tmp_path / "learning.jsonl").open("ab") as file:
             file.write(b'{"step": 5, "lo')
         assert [line["step"] for line in folder.curve(2)] == [0, 1, 2]
         assert [line["step"] for line in folder.curve(9)] == [0, 1, 2]

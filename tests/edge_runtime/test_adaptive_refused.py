@@ -169,7 +169,7 @@ def test_the_edge_refuses_temperature_0(edge: EdgeServer) -> None:
 def liar(pair: Pair) -> Iterator[Callable[..., Device]]:
     opened: list[LyingEdge | Device] = []
 
-    def make(script: Callable[[m.Request], list[Parts]]) -> Device:
+    def make(script: Callable[[m.DeviceMessage], list[Parts]]) -> Device:
         edge = LyingEdge(pair, script)
         edge.start()
         opened.append(edge)
@@ -198,7 +198,7 @@ def liar(pair: Pair) -> Iterator[Callable[..., Device]]:
 def test_deviations_that_cannot_be(
     liar: Callable[..., Device], protocol: str, accepted: int, deviation: float
 ) -> None:
-    def script(request: m.Request) -> list[Parts]:
+    def script(request: m.DeviceMessage) -> list[Parts]:
         changes: Any = {"accepted": accepted, "notes": [deviation]}
         return [[verdict(request, **changes)]] if isinstance(request, m.Window) else []
 

@@ -17,15 +17,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from pilotfish.edge_runtime import generations as rounds
+from pilotfish.edge_runtime import streams
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.scheduler import Scheduler
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target
+from pilotfish.edge_runtime.steps import record_works
+from pilotfish.edge_runtime.targets.target import Scores, Target
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Sampling
@@ -53,30 +57,32 @@ def logits(model: Model, tokens: tuple[int, ...]):
 
 
 class TableTarget(Target):
-    """A target whose logits are a table's; it refuses passes that do not fit what a slot holds."""
+    """A target whose logits are a table's, with slots like those of an engine."""
 
     context, digest = CONTEXT, "table"
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._held: dict[int, list[int]] = {}
+        self._contents = SlotContents(EdgeLimits().sessions, CONTEXT)
         self._done: list[Scores] = []
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         outputs = []
-        for span in spans:
-            tokens = tuple(span.tokens.tolist())
-            held = self._held.get(span.slot, [])
-            assert list(tokens[: span.base]) == held[: span.base]
+        for work in works:
+            tokens = tuple(work.tokens.tolist())
             assert len(tokens) <= CONTEXT
-            self._held[span.slot] = list(tokens)
-            ends = range(len(tokens) - span.rows + 1, len(tokens) + 1)
+            assert work.parents is None, "hints are no trees"
+            ends = range(len(tokens) - work.rows + 1, len(tokens) + 1)
             rows = [logits(self._model, tokens[:end]) for end in ends]
             outputs.append(Output(np.array(rows), np.zeros((len(rows), 1), np.float32)))
+        record_works(works, self._contents)
         self._done.append(Scores(number, outputs))
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        raise AssertionError("hints are no trees")
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        return self._contents.find(slot, tokens, rows).tokens
+
+    def clear(self, slot: int) -> None:
+        self._contents.clear(slot)
 
     def collect_scores(self) -> Sequence[Scores]:
         done, self._done = self._done, []
@@ -102,7 +108,7 @@ class Edge:
         self.sent[client].append((reply, decode_ids(frames[0], VOCAB).tolist()))
         return True
 
-    def take(self, client: bytes, message: m.Request, *frames: m.Buffer) -> None:
+    def take(self, client: bytes, message: m.DeviceMessage, *frames: m.Buffer) -> None:
         header = m.encode(message)
         size = len(header) + sum(map(len, frames))
         self._service.handle(Envelope(client, client, header, list(frames), size))
@@ -112,7 +118,7 @@ class Edge:
         batch = self._scheduler.next_batch()
         if batch is None:
             return False
-        self._target.start(batch.number, batch.spans)
+        self._target.start(batch.number, batch.works)
         for scores in self._target.collect_scores():
             for job in self._scheduler.finish_pass(scores):
                 self._service.finish_job(job)
@@ -342,50 +348,72 @@ def test_these_games_have_long_runs_of_drafts_that_come_true(artifact):
     assert within > 3
 
 
-def accepts_one_unchecked(law, position, drafts, logits, hidden):
+def right(generation, text, drafts, logits, hidden):
+    """The rule itself, in the form of the mutants."""
+    law = generation.sampling_params
+
+    def chosen(at):
+        return choose(logits[at], law, len(text) + at, Purpose.TARGET)
+
+    return Decision(*count_agreed(drafts, chosen))
+
+
+def accepts_one_unchecked(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
     if drafts:
         accepted, token = count_agreed(
-            drafts[1:], lambda at: choose(logits[at + 1], law, position + at + 1, Purpose.TARGET)
+            drafts[1:], lambda at: choose(logits[at + 1], law, len(text) + at + 1, Purpose.TARGET)
         )
         return Decision(accepted + 1, token)
-    return Decision(0, choose(logits[0], law, position, Purpose.TARGET))
+    return Decision(0, choose(logits[0], law, len(text), Purpose.TARGET))
 
 
-def noise_off_by_one(law, position, drafts, logits, hidden):
+def noise_off_by_one(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
+
     def chosen(at):
-        return choose(logits[at], law, position + at + (at > 0), Purpose.TARGET)
+        return choose(logits[at], law, len(text) + at + (at > 0), Purpose.TARGET)
 
     return Decision(*count_agreed(drafts, chosen))
 
 
-def rows_off_by_one(law, position, drafts, logits, hidden):
+def rows_off_by_one(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
+
     def chosen(at):
-        return choose(logits[max(0, at - 1)], law, position + at, Purpose.TARGET)
+        return choose(logits[max(0, at - 1)], law, len(text) + at, Purpose.TARGET)
 
     return Decision(*count_agreed(drafts, chosen))
 
 
-def never_the_token_after(law, position, drafts, logits, hidden):
+def never_the_token_after(generation, text, drafts, logits, hidden):
+    law = generation.sampling_params
     accepted, token = count_agreed(
-        drafts, lambda at: choose(logits[at], law, position + at, Purpose.TARGET)
+        drafts, lambda at: choose(logits[at], law, len(text) + at, Purpose.TARGET)
     )
     return Decision(accepted, drafts[-1] if drafts else token)
 
 
 MUTANTS = {
-    "accepts one draft unchecked": ("_verify_stream", accepts_one_unchecked),
-    "noise of the next position": ("_verify_stream", noise_off_by_one),
-    "logits of the position before": ("_verify_stream", rows_off_by_one),
-    "the last draft instead of the token": ("_verify_stream", never_the_token_after),
+    "accepts one draft unchecked": ("_verify", accepts_one_unchecked),
+    "noise of the next position": ("_verify", noise_off_by_one),
+    "logits of the position before": ("_verify", rows_off_by_one),
+    "the last draft instead of the token": ("_verify", never_the_token_after),
     "goes on behind an end token": ("_cut_at_end", lambda ends, ids: ids),
 }
 
 
 @pytest.mark.parametrize(("name", "mutant"), MUTANTS.values(), ids=MUTANTS.keys())
 def test_a_planted_fault_shows(artifact, monkeypatch, name, mutant):
-    monkeypatch.setattr(rounds, name, mutant)
+    monkeypatch.setattr(streams, name, mutant)
     with pytest.raises(AssertionError):
         play_all(artifact, random_games(40))
+
+
+def test_a_planted_copy_of_the_rule_shows_nothing(artifact, monkeypatch):
+    """So the mutants fail by their faults, and not by the way in which they are called."""
+    monkeypatch.setattr(streams, "_verify", right)
+    play_all(artifact, random_games(10))
 
 
 def test_the_rule_holds_the_law_whatever_the_chain_keeps(artifact, monkeypatch):

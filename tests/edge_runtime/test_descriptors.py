@@ -16,6 +16,7 @@ from pilotfish.base.errors import BusyError
 from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.engine import Engine
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire import messages as m
 from tests.conftest import Pair
@@ -111,7 +112,7 @@ def test_a_lack_of_memory_is_told_as_busy(pair: Pair, where: str, monkeypatch) -
         raise MemoryError
 
     decoder = Decoder(pair.target, slots=1, threads=1)
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     scheduler.submit(Job(b"a" * 16, 0, np.array([1, 2, 3], np.uint32), rows=1, verify=lacking))
     if where == "pass":
         monkeypatch.setattr(Decoder, "forward", lacking)

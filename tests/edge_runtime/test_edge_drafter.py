@@ -7,9 +7,11 @@ import gc
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,16 +23,19 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
-from pilotfish.edge_runtime.edge_drafter import Beside, Trail, open_drafter
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.contents import Held, SlotContents
+from pilotfish.engines.engine import Engine
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.logits_options import LogitsOptions, LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
-from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples
+from tests.support.pass_counter import PassCounter
 from tests.support.serving import eventually
 from tests.support.tiny import tiny_artifact
 
@@ -53,8 +58,8 @@ class Price:
 @contextmanager
 def drafting(
     folder: Path, price: Price | None = None, slots: int = 4, ends: tuple[int, ...] = ()
-) -> Iterator[Beside]:
-    neighbour = Beside(Decoder(folder, slots=slots, threads=1), price or Price(), ends)
+) -> Iterator[EdgeDrafter]:
+    neighbour = EdgeDrafter(Engine(Decoder(folder, slots=slots, threads=1)), price or Price(), ends)
     neighbour.start()
     try:
         yield neighbour
@@ -79,6 +84,11 @@ def alone(pair: Pair) -> Callable[[np.ndarray, SamplingParams, int], list[int]]:
             row = decoder.prefill(0, lines[-1:]).logits[0]
 
     return say
+
+
+def is_read(trail: Trail) -> bool:
+    """Whether the slot holds all of the text but its last token, and no draft is asked for."""
+    return trail.read_hash == trail.draft_ahead.text.hash
 
 
 def drafted(trail: Trail, count: int) -> list[int]:
@@ -135,7 +145,8 @@ def test_sessions_share_passes_and_none_waits_for_a_long_prompt(pair: Pair, alon
 def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
     with drafting(pair.draft) as neighbour:
         trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
-        eventually(lambda: neighbour._slots[0].length == len(PROMPT) - 1)  # reads the prompt
+        eventually(lambda: is_read(trail))  # the prompt
+        assert neighbour._engine.model.length(0) == len(PROMPT) - 1
         time.sleep(0.05)
         assert not trail.propose(FAR).ids
         trail.set_requested_end(len(PROMPT) + 4)
@@ -208,13 +219,16 @@ def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None
         first = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         first.set_requested_end(FAR)
         text = np.concatenate([PROMPT, np.array(drafted(first, 4), np.uint32), PROMPT[:3]])
+        first.set_requested_end(0)
+        eventually(lambda: is_read(first))
+        counter = PassCounter(neighbour._engine.model)
         second = neighbour.follow(b"a", 0, text, GREEDY)
-        with neighbour.changed:
-            assert neighbour._make_task(second).cached >= len(PROMPT)
+        eventually(lambda: is_read(second))
+        assert counter.take() < len(text) - len(PROMPT)
         # but nothing of another session's text counts as held
         third = neighbour.follow(b"b", 0, text, GREEDY)
-        with neighbour.changed:
-            assert neighbour._make_task(third).cached == 0
+        eventually(lambda: is_read(third))
+        assert counter.take() == len(text) - 1
         third.set_requested_end(FAR)
         assert drafted(third, 3) == alone(text, GREEDY, 3)
 
@@ -281,7 +295,7 @@ def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pa
 
 
 def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
-    neighbour = Beside(Decoder(pair.draft, slots=1, threads=1), Price(), ())  # never runs
+    neighbour = EdgeDrafter(Engine(_decoder(pair)), Price(), ())  # never runs
     trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
         trail.draft_ahead.append(1, 0.5, 1.0)
@@ -290,23 +304,28 @@ def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
 
 
 def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -> None:
-    looked = []
+    looked: list[tuple[int, bool]] = []  # slot, and whether the serving thread could be waiting
+    find = SlotContents.find
 
-    def counting(a, b):
-        looked.append(len(b))
-        return common_prefix(a, b)
+    def counting(self: SlotContents, slot: int, *others: Any) -> Held:
+        looked.append((slot, neighbour.changed._is_owned()))
+        return find(self, slot, *others)
 
-    monkeypatch.setattr("pilotfish.edge_runtime.edge_drafter.common_prefix", counting)
     with drafting(pair.draft) as neighbour:
+        monkeypatch.setattr(SlotContents, "find", counting)
         trails = [neighbour.follow(bytes([at]), at, PROMPT, GREEDY) for at in range(4)]
-        for slot in neighbour._slots:
-            eventually(lambda slot=slot: slot.length == len(PROMPT) - 1)
+        for trail in trails:
+            eventually(lambda trail=trail: is_read(trail))
+        looked.clear()
         for at in range(3):  # further turns of the same sessions, of which one is asked for tokens
             trails[at] = neighbour.follow(bytes([at]), at, PROMPT, GREEDY)
         trails[0].set_requested_end(FAR)
         for at in range(20):
             trails[0].record_tokens([drafted(trails[0], 1)[0] ^ (at % 2)])
-        assert len(looked) <= 3  # once a trail
+        slots = Counter(slot for slot, _ in looked)
+        assert slots[0] <= 2 * neighbour._metrics.drafter_passes  # to choose a pass, and to run it
+        assert (slots[1], slots[2], slots[3]) == (1, 1, 0)  # once a trail that wants no draft
+        assert not any(locked for _, locked in looked)
 
 
 @given(
@@ -317,28 +336,31 @@ def test_texts_are_not_looked_through_again_and_again(pair: Pair, monkeypatch) -
     )
 )
 @examples(40)
-def test_it_knows_what_a_slot_holds(pair: Pair, steps: list[tuple[int, int, int, bool]]) -> None:
+def test_texts_may_change_at_any_time(
+    pair: Pair, alone, steps: list[tuple[int, int, int, bool]]
+) -> None:
     # driven by hand: texts also change between the choice of a pass and the pass
-    neighbour = Beside(_decoder(pair), Price(), ())
+    neighbour = EdgeDrafter(Engine(_decoder(pair)), Price(), ())
     trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     trail.requested_end = FAR
     for passes, right, wrong, under_way in steps:
         for _ in range(passes):
-            if tasks := neighbour._next_tasks():
-                neighbour._forward(tasks)
-        tasks = neighbour._next_tasks()
-        if tasks and not under_way:
-            neighbour._forward(tasks)
+            if planned := neighbour._plan_pass(neighbour._next_tasks()):
+                neighbour._forward(planned)
+        planned = neighbour._plan_pass(neighbour._next_tasks())
+        if planned and not under_way:
+            neighbour._forward(planned)
         ids = [*trail.propose(right).ids, *range(wrong)]
         if ids:
             trail.record_tokens(ids)
-        if tasks and under_way:
-            neighbour._forward(tasks)
-        slot, text = neighbour._slots[0], trail.draft_ahead.text.ids
-        assert trail.cached is not None
-        assert slot.ids[: trail.cached].tolist() == text[: trail.cached].tolist()
-        assert trail.cached <= slot.length
-        assert not under_way or trail.cached < len(text)
+        if planned and under_way:
+            neighbour._forward(planned)
+        ahead = trail.draft_ahead
+        if drafts := ahead.drafts.tolist():
+            assert drafts == alone(ahead.text.ids[: ahead.committed], GREEDY, len(drafts))
+    text = trail.draft_ahead.text.ids
+    held = neighbour._engine.cached(0, text)
+    assert min(len(text) - 1, neighbour._engine.model.length(0)) >= held >= len(PROMPT) - 1
 
 
 @functools.cache
@@ -374,10 +396,43 @@ def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: 
         assert drafted(trail, 4) == wanted[len(PROMPT) :].tolist()
 
 
+class Only:
+    """A grammar that allows one token, everywhere."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def forbid(self, logits: Any, answer: Any, paths: Any) -> list[int]:
+        allowed = logits[:, self.token].copy()
+        logits[:] = -np.inf
+        logits[:, self.token] = allowed
+        return []
+
+    def forced(self, answer: Any, path: Any) -> list[int]:
+        return []
+
+
+def test_a_drafter_that_cannot_say_what_a_grammar_wants_rests(pair: Pair, tmp_path: Path) -> None:
+    values = [*range(0, VOCAB - 1, 3), VOCAB - 1]
+    cut = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, head_tokens=values)
+    grammar = Only(4)  # not in the head
+    with drafting(cut.path) as neighbour:
+        processor = LogitsProcessor(LogitsOptions(), len(PROMPT), grammar)
+        trail = neighbour.follow(b"one", 0, PROMPT, GREEDY, processor)
+        trail.set_requested_end(FAR)
+        eventually(lambda: neighbour._metrics.drafter_passes)
+        time.sleep(0.1)
+        assert not trail.propose(FAR).ids
+        assert neighbour._metrics.drafter_passes == 1  # it does not try the same text again
+        grammar.token = 3
+        trail.record_tokens([4])
+        assert drafted(trail, 2) == [3, 3]
+
+
 def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:
     target = Artifact.open(pair.target).manifest
     tiny_artifact(tmp_path / "other", vocab=96, seed=1)
     config = EdgeConfig(target=pair.target, draft=pair.draft, limits=EdgeLimits(sessions=2))
-    assert open_drafter(config, target).slots == 2
+    assert open_drafter(config, target).model.slots == 2
     with pytest.raises(PairMismatchError, match="same family"):
         open_drafter(replace(config, draft=tmp_path / "other"), target)

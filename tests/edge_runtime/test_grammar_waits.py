@@ -56,7 +56,7 @@ def compiled(edge: SocketlessEdge) -> None:
     """Wait until all grammars are compiled, and go on with their generations."""
     until_s = time.monotonic() + 30.0
     while any(session.queued for session in edge.service.sessions) and time.monotonic() < until_s:
-        edge.service.start_compiled()
+        edge.service.compiler.run_callbacks()
         time.sleep(0.005)
 
 

@@ -63,7 +63,7 @@ def again(kind: str, edge: SocketlessEdge) -> Callable[[], list[bytes]]:
             vocabulary = edge.service._vocabulary_server.digest
             return lambda: [m.encode(m.Fetch(vocabulary=vocabulary, part=0))]
         case _:
-            artifact = edge.service._manifest
+            artifact = edge.service._handshake.manifest
             hello = m.Hello(
                 version=m.VERSION, tokenizer=artifact.tokenizer_fingerprint,
                 vocab_size=artifact.vocab_size, padded_vocab_size=artifact.padded_vocab_size,
@@ -138,7 +138,7 @@ def test_what_was_not_taken_is_told_again(long_pair: Pair) -> None:
     with SocketlessEdge(long_pair.target) as edge:
         edge.start()
         session, keep, full = RawSession(), edge._keep, [True]
-        edge.service._generations._send = lambda *reply: False if full[0] else keep(*reply)
+        edge.service._replies.send = lambda *reply: False if full[0] else keep(*reply)
         edge.deliver(session.begin(PROMPT, "dssd", prompt_logprobs=20))
         frames = session.propose("dssd", drafted("dssd", (1,)))
         edge.deliver(frames)

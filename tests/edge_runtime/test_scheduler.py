@@ -10,6 +10,7 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.engine import Engine, Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision
@@ -81,14 +82,15 @@ def run_all(scheduler: Scheduler) -> list[Job]:
 
 def alone(decoder: Decoder, tokens: list[int], rows: int) -> Floats:
     """The logits of the last rows, from a pass of its own."""
-    decoder.rollback(0, 0)
-    logits: Floats = decoder.prefill(0, tokens, rows=rows).logits.copy()
-    decoder.rollback(0, 0)
+    engine = Engine(decoder)
+    engine.clear(0)
+    logits: Floats = engine.run([Work(0, np.array(tokens), rows)])[0].logits.copy()
+    engine.clear(0)
     return logits
 
 
 def test_a_batch_decides_as_single_passes_do(decoder: Decoder) -> None:
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     clients = [Client(scheduler, slot) for slot in range(4)]
     texts = [text(slot, 20 + 7 * slot) for slot in range(4)]
     for client, tokens in zip(clients, texts, strict=True):
@@ -105,7 +107,7 @@ def test_a_batch_decides_as_single_passes_do(decoder: Decoder) -> None:
 
 
 def test_a_long_prompt_holds_a_window_up_for_one_chunk_at_most(decoder: Decoder) -> None:
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     reader, other = Client(scheduler, 0), Client(scheduler, 1)
     prompt = reader.prompt(text(0, 3 * CHUNK + 5))
     tokens = text(1, 10)
@@ -128,14 +130,14 @@ def test_a_long_prompt_holds_a_window_up_for_one_chunk_at_most(decoder: Decoder)
 
 
 def test_jobs_of_a_slot_do_not_overtake_each_other(decoder: Decoder) -> None:
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     client = Client(scheduler, 2)
     jobs = [client.prompt(text(0, 2 * CHUNK)), client.window(text(0, 2 * CHUNK + 3))]
     assert run_all(scheduler) == jobs
 
 
 def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     client, other = Client(scheduler, 0), Client(scheduler, 1)
     half_read = client.prompt(text(0, 2 * CHUNK))
     run(scheduler)
@@ -151,7 +153,7 @@ def test_cancelled_work_leaves_nothing_behind(decoder: Decoder) -> None:
 
 def test_no_session_starves(decoder: Decoder) -> None:
     """Eight sessions that always have a window, and one that reads prompts without end."""
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     clients = [Client(scheduler, slot) for slot in range(8)]
     reader = Client(scheduler, 8)
     windows = dict.fromkeys(range(8), 0)
@@ -179,7 +181,7 @@ def test_whose_pass_was_last_is_remembered_of_so_many_owners(
     decoder: Decoder, others: int, again: int, forgotten: bool
 ) -> None:
     """Of more an edge would keep one for every key and connection that ever came."""
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
 
     def submit(slot: int, owner: str, length: int) -> Job:
         ids = np.array(text(1, length), np.uint32)
@@ -205,7 +207,7 @@ def test_a_pass_that_fails_fails_its_jobs_and_no_others(
     decoder: Decoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     greedy, honest = Client(scheduler, 0), Client(scheduler, 1)
     good = text(0, CONTEXT - 10)
     greedy.prompt(good)
@@ -225,7 +227,7 @@ def test_a_pass_that_fails_fails_its_jobs_and_no_others(
 
 
 def test_a_text_that_was_read_before_fails_nobodys_pass(decoder: Decoder) -> None:
-    scheduler = Scheduler(LocalTarget(decoder))
+    scheduler = Scheduler(LocalTarget(Engine(decoder)))
     client, other = Client(scheduler, 0), Client(scheduler, 1)
     read = text(0, 30)
     client.prompt(read)
@@ -241,7 +243,7 @@ class Pace:
 
     def __init__(self, decoder: Decoder) -> None:
         self.clock = Clock()
-        self.scheduler = Scheduler(LocalTarget(decoder), self._tick)
+        self.scheduler = Scheduler(LocalTarget(Engine(decoder)), self._tick)
         self.first, self.second = (Client(self.scheduler, i, self.clock) for i in range(2))
         self._passing = False
 

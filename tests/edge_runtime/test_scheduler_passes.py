@@ -9,7 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.scheduler import Job, Scheduler
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target
+from pilotfish.edge_runtime.steps import record_works
+from pilotfish.edge_runtime.targets.target import Scores, Target
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft
@@ -25,34 +28,45 @@ class Steered(Target):
     def __init__(self, lanes: int = 1, depth: int = 1, abreast: int = 1) -> None:
         self.context, self.digest = 512, "0"
         self.lanes, self.depth, self.concurrent_passes = lanes, depth, abreast
-        self.started: dict[int, list[Span]] = {}
-        self.kept_paths: list[tuple[int, list[int]]] = []
+        self.started: dict[int, list[Work]] = {}
+        self.cleared: list[int] = []  # slots
+        self._contents = SlotContents(32, self.context)
         self._finished: list[Scores] = []
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
-        self.started[number] = list(spans)
+    def start(self, number: int, works: Sequence[Work]) -> None:
+        self.started[number] = list(works)
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        self.kept_paths.append((slot, list(path)))
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        return self._contents.find(slot, tokens, rows).tokens
+
+    def clear(self, slot: int) -> None:
+        assert all(slot != work.slot for works in self.started.values() for work in works)
+        self.cleared.append(slot)
+        self._contents.clear(slot)
 
     def collect_scores(self) -> Sequence[Scores]:
         down, self._finished = self._finished, []
         return down
 
     def finish(self, number: int, error: Exception | None = None) -> None:
-        """A pass finishes."""
-        spans = self.started.pop(number)
+        """A pass finishes; of one that fails, the slots hold nothing."""
+        works = self.started.pop(number)
+        if error is None:
+            record_works(works, self._contents)
+        else:
+            for work in works:
+                self._contents.clear(work.slot)
         answers = []
-        for span in spans:
-            logits = np.zeros((span.rows, VOCAB), np.float32)
-            logits[np.arange(span.rows), span.tokens[len(span.tokens) - span.rows :] % VOCAB] = 1.0
-            answers.append(Output(logits, np.empty((span.rows, 0), np.float32)))
+        for work in works:
+            logits = np.zeros((work.rows, VOCAB), np.float32)
+            logits[np.arange(work.rows), work.tokens[len(work.tokens) - work.rows :] % VOCAB] = 1.0
+            answers.append(Output(logits, np.empty((work.rows, 0), np.float32)))
         self._finished.append(Scores(number, () if error else answers, error))
 
     @property
     def under_way(self) -> list[list[int]]:
         """The slots of the passes under way, in the order in which they left."""
-        return [[span.slot for span in spans] for spans in self.started.values()]
+        return [[work.slot for work in works] for works in self.started.values()]
 
 
 def job(slot: int, tokens: Sequence[int], clock: Clock, owner: bytes = b"", rows: int = 2) -> Job:
@@ -193,14 +207,13 @@ def test_jobs_of_a_slot_never_overtake_each_other(clock: Clock) -> None:
     target.finish(min(target.started))
     assert collect(scheduler) == [first]
     leave(scheduler)
-    (spans,) = target.started.values()
-    assert (spans[0].base, len(spans[0].tokens)) == (2, 4), "all that is held but what rows need"
+    assert (second.size, len(second.work.tokens)) == (2, 4), "all that is held but what rows need"
 
 
 def test_a_job_cancelled_in_a_pass_leaves_its_slot_to_the_next_session(
     clock: Clock,
 ) -> None:
-    """The slot is given away meanwhile: nothing of the old session counts as held."""
+    """The slot is given away meanwhile: it is emptied before the next session's pass."""
     target = Steered(depth=2)
     scheduler = Scheduler(target, clock)
     missing = job(0, [1, 2, 3, 4], clock)
@@ -215,10 +228,35 @@ def test_a_job_cancelled_in_a_pass_leaves_its_slot_to_the_next_session(
     target.finish(min(target.started))
     assert collect(scheduler) == [missing]
     leave(scheduler)
-    (spans,) = target.started.values()
-    assert spans[0].base == 0
+    assert target.cleared == [0, 0]
+    assert heir.size == 4
     target.finish(min(target.started))
     assert collect(scheduler) == [heir]
+    again = job(0, [1, 2, 3, 5, 6], clock)
+    again.session = heir.session
+    scheduler.submit(again)
+    leave(scheduler)
+    assert target.cleared == [0, 0]
+    assert again.size == 2
+
+
+@pytest.mark.parametrize("same", ["owner", "session"])
+def test_nothing_of_a_slot_is_left_to_another_owner_or_session(clock: Clock, same: str) -> None:
+    """Else the size and time of a pass would tell it what the other has read."""
+    target = Steered()
+    scheduler = Scheduler(target, clock)
+    jobs = [job(3, [1, 2, 3, 4, 5, 6], clock, owner=b"first") for _ in range(3)]
+    if same == "owner":
+        jobs[2].session = b"another" * 2
+    else:
+        jobs[2].owner = b"second"
+    for each in jobs:
+        scheduler.submit(each)
+        leave(scheduler)
+        target.finish(min(target.started))
+        assert collect(scheduler) == [each]
+    assert [each.size for each in jobs] == [6, 2, 6]
+    assert target.cleared == [3, 3]
 
 
 def test_a_job_may_be_cancelled_while_its_pass_is_put_together(clock: Clock) -> None:
@@ -250,10 +288,11 @@ def test_a_pass_that_fails_costs_its_own_jobs_only(clock: Clock) -> None:
     done = collect(scheduler)
     assert {each.slot for each in done if each.error} == {0, 1}
     assert {each.slot for each in done if each.decision} == {2, 3}
-    scheduler.submit(job(0, [1, 2, 3], clock))
+    again = [job(slot, [1, 2, 3], clock) for slot in (0, 2)]
+    for each in again:
+        scheduler.submit(each)
     leave(scheduler)
-    (spans,) = target.started.values()
-    assert spans[0].base == 0, "what the slot holds is not known"
+    assert [each.size for each in again] == [3, 2], "the target knows what its slots hold"
 
 
 class Branches(Draft):
@@ -267,7 +306,7 @@ class Branches(Draft):
         return [[], [1], [2], [1, 3]][node]
 
 
-def test_of_a_tree_the_path_is_kept_when_its_pass_is_over(clock: Clock) -> None:
+def test_of_a_tree_the_path_is_not_computed_again(clock: Clock) -> None:
     target = Steered(depth=2)
     scheduler = Scheduler(target, clock)
     tree = job(0, [1, 2, 3, 4, 5], clock, rows=4)
@@ -275,11 +314,9 @@ def test_of_a_tree_the_path_is_kept_when_its_pass_is_over(clock: Clock) -> None:
     tree.verify = lambda logits, hidden: Decision(3, 1)
     scheduler.submit(tree)
     leave(scheduler)
-    assert target.kept_paths == []
     target.finish(min(target.started))
     collect(scheduler)
-    assert target.kept_paths == [(0, [0, 2])]
-    scheduler.submit(job(0, [1, 2, 3, 5, 6, 7], clock))
+    following = job(0, [1, 2, 3, 5, 6, 7], clock)
+    scheduler.submit(following)
     leave(scheduler)
-    (spans,) = target.started.values()
-    assert spans[0].base == 4, "the prompt and the path"
+    assert following.size == 2, "the slot holds the prompt and the path"

@@ -36,11 +36,11 @@ class Edge:
         """Make one pass; returns the slots whose jobs are done."""
         batch = self.scheduler.next_batch()
         assert batch is not None
-        self.target.start(batch.number, batch.spans)
-        self.firsts.append(self._owners[batch.spans[0].slot])
-        for span in batch.spans:
-            self.used[self._owners[span.slot]] += span.size
-        self.clock.now_ns += (5 + sum(span.size for span in batch.spans)) * MS
+        self.target.start(batch.number, batch.works)
+        self.firsts.append(self._owners[batch.works[0].slot])
+        for each in batch.jobs:
+            self.used[self._owners[each.slot]] += each.size
+        self.clock.now_ns += (5 + sum(each.size for each in batch.jobs)) * MS
         self.target.finish(batch.number)
         return [done.slot for done in collect(self.scheduler)]
 

@@ -11,8 +11,10 @@ import pytest
 
 from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
+from pilotfish.engines.engine import Engine, Work
 from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.sequences import path_along
 from pilotfish.wire.protocols import Decision, Draft
 from tests.support.hostile import drafted
 from tests.support.passes import run
@@ -40,11 +42,9 @@ class Desk:
 
     def __init__(self, decoder: Watched, fresh: Decoder) -> None:
         decoder.fed = []
-        for slot in range(SLOTS):
-            decoder.rollback(slot, 0)
         self.decoder = decoder
-        self._fresh = fresh
-        self.scheduler = Scheduler(LocalTarget(decoder))
+        self._fresh = Engine(fresh)
+        self.scheduler = Scheduler(LocalTarget(Engine(decoder)))
 
     def submit(
         self, slot: int, text: list[int], draft: Draft | None = None, accept: int = 0
@@ -70,6 +70,10 @@ class Desk:
             done += run(self.scheduler)
         return done
 
+    def held(self, slot: int, tokens: list[int]) -> int:
+        """How many of these tokens the slot holds."""
+        return self.scheduler.target.cached(slot, np.array([*tokens, 0], np.uint32), 1)
+
     def take_fed(self) -> list[tuple[int, list[int]]]:
         """What was fed since the last call."""
         fed, self.decoder.fed = self.decoder.fed, []
@@ -79,9 +83,9 @@ class Desk:
         """Logits [n + 1, V] of the root and each node, each read as a chain by a fresh decoder."""
         rows = []
         for node in range(len(draft.ids) + 1):
-            self._fresh.rollback(0, 0)
-            chain = [*text, *path_tokens(draft, node)]
-            rows.append(self._fresh.prefill(0, chain, rows=1).logits[0].copy())
+            self._fresh.clear(0)
+            chain = np.array([*text, *path_tokens(draft, node)])
+            rows.append(self._fresh.run([Work(0, chain)])[0].logits[0].copy())
         return np.array(rows)
 
     def agrees(self, seen: list[Floats], text: list[int], draft: Draft) -> None:
@@ -146,7 +150,7 @@ def test_after_a_tree_the_slot_holds_the_accepted_path(
     desk.run()
     desk.agrees(seen, prompt, tree)
     committed = [*prompt, *path_tokens(tree, accept)]
-    assert desk.decoder.length(1) == len(committed)
+    assert desk.held(1, committed) == len(committed)
     desk.take_fed()
     following = drafted("tree", (2, 2), 5)
     _, seen = desk.submit(1, [*committed, 9], following)
@@ -179,7 +183,7 @@ def test_a_window_without_tokens_is_a_tree_too(desk: Desk) -> None:
     _, seen = desk.submit(2, prompt, empty)
     desk.run()
     desk.agrees(seen, prompt, empty)
-    assert desk.decoder.length(2) == len(prompt)
+    assert desk.held(2, prompt) == desk.decoder.length(2) == len(prompt)
 
 
 def test_a_tree_whose_text_is_not_read_yet_comes_in_the_same_pass(desk: Desk, tree: Draft) -> None:
@@ -189,7 +193,7 @@ def test_a_tree_whose_text_is_not_read_yet_comes_in_the_same_pass(desk: Desk, tr
     assert desk.take_fed() == [(0, [*prompt, *tree.ids.tolist()])]
     desk.agrees(seen, prompt, tree)
     committed = [*prompt, *path_tokens(tree, 3)]
-    assert desk.decoder.length(0) == len(committed)
+    assert desk.held(0, committed) == len(committed)
     _, seen = desk.submit(0, [*committed, 5], tree)
     desk.run()
     assert desk.take_fed() == [(0, [5, *tree.ids.tolist()])]
@@ -217,7 +221,7 @@ def test_a_tree_after_a_long_prompt(
     desk.agrees(seen, [*committed, 5], tree)
 
 
-def test_of_a_tree_whose_rule_fails_nothing_stays(
+def test_a_tree_whose_rule_fails_is_read_again(
     desk: Desk, tree: Draft, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
@@ -229,7 +233,6 @@ def test_of_a_tree_whose_rule_fails_nothing_stays(
     assert failing.decision is None
     assert other.error is None
     desk.agrees(other_seen, neighbour, tree)
-    assert desk.decoder.length(0) == len(prompt)
     desk.take_fed()
     _, seen = desk.submit(0, prompt, tree, accept=1)
     desk.run()
@@ -237,21 +240,25 @@ def test_of_a_tree_whose_rule_fails_nothing_stays(
     desk.agrees(seen, prompt, tree)
 
 
-def test_a_text_that_goes_on_like_a_tree_whose_rule_failed_is_read(
+def test_a_text_that_goes_on_like_a_tree_whose_rule_failed_follows_one_path(
     desk: Desk, tree: Draft, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The slot does not hold the nodes, in whatever order the next text has their tokens."""
+    """The slot has the nodes as a tree, in whatever order the next text has their tokens."""
     caplog.set_level(logging.CRITICAL, logger="pilotfish.edge")
     prompt = text(6, 20)
     desk.submit(0, prompt, tree, accept=-1)
     desk.run()
     desk.take_fed()
     longer = [*prompt, *tree.ids.tolist(), 5]
+    assert tree.parents is not None
+    path = path_along(tree.ids, tree.ids, tree.parents)
+    assert 0 < len(path) < len(tree.ids)
     following = drafted("coupled", (1, 1), 1)
     job, seen = desk.submit(0, longer, following)
     assert desk.run() == [job]
     assert job.error is None
-    assert desk.take_fed() == [(0, [*tree.ids.tolist(), 5, *following.ids.tolist()])]
+    rest = tree.ids[len(path) :].tolist()
+    assert desk.take_fed() == [(0, [*rest, 5, *following.ids.tolist()])]
     desk.agrees(seen, longer, following)
 
 

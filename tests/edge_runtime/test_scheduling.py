@@ -223,7 +223,7 @@ def test_what_is_cancelled_during_its_pass_has_no_verdict(pair) -> None:
         batch = edge.scheduler.next_batch()
         assert batch is not None
         edge.deliver([m.encode(m.Cancel(session=session.id, generation=session.generation))])
-        edge.scheduler.target.start(batch.number, batch.spans)
+        edge.scheduler.target.start(batch.number, batch.works)
         for job in collect(edge.scheduler):
             edge.service.finish_job(job)
         assert edge.replies == []
@@ -271,7 +271,7 @@ def test_what_waited_behind_a_prompt_that_could_not_be_read_is_dropped(
             edge.turn()
         assert edge.replies == []
         assert edge.scheduler.passes == before
-        assert not any(held.jobs for held in edge.service.sessions)
+        assert not any(held.is_waiting for held in edge.service.sessions)
 
 
 def test_a_prompt_that_could_not_be_scored_is_scored_with_the_window_that_comes_again(

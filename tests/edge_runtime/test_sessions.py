@@ -8,21 +8,30 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import TooManySessionsError
-from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Sessions, SessionState
+from pilotfish.edge_runtime.generation import Generation
+from pilotfish.edge_runtime.sessions import Session, Sessions
+from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import keys
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import Pair
 from tests.support.daemons import free_port, running, scrape
 from tests.support.hostile import PROMPT, RawClient, RawSession
 
 IDLE_S = 60.0
+
+
+def bare_generation() -> Generation:
+    """A `stream` without options."""
+    sampling_params = SamplingParams(sampling=Sampling(temperature=1.0), seed=1)
+    return Generation(0, sampling_params, None, None, None, None, None, 0.0)
 
 
 class Table:
@@ -32,11 +41,12 @@ class Table:
         self.now_s = 0.0
         self.sessions = Sessions(slots, per_owner, IDLE_S, lambda: self.now_s)
 
-    def open(self, owner: str, *, busy: bool = False) -> SessionState:
+    def open(self, owner: str, *, busy: bool = False) -> Session:
         self.now_s += 1.0
         session = self.sessions.open(secrets.token_bytes(16), owner.encode())
         if busy:
-            session.jobs.append(Job(session.id, session.slot, [], rows=0, verify=None))
+            session.generation = bare_generation()
+            session.create_job(session.generation, np.zeros(0, np.uint32), 0, None)
         return session
 
     @property
@@ -106,7 +116,7 @@ def test_what_waits_for_a_pass_does_not_expire() -> None:
     table.sessions.expire(IDLE_S)
     assert rests not in table.sessions
     assert [*table.sessions] == [waits, fresh]
-    waits.jobs.clear()
+    waits.stop()
     table.sessions.expire(IDLE_S)
     assert [*table.sessions] == [fresh]
 

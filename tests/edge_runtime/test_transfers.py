@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import BusyError, MalformedError, PilotfishError, TooLargeError
 from pilotfish.edge_runtime import transfers
-from pilotfish.edge_runtime.transfers import Downloads, Uploads
+from pilotfish.edge_runtime.replies import Downloads
+from pilotfish.edge_runtime.transfers import Uploads
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack, unpack
 from pilotfish.wire.transport import Envelope
@@ -314,7 +315,7 @@ def test_a_window_in_chunks_is_answered_once_and_again_elsewhere(edge: Socketles
     assert isinstance(verdict, m.Verdict)
     deliver(edge, window[-1], b"two")
     assert isinstance(edge.reply(b"two"), m.Ack)
-    first = m.decode_request(window[0][0])
+    first = m.decode_device_message(window[0][0])
     assert isinstance(first, m.Chunk)
     deliver(edge, [m.encode(chunk(0, first.total, b"window00")), b""], b"three")
     assert isinstance(edge.reply(b"three"), m.Ack)

@@ -67,8 +67,9 @@ def test_a_folder_of_distillation(tmp_path: Path) -> None:
 
 
 def test_episodes_of_a_judge(tmp_path: Path) -> None:
-    MiningRecord("t", "i", 1, None, False, {}, {}).begin(tmp_path / "mined")
-    assert modes(tmp_path / "mined") == {".": 0o700, "mined.json": 0o600}
+    with MiningRecord("t", "i", 1, None, False, {}, {}).writing(tmp_path / "mined"):
+        pass
+    assert modes(tmp_path / "mined") == {".": 0o700, ".lock": 0o600, "mined.json": 0o600}
 
 
 def test_what_is_there_keeps_its_mode(tmp_path: Path) -> None:

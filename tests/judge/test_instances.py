@@ -187,9 +187,9 @@ def test_what_cannot_be_learnt_from_is_told() -> None:
 
 
 def test_the_command_shows_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    MINED.begin(tmp_path)
-    for item in episodes(4):
-        item.write(tmp_path)
+    with MINED.writing(tmp_path):
+        for item in episodes(4):
+            item.write(tmp_path)
     assert main(["judge", "relabel", str(tmp_path), "--channels", "3", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     payload = json.loads(out)

@@ -34,6 +34,7 @@ def test_it_goes_on_where_it_stopped(
     assert mined(pair, tmp_path, "--count", 2, "--slots", 2) == 0
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert sorted(path.name for path in before) == [
+        ".lock",
         "few-1.safetensors",
         "few-2.safetensors",
         "mined.json",

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
@@ -259,9 +259,9 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     path, info = tmp_path / "s.jsonl", plan()
     line = [metrics(True, CourseRound(4, 1, 0, 1, None))] * len(info.settings)
     sweep_file = SweepFile(path)
-    sweep_file.begin(info)
-    sweep_file.add("q-1", line)
-    sweep_file.set_pace({"draft_s": 0.1, "verify_s": {"1": 0.2}})
+    with sweep_file.writing(info):
+        sweep_file.add("q-1", line)
+        sweep_file.set_pace({"draft_s": 0.1, "verify_s": {"1": 0.2}})
     with path.open("a") as file:
         file.write('{"question":"q-2","tal')  # stopped while it was written
     size = path.stat().st_size
@@ -269,18 +269,35 @@ def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert path.stat().st_size == size  # reading changes nothing
     assert (again.plan, again.tallies) == (info, {"q-1": line})
     assert again.pace == {"draft_s": 0.1, "verify_s": {"1": 0.2}}
-    again.begin(info)
-    again.add("q-2", line)
+    with again.writing(info):
+        again.add("q-2", line)
     assert SweepFile(path).tallies == {"q-1": line, "q-2": line}
 
 
 def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
-    SweepFile(path).begin(plan())
-    with pytest.raises(UnsupportedError, match=r"other options \(most\)"):
-        SweepFile(path).begin(plan(most=8))
-    with pytest.raises(UnsupportedError, match=r"other options \(settings\)"):
-        SweepFile(path).begin(plan(SweepSetting(4)))
+    with SweepFile(path).writing(plan()):
+        pass
+    for other, options in ((plan(most=8), "most"), (plan(SweepSetting(4)), "settings")):
+        with (
+            pytest.raises(UnsupportedError, match=rf"other options \({options}\)"),
+            SweepFile(path).writing(other),
+        ):
+            pass
+
+
+def test_one_process_at_a_time_writes_a_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    early, info = SweepFile(path), plan()
+    line = [metrics(True, CourseRound(4, 1, 0, 1, None))] * len(info.settings)
+    writer = SweepFile(path)
+    with writer.writing(info):
+        writer.add("q-1", line)
+        with pytest.raises(RunFileError, match="Another process"), early.writing(info):
+            pass
+        assert SweepFile(path).tallies == {"q-1": line}  # a reader needs no lock
+    with early.writing(info):
+        assert early.tallies == {"q-1": line}  # it was written after `early` was opened
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import resource
 import shutil
@@ -111,10 +112,11 @@ def test_the_drafter_learns_what_the_target_says(made: Made, whole: Path) -> Non
     )
     assert best["alpha"] == pytest.approx(after["alpha"], abs=0.03)
     run = whole.with_name("whole-run")
-    page = (run / "report.md").read_text()
+    page = (run / "report.html").read_text()
     for picture in ("depths.png", "kinds.png", "learning.png"):
-        assert picture in page
-        assert (run / picture).read_bytes().startswith(b"\x89PNG")
+        data = (run / picture).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert base64.b64encode(data).decode() in page
     assert not list(run.glob("checkpoint-*"))
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.edge_runtime.targets.target import Span
-from pilotfish.engines.onnx_decoder import Decoder, Output
+from pilotfish.engines.engine import Work, open_engine
+from pilotfish.engines.language_model import Output
 from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from tests.conftest import CONTEXT, VOCAB
@@ -34,34 +34,30 @@ class Averaged:
 
     def __post_init__(self) -> None:
         self.targets = [
-            LocalTarget(Decoder(model, slots=SESSIONS, context=CONTEXT, threads=1))
+            LocalTarget(open_engine(model, slots=SESSIONS, context=CONTEXT, threads=1))
             for model in self.models
         ]
 
-    def run(self, number: int, spans: Sequence[Span]) -> list[NDArray[np.float32]]:
-        """Compute each span's logits."""
-        flown = [target.run(number, spans) for target in self.targets]
+    def run(self, number: int, works: Sequence[Work]) -> list[NDArray[np.float32]]:
+        """Compute each work's logits."""
+        flown = [target.run(number, works) for target in self.targets]
         return [
-            self.merged([outputs[i] for outputs in flown], span) for i, span in enumerate(spans)
+            self.merged([outputs[i] for outputs in flown], work) for i, work in enumerate(works)
         ]
 
-    def merged(self, outputs: Sequence[Output], span: Span) -> NDArray[np.float32]:
-        if not span.rows:
+    def merged(self, outputs: Sequence[Output], work: Work) -> NDArray[np.float32]:
+        if not work.rows:
             return np.empty((0, 0), np.float32)
-        info = [top_rows(each.logits, span.temperature, self.top_k or VOCAB) for each in outputs]
+        info = [top_rows(each.logits, work.temperature, self.top_k or VOCAB) for each in outputs]
         if self.top_k is None:
             shares = np.array(self.weights) / sum(self.weights)
             total = sum(
                 rows.values * np.float32(share) for rows, share in zip(info, shares, strict=True)
             )
-            return as_logits(np.asarray(total), span.temperature)
+            return as_logits(np.asarray(total), work.temperature)
         frames = [encode_topk(rows, VOCAB, self.values) for rows in info]
-        received = [decode_topk(frame, span.rows, self.top_k, VOCAB) for frame in frames]
-        return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), span.temperature)
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        for target in self.targets:
-            target.keep_path(slot, path)
+        received = [decode_topk(frame, work.rows, self.top_k, VOCAB) for frame in frames]
+        return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), work.temperature)
 
 
 def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:

@@ -34,7 +34,7 @@ from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_target
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.engines.engine import Work, open_engine
 from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
@@ -163,27 +163,17 @@ class Ensemble:
         values: str = "fp16",
         reconstruction: Scheme = "spread",
     ) -> None:
-        self._decoders = [Decoder(model, threads=1) for model in models]
+        self._engines = [open_engine(model, threads=1) for model in models]
         self._weights = list(weights) or [1.0] * len(models)
         self._top_k, self._values, self._scheme = kept, values, reconstruction
-        self._held: list[int] = []  # tokens read by the decoders
-        manifest = self._decoders[0].artifact.manifest
+        manifest = self._engines[0].model.artifact.manifest
         self.vocab = manifest.vocab_size
         self.ends = manifest.eos_ids
 
     def models_logits(self, tokens: Sequence[int]) -> list[NDArray[np.float32]]:
         """Compute each model's logits f32 [1, V] after these tokens."""
-        shared = 0
-        while shared < min(len(tokens) - 1, len(self._held)) and (
-            tokens[shared] == self._held[shared]
-        ):
-            shared += 1
-        self._held, result = list(tokens), []
-        for decoder in self._decoders:
-            decoder.rollback(0, shared)
-            made = decoder.prefill(0, np.array(tokens[shared:], np.int64), rows=1)
-            result.append(made.logits.copy())
-        return result
+        work = Work(0, np.array(tokens, np.int64))
+        return [engine.run([work])[0].logits.copy() for engine in self._engines]
 
     def average(self, each: Sequence[NDArray[np.float32]], temperature: float) -> NDArray[Any]:
         """Combine the models' logits f32 [1, V] as an edge does; returns logits f32 [1, V]."""
@@ -294,7 +284,7 @@ class WorkerThread:
         keys: EdgeKeys | None = None,
         work: NodeWork | None = None,
     ) -> None:
-        self.work = work or Worker(Decoder(target, slots=SESSIONS, context=CONTEXT, threads=1))
+        self.work = work or Worker(open_engine(target, slots=SESSIONS, context=CONTEXT, threads=1))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         bounds = Bounds(32, 32, MESSAGE_BYTES)
         self.listener = SpoilingListener(self._context, endpoint, keys, bounds)

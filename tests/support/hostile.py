@@ -36,7 +36,7 @@ COLD = [name for name in PROTOCOL_REGISTRY if not temperature_of(name)]
 WAIT_S = 10.0  # for a reply
 
 
-def fields(message: m.Request | m.Reply) -> list[Any]:
+def fields(message: m.DeviceMessage | m.Reply) -> list[Any]:
     """Return a message as its msgpack array, to be spoilt."""
     decoded: list[Any] = msgspec.msgpack.decode(m.encode(message))
     return decoded
@@ -110,7 +110,7 @@ class RawClient:
         """Send these frames."""
         self.socket.send_multipart(frames)
 
-    def say(self, message: m.Request | m.Reply, *frames: bytes) -> None:
+    def say(self, message: m.DeviceMessage | m.Reply, *frames: bytes) -> None:
         """Send a well-formed message."""
         self.send(m.encode(message), *frames)
 

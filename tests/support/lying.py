@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.targets.target import Span
+from pilotfish.engines.engine import Work
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
@@ -27,7 +27,7 @@ from tests.support.averaging import Averaged, tokens_of
 from tests.support.federating import Cast, Frames, Opened, Said, WorkerThread, opened, write_list
 
 KEPT, ROWS = 16, 5
-SPAN = Span(1, tokens_of(4, 20), 0, ROWS)
+WORK = Work(1, tokens_of(4, 20), ROWS)
 Spoil = Callable[[msgspec.Struct, Frames], Iterable[Said]]
 Alter = Callable[[TopRows], TopRows]
 
@@ -227,8 +227,8 @@ def federated(cast: Cast, folder: Path, **settings: Any) -> Iterator[tuple[Opene
 
 
 def logits_of(held: Opened, number: int = 7) -> NDArray[np.float32]:
-    return held.target.run(number, [SPAN])[0].logits
+    return held.target.run(number, [WORK])[0].logits
 
 
 def wanted_of(models: list[Path], form: str) -> NDArray[np.float32]:
-    return Averaged(models, [1.0] * len(models), KEPT, form).run(1, [SPAN])[0]
+    return Averaged(models, [1.0] * len(models), KEPT, form).run(1, [WORK])[0]

@@ -9,7 +9,7 @@ def run(scheduler: Scheduler) -> list[Job]:
     """Start a pass if one can start, and return the finished jobs."""
     batch = scheduler.next_batch()
     if batch is not None:
-        scheduler.target.start(batch.number, batch.spans)
+        scheduler.target.start(batch.number, batch.works)
     return collect(scheduler)
 
 

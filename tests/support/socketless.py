@@ -6,7 +6,7 @@ Fast enough for many messages; no pass is made before `start`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.onnx_decoder import Decoder
+from pilotfish.engines.engine import open_engine
 from pilotfish.wire import messages as m
 from pilotfish.wire.transport import Envelope
 from tests.support.hostile import WAIT_S
@@ -29,16 +29,25 @@ from tests.support.passes import run
 class SocketlessEdge:
     """Service, scheduler and decoder; `deliver` replaces the socket, `turn` makes one pass.
 
-    heads: its decision heads.
+    heads: its decision heads. clock: the time (ns) by which
+    sessions are idle and passes are shared.
     """
 
-    def __init__(self, target: Path, heads: Sequence[str] = (), **limits: Any) -> None:
+    def __init__(
+        self,
+        target: Path,
+        heads: Sequence[str] = (),
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        **limits: Any,
+    ) -> None:
         artifact = Artifact.open(target)
         chosen = EdgeLimits(**{"messages_per_s": 1e9, **limits})
-        decoder = Decoder(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
         self.replies: list[tuple[bytes, m.Reply, list[bytes]]] = []
-        held = LocalTarget(decoder)
-        self.scheduler = Scheduler(held)
+        held = LocalTarget(
+            open_engine(artifact, slots=chosen.sessions, context=chosen.context, threads=1)
+        )
+        self.scheduler = Scheduler(held, clock)
         self._working = False
         self.metrics = EdgeMetrics()
         self.service = MessageHandler(
@@ -51,6 +60,7 @@ class SocketlessEdge:
             resources=EdgeResources.load(artifact.manifest, heads, None),
             metrics=self.metrics,
         )
+        self.service.sessions._clock = lambda: clock() * 1e-9
 
     def _keep(self, client: bytes, reply: m.Reply, frames: Sequence[m.Buffer]) -> bool:
         self.replies.append((client, reply, list(map(bytes, frames))))
@@ -67,7 +77,7 @@ class SocketlessEdge:
 
     def turn(self) -> None:
         """Make one pass, and apply the finished jobs and grammars."""
-        self.service.start_compiled()
+        self.service.compiler.run_callbacks()
         for job in run(self.scheduler) if self._working else []:
             self.service.finish_job(job)
 

@@ -22,6 +22,7 @@ from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.conftest import Pair
 from tests.support.daemons import running
 from tests.support.judging import random_head, saved
+from tests.support.pass_counter import PassCounter
 from tests.support.registered import completed
 from tests.support.relay import Relay
 from tests.support.tiny import tiny_artifact
@@ -116,26 +117,16 @@ def test_penalties_and_bias_go_with_it(device: Device) -> None:
 
 
 def test_what_is_forced_is_drafted_without_a_pass(writers: Pair, edge: EdgeServer) -> None:
-    class Counted:
-        passes = 0
-
     with Device(writers.draft, edge.endpoint, threads=1) as device:
-        decoder, counted = device._drafter._decoder, Counted()
-        forward = decoder.forward
-
-        def counting(passes: Any) -> Any:
-            counted.passes += 1
-            return forward(passes)
-
-        decoder.forward = counting  # type: ignore[method-assign]  # counts the real one
+        passes = PassCounter(device._drafter._engine.model)
         only = Grammar("regex", "abcabc12 true null[0-9]")
         answer = device.generate(PROMPTS[0], protocol="greedy", window=8, grammar=only)
         assert answer.text[:-1] == "abcabc12 true null"
         assert sum(each.accepted for each in answer.rounds) == len(answer.tokens) - len(
             answer.rounds
         )
-        assert counted.passes <= 3
-        assert answer.forced >= sum(each.accepted for each in answer.rounds) - counted.passes
+        assert len(passes.counts) <= 3
+        assert answer.forced >= sum(each.accepted for each in answer.rounds) - len(passes.counts)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ PROMPTS = [PROMPT, [9], [*range(30, 60)], [63, 50, 4, 61, 31, 51, 53, 22]]
 class Asked(NamedTuple):
     """One exchange of a round as it was sent."""
 
-    message: m.Request
+    message: m.DeviceMessage
     frames: Sequence[m.Buffer]
     answer: TimedReply
 
@@ -296,7 +296,6 @@ def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
             draft.read_states(some), draft.read_states(np.arange(window))[some]
         )
         accepted = int(random.integers(window + 1))
-        drafter.keep_path(draft.path(accepted))
         ids = np.concatenate([ids, draft.ids[:accepted], [random.integers(60)]]).astype(np.uint32)
         fresh.rollback(0, 0)
 

@@ -44,11 +44,11 @@ class Journal:
     """The messages of a device as they are sent, and what is to happen at them."""
 
     def __init__(self) -> None:
-        self.messages: list[m.Request] = []
-        self.before: Callable[[m.Request], None] = lambda message: None
+        self.messages: list[m.DeviceMessage] = []
+        self.before: Callable[[m.DeviceMessage], None] = lambda message: None
         self.lose: Callable[[m.Reply], bool] = lambda reply: False
 
-    def of(self, kind: type[m.Request]) -> list[Any]:
+    def of(self, kind: type[m.DeviceMessage]) -> list[Any]:
         return [message for message in self.messages if isinstance(message, kind)]
 
 
@@ -57,7 +57,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> Journal:
     selection = Journal()
     send, receive = Line.try_send, Line.receive
 
-    def sent(line: Line, message: m.Request, *rest: Any) -> Any:
+    def sent(line: Line, message: m.DeviceMessage, *rest: Any) -> Any:
         selection.before(message)
         selection.messages.append(message)
         return send(line, message, *rest)
@@ -116,7 +116,7 @@ def test_an_edge_killed_and_restarted_before_a_message(
     mortal: tuple[Device, Callable[..., None]],
     journal: Journal,
     protocol: str,
-    kind: type[m.Request],
+    kind: type[m.DeviceMessage],
 ) -> None:
     """With ``States``: between a window and the states that the edge asked for."""
     device, replace = mortal

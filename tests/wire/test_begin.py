@@ -13,7 +13,13 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import Grammar, LogitsOptions
 from pilotfish.wire import begin as begin_module
 from pilotfish.wire.begin import begin_fields, read_begin
-from pilotfish.wire.messages import MAX_GRAMMAR, Begin, LogitsOptionsMsg, decode_request, encode
+from pilotfish.wire.messages import (
+    MAX_GRAMMAR,
+    Begin,
+    LogitsOptionsMsg,
+    decode_device_message,
+    encode,
+)
 from pilotfish.wire.request import Request
 
 SESSION = {"session": bytes(16), "generation": 0, "keep": 0, "hash": bytes(8)}
@@ -50,7 +56,7 @@ def longer(monkeypatch: pytest.MonkeyPatch) -> None:
 def crossed(request: Request, **changes: Any) -> Begin:
     """The `Begin` of a request, as the edge decodes it."""
     message = Begin(**SESSION, **{**begin_fields(request, 5), **changes})
-    received = decode_request(encode(message))
+    received = decode_device_message(encode(message))
     assert isinstance(received, Begin)
     return received
 

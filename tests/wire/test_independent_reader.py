@@ -20,7 +20,7 @@ from tests.support.examples import examples
 from tests.wire.test_messages import messages
 
 READERS: list[tuple[Any, Callable[[m.Buffer], Any]]] = [
-    (m.Request, m.decode_request),
+    (m.DeviceMessage, m.decode_device_message),
     (m.Reply, m.decode_reply),
     (nodes.Order, nodes.decode_order),
     (nodes.Report, nodes.decode_report),
@@ -55,4 +55,4 @@ def test_a_header_is_these_bytes() -> None:
     """By hand, from the specification of msgpack: an array of 3, a string, a bin, an integer."""
     header = b"\x93\xa6cancel\xc4\x10" + b"s" * 16 + b"\xcd\x01\x00"
     assert m.encode(m.Cancel(session=b"s" * 16, generation=256)) == header
-    assert m.decode_request(header) == m.Cancel(session=b"s" * 16, generation=256)
+    assert m.decode_device_message(header) == m.Cancel(session=b"s" * 16, generation=256)

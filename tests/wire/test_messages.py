@@ -23,7 +23,7 @@ from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.nodes import Report, decode_report
 from tests.support.examples import examples
 
-REQUESTS = get_args(m.Request)
+REQUESTS = get_args(m.DeviceMessage)
 REPLIES = get_args(m.Reply)
 NAMED = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 WORDED = st.characters(exclude_categories=("C", "Z"), include_characters=" ")  # what prints
@@ -71,8 +71,8 @@ def test_a_request_comes_out_as_it_went_in(kind: type) -> None:
     @examples(40)
     def check(message: Any) -> None:
         header = m.encode(message)
-        assert m.decode_request(header) == message
-        assert m.decode_request(memoryview(header)) == message
+        assert m.decode_device_message(header) == message
+        assert m.decode_device_message(memoryview(header)) == message
         assert len(header) <= m.HEADER_BYTES
 
     check()
@@ -134,7 +134,7 @@ def test_a_request_is_no_reply_and_the_other_way_round(kind: type) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_malformed(header: bytes) -> None:
-    for decode in (m.decode_request, m.decode_reply):
+    for decode in (m.decode_device_message, m.decode_reply):
         with suppress(MalformedError):
             message = decode(header)
             assert decode(m.encode(message)) == message
@@ -153,10 +153,10 @@ FIELDS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=11)
 )
 def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> None:
     try:
-        message = m.decode_request(msgspec.msgpack.encode([tag, *rest]))
+        message = m.decode_device_message(msgspec.msgpack.encode([tag, *rest]))
     except MalformedError:
         return
-    assert m.decode_request(m.encode(message)) == message
+    assert m.decode_device_message(m.encode(message)) == message
 
 
 class CommittedMachine(RuleBasedStateMachine):

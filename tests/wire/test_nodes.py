@@ -40,7 +40,7 @@ def test_a_header_comes_out_as_it_went_in(kind: type) -> None:
 def test_the_largest_step_has_room() -> None:
     """Every slot, each with a tree of which all nodes are kept."""
     item = nodes.Item(
-        slot=1023, start=10**5, size=129, rows=129, nodes=128, kept_nodes=list(range(60)),
+        slot=1023, start=10**5, size=129, rows=129, nodes=128, path=60,
         temperature=1.0,
     )  # fmt: skip
     step = nodes.Step(incarnation=b"i" * 16, number=2**62, items=[item] * nodes.MAX_ITEMS)

@@ -11,16 +11,14 @@ from rich.console import Console
 
 from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
 from pilotfish.base.files import private_folder
-from pilotfish.cli.countdown import Countdown
+from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.cli.field.compare_settings import CompareSettings
 from pilotfish.cli.field.comparison_tables import as_json, print_comparison
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.device_runtime.plan import plan
-from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.field.comparison import DrafterComparison, compare, target_passes
@@ -34,6 +32,7 @@ from pilotfish.lab.field.opened_drafters import (
 )
 from pilotfish.lab.field.prompts import BUILT_IN, read_questions
 from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
+from pilotfish.lab.pairs import serving
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.request import Request
@@ -109,11 +108,11 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
         yield settings.target
         return
     check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is not a target
-    options: dict[str, Any] = {} if settings.threads is None else {"threads": settings.threads}
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
-    with EdgeServer(settings.target, provider=settings.provider, **options) as server:
-        yield server.endpoint
+    target = Path(settings.target)
+    with serving(target, threads=settings.threads, provider=settings.provider) as address:
+        yield address
 
 
 def _collect_answers(
@@ -149,8 +148,8 @@ def _collect_answers(
 def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
     """Open a device with any of the drafters, since the device only streams."""
     keys = settings.keys if "://" in settings.target else None
-    with Bars() as bars:
-        open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(bars.show, FETCHING))
+    with ProgressDisplay() as display:
+        open_ = partial(Device, edge=address, keys=keys, on_fetch=partial(display.show, FETCHING))
         try:
             return open_(TEXT)
         except (MalformedError, PairMismatchError):
@@ -164,20 +163,21 @@ def _device(settings: CompareSettings, names: Sequence[str], address: str) -> De
 def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
     """Return all answers: the answers in the file, and new answers to the other prompts."""
     done = {} if file is None else dict(file.answers)
-    with Countdown("the target answers, prompts", len(request.prompts) - len(done)) as countdown:
+    with ProgressDisplay() as display:
+        report = display.counter("the target answers, prompts", len(request.prompts) - len(done))
         try:
             for number, answer in enumerate(answer_all(device, request, dict(done)), 1):
                 if file is not None:
                     file.add(answer)
                 done[answer.prompt] = answer
                 if answer.left_out:
-                    countdown.print_above(
+                    display.print_above(
                         f"Prompt {answer.prompt + 1} is left out: {answer.left_out}"
                     )
-                countdown.update(number)
+                report(number)
         except BaseException:
             if file is not None:
-                countdown.print_above(
+                display.print_above(
                     "The answers so far are kept: repeat the command with --resume to go on."
                 )
             raise
@@ -193,15 +193,15 @@ def _compare_drafters(
     vocabulary: Vocabulary,
 ) -> DrafterComparison:
     """Read the answers with the drafters, time the drafters, and compare them."""
-    with Bars() as bars:
-        bars.show("opening the drafters", 0, None)
+    with ProgressDisplay() as display:
+        display.show("opening the drafters", 0, None)
         contenders = open_contenders(names, vocabulary, settings)
     try:
-        with Countdown("reading, answers", len(answers) * len(contenders)) as countdown:
+        with ProgressDisplay() as display:
+            report = display.counter("reading, answers", len(answers) * len(contenders))
             for done, _ in enumerate(read_answers(contenders, request, answers), 1):
-                countdown.update(done)
-        with Bars() as bars:
-            seconds = measure_draft_s(contenders, request, answers, bars.show)
+                report(done)
+            seconds = measure_draft_s(contenders, request, answers, display.show)
     finally:
         for contender in contenders:
             contender.drafter.release()
@@ -215,7 +215,7 @@ def _compare_drafters(
         )
         for contender, draft_s in zip(contenders, seconds, strict=True)
     ]
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         return compare(
             entries,
             prompts=len(answers),
@@ -223,7 +223,7 @@ def _compare_drafters(
             rtts_s=settings.rtts_s,
             longest=welcome.limits.window,
             in_rounds="coupled" if request.temperature else "greedy",
-            progress=bars.show,
+            progress=display.show,
         )
 
 

@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,9 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.base.settings import settings as settings_of
 from pilotfish.base.version import SOFTWARE
-from pilotfish.cli.countdown import Countdown
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import protocol_options, protocol_options_of
 from pilotfish.cli.options import (
@@ -25,7 +24,6 @@ from pilotfish.cli.options import (
     json_option,
     write_json,
 )
-from pilotfish.cli.progress import FETCHING, Bars
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.drafting.text_drafter import TEXT
@@ -36,11 +34,11 @@ from pilotfish.lab.field.prompts import BUILT_IN, read_prompts
 from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, figures, flatten
 from pilotfish.lab.field.resumption import (
-    changes,
     expect_same_pair,
     expect_same_settings,
+    host_changes,
 )
-from pilotfish.lab.field.run import Cell, Configuration, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(
@@ -96,7 +94,7 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
     """Connect to the edge, open the run file, and measure all answers that it lacks."""
     draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
-    with Bars() as bars:
+    with ProgressDisplay() as display:
         opened = Device(
             draft,
             edge,
@@ -104,7 +102,7 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             provider=settings.provider,
             threads=settings.threads,
             on_round=log,
-            on_fetch=partial(bars.show, FETCHING),
+            on_fetch=partial(display.show, FETCHING),
         )
     with opened as device:
         facts = _facts(arguments.note or "", settings, device, draft, edge, keys)
@@ -118,9 +116,10 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
                 recorder.add_start([*resumed.starts, *facts.starts])
             cells = matrix.remaining(settings, recorder.finished_cells())
             warm_up = list(matrix.warm_up(settings))
-            with AnswerCountdown([*warm_up, *cells]) as countdown:
-                if resumed is not None and (changed := changes(resumed.host, facts.host)):
-                    countdown.print_above(
+            with ProgressDisplay() as display:
+                report = display.counter("measuring, answers", len(warm_up) + len(cells))
+                if resumed is not None and (changed := host_changes(resumed.host, facts.host)):
+                    display.print_above(
                         f"These facts about the machine have changed since the run began: {changed}"
                     )
                 measurement = Measurement(
@@ -130,16 +129,17 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
                     settings,
                     rails=energy.rails(),
                     patience_s=arguments.patience_s,
-                    notify=countdown.print_above,
+                    notify=display.print_above,
                 )
                 try:
-                    for answer in chain(
+                    answers = chain(
                         measurement.answers(warm_up, warm_up=True), measurement.answers(cells)
-                    ):
-                        countdown.advance(answer.configuration)
+                    )
+                    for number, _ in enumerate(answers, 1):
+                        report(number)
                 except BaseException:
                     again = shlex.join([*_COMMAND, "--resume", "--out", str(arguments.out)])
-                    countdown.print_above(
+                    display.print_above(
                         f"All answers measured so far are in {arguments.out}. To continue, "
                         f"run: {again}"
                     )
@@ -251,27 +251,3 @@ def _table(summaries: Sequence[Figures]) -> Table:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-class AnswerCountdown(Countdown):
-    """A countdown of answers; call `advance` after each answer."""
-
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        super().__init__("measuring, answers", len(cells))
-        self._left = Counter(cell.configuration for cell in cells)
-        self._taken: dict[Configuration, list[float]] = {}
-        self._last_s = time.monotonic()
-
-    def advance(self, configuration: Configuration) -> None:
-        """Count a finished answer of this configuration."""
-        now_s = time.monotonic()
-        self._taken.setdefault(configuration, []).append(now_s - self._last_s)
-        self._last_s = now_s
-        self._left[configuration] -= 1
-        self.update(self.total - self._left.total(), self.left_s())
-
-    def left_s(self) -> float:
-        """Estimate the remaining seconds; a configuration without answers counts as the mean."""
-        means = {kind: sum(taken) / len(taken) for kind, taken in self._taken.items()}
-        usual = sum(means.values()) / len(means) if means else 0.0
-        return sum(count * means.get(kind, usual) for kind, count in self._left.items())

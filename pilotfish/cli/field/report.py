@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.options import Commands, json_option, write_json
-from pilotfish.cli.progress import Bars
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
 
 _EXAMPLE = """\
@@ -44,8 +44,8 @@ def _run(args: argparse.Namespace) -> int:
     from pilotfish.lab.field.report.report_page import write  # late: imports matplotlib
 
     runs = with_unique_names([read_run(path) for path in args.runs])
-    with Bars() as bars:
-        page = write(runs, args.out, lambda done, total: bars.show("drawing", done, total))
+    with ProgressDisplay() as display:
+        page = write(runs, args.out, lambda done, total: display.show("drawing", done, total))
     if args.json:
         write_json(args.json, {"page": str(page), "runs": [run.as_json() for run in runs]})
     notes = Console(stderr=True, highlight=False)

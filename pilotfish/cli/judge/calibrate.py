@@ -2,7 +2,7 @@
 
 import argparse
 import hashlib
-import time
+import itertools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.cli.countdown import Countdown
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.edge_runtime.relaxation_file import (
@@ -28,8 +28,10 @@ from pilotfish.lab.judge.calibrating import (
     observe,
 )
 from pilotfish.lab.judge.instances import split
-from pilotfish.lab.judge.question_reader import OpenPair, model_card
+from pilotfish.lab.judge.model_passes import Readers
+from pilotfish.lab.judge.question_reader import model_card, select_fitting
 from pilotfish.lab.judge.tasks import Question, make_task, read_task_questions
+from pilotfish.lab.pairs import OpenPair
 
 _EXAMPLE = """\
 Protocol adaptive verifies key tokens strictly, and all other tokens against a target distribution
@@ -61,6 +63,7 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
     ("relaxed", lambda o: f"{o.relaxed_tokens:.2f}"),
 )
 _KEPT_OUT = 0.2
+_TOKENS = "calibrating, tokens (upper bound)"  # label of the progress
 
 
 def add_to(actions: Commands) -> None:
@@ -84,7 +87,7 @@ def _run(args: argparse.Namespace) -> int:
     opened = OpenPair(settings.draft, settings.target)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     context = min(settings.context, opened.context)
-    fitting = opened.select_fitting(prompts, settings.max_tokens, context)
+    fitting = select_fitting(prompts, opened.vocabularies, settings.max_tokens, context)
     if len(fitting) < len(prompts):
         screen.print(
             f"{len(prompts) - len(fitting)} of {len(prompts)} prompts are left out: together "
@@ -139,32 +142,14 @@ def _prompts(settings: CalibrateSettings) -> list[Question]:
 def _observe_pair(
     settings: CalibrateSettings, opened: OpenPair, prompts: Sequence[Question]
 ) -> dict[str, list[Position]]:
-    readers = opened.readers(min(settings.slots, len(prompts)), settings.context, settings)
-    with Countdown(
-        "calibrating, tokens (upper bound)", len(prompts) * settings.max_tokens
-    ) as countdown:
-        tick = _Progress(countdown, readers.slots).tick
-        return dict(observe(readers, opened.vocabularies, prompts, settings, tick))
-
-
-class _Progress:
-    """A countdown of tokens, updated after each pass except the first, which reads prompts."""
-
-    def __init__(self, countdown: Countdown, slots: int) -> None:
-        self._countdown = countdown
-        self._slots = slots
-        self._done = 0
-        self._begun_s = 0.0
-
-    def tick(self) -> None:
-        """Count a finished token."""
-        self._done += 1
-        since = self._done - self._slots
-        if since == 0:
-            self._begun_s = time.monotonic()
-        elif since > 0 and since % self._slots == 0:
-            each_s = (time.monotonic() - self._begun_s) / since
-            self._countdown.update(self._done, each_s * (self._countdown.total - self._done))
+    slots = min(settings.slots, len(prompts))
+    readers = Readers(*opened.paths, slots=slots, context=settings.context, engine=settings)
+    done = itertools.count(1)
+    with ProgressDisplay(waves={_TOKENS: readers.slots}) as display:
+        report = display.counter(_TOKENS, len(prompts) * settings.max_tokens)
+        return dict(
+            observe(readers, opened.vocabularies, prompts, settings, lambda: report(next(done)))
+        )
 
 
 def _hash(prompts: Sequence[Question]) -> str:

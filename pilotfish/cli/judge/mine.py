@@ -7,13 +7,15 @@ import msgspec
 from rich.console import Console
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.cli.countdown import Countdown
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.lab.judge.episodes import Episode, MiningRecord, episodes, finished_questions
 from pilotfish.lab.judge.mining import MineSettings, mine
-from pilotfish.lab.judge.question_reader import OpenPair, model_card
+from pilotfish.lab.judge.model_passes import Readers
+from pilotfish.lab.judge.question_reader import model_card, select_fitting
 from pilotfish.lab.judge.tasks import make_task, read_task_questions
+from pilotfish.lab.pairs import OpenPair
 
 _EXAMPLE = """\
 example:
@@ -60,9 +62,8 @@ def _run(args: argparse.Namespace) -> int:
         drafter=msgspec.to_builtins(model_card(opened.drafter)),
         target=msgspec.to_builtins(model_card(opened.target)),
     )
-    mined.begin(settings.out)
     context = min(settings.context, opened.context)
-    fitting = opened.select_fitting(selected, settings.max_tokens, context)
+    fitting = select_fitting(selected, opened.vocabularies, settings.max_tokens, context)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     if len(fitting) < len(selected):
         screen.print(
@@ -75,14 +76,18 @@ def _run(args: argparse.Namespace) -> int:
             f"All questions are too long for a context of {context} tokens: give a larger "
             f"--context, or models with a larger context."
         )
-    finished = finished_questions(settings.out)
-    if remaining := [question for question in fitting if question.key not in finished]:
-        readers = opened.readers(min(settings.slots, len(remaining)), settings.context, settings)
-        with Countdown("mining, questions", len(remaining)) as countdown:
-            mined_episodes = mine(readers, opened.vocabularies, task, remaining, mined)
-            for number, episode in enumerate(mined_episodes, 1):
-                episode.write(settings.out)
-                countdown.update(number)
+    with mined.writing(settings.out):
+        finished = finished_questions(settings.out)
+        remaining = [question for question in fitting if question.key not in finished]
+        if remaining:
+            slots = min(settings.slots, len(remaining))
+            readers = Readers(*opened.paths, slots=slots, context=settings.context, engine=settings)
+            with ProgressDisplay() as display:
+                report = display.counter("mining, questions", len(remaining))
+                mined_episodes = mine(readers, opened.vocabularies, task, remaining, mined)
+                for number, episode in enumerate(mined_episodes, 1):
+                    episode.write(settings.out)
+                    report(number)
     keys = {question.key for question in fitting}
     figures = _figures([question for question in episodes(settings.out) if question.key in keys])
     screen.print(

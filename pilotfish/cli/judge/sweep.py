@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.cli.countdown import Countdown
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import Commands, json_option
@@ -18,10 +18,12 @@ from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import CurvePoint
 from pilotfish.lab.judge.costs import ModelPace, measure_pace
 from pilotfish.lab.judge.figures import curve, figures
-from pilotfish.lab.judge.question_reader import OpenPair, count_tokens, model_card
+from pilotfish.lab.judge.model_passes import Readers
+from pilotfish.lab.judge.question_reader import count_tokens, model_card, select_fitting
 from pilotfish.lab.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.lab.judge.tasks import make_task, read_task_questions
+from pilotfish.lab.pairs import OpenPair
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\
@@ -86,29 +88,29 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
     opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
     plan = _plan(settings, opened, heads, task.instruction)
-    selected = opened.select_fitting(selected, settings.max_tokens, opened.context)
+    selected = select_fitting(selected, opened.vocabularies, settings.max_tokens, opened.context)
     if not selected:
         raise UnsupportedError(
             f"All questions are too long for the models' context of {opened.context} tokens."
         )
-    sweep_file.begin(plan)
-    if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
-        sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
-    elif sweep_file.pace is None:
-        sweep_file.set_pace(asdict(measure_pace(draft, target, plan.windows, settings)))
-    remaining = [question for question in selected if question.key not in sweep_file.tallies]
-    if not remaining:
-        return
-    context = max(
-        count_tokens(question, opened.vocabularies, settings.max_tokens) for question in selected
-    )
-    readers = opened.readers(min(settings.slots, len(remaining)), context, settings)
-    whole = {question.key for question in selected[: settings.whole]}
-    with Countdown("sweeping, questions", len(remaining)) as countdown:
-        outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
-        for number, (key, tallies) in enumerate(outcomes, 1):
-            sweep_file.add(key, tallies)
-            countdown.update(number)
+    with sweep_file.writing(plan):
+        if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
+            sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
+        elif sweep_file.pace is None:
+            sweep_file.set_pace(asdict(measure_pace(opened, plan.windows, settings)))
+        remaining = [question for question in selected if question.key not in sweep_file.tallies]
+        if not remaining:
+            return
+        context = max(count_tokens(each, opened.vocabularies, plan.most) for each in selected)
+        slots = min(settings.slots, len(remaining))
+        readers = Readers(*opened.paths, slots=slots, context=context, engine=settings)
+        whole = {question.key for question in selected[: settings.whole]}
+        with ProgressDisplay() as display:
+            report = display.counter("sweeping, questions", len(remaining))
+            outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
+            for number, (key, tallies) in enumerate(outcomes, 1):
+                sweep_file.add(key, tallies)
+                report(number)
 
 
 def _plan(

@@ -5,7 +5,7 @@ import argparse
 from msgspec import structs, to_builtins
 from rich.console import Console
 
-from pilotfish.cli.countdown import Countdown
+from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.edge_runtime.head_file import HeadCard
@@ -44,14 +44,15 @@ def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, TrainSettings)
     options = structs.replace(settings.training, seed=settings.options.seed)
     mined, sampling, instances = settings.read()
-    with Countdown("training, epochs (upper bound)", options.epochs) as countdown:
+    with ProgressDisplay() as display:
+        report = display.counter("training, epochs (upper bound)", options.epochs)
         head = train(
             settings.out.name,
             mined,
             instances,
             sampling,
             options,
-            lambda done, _: countdown.update(done),
+            lambda done, _: report(done),
         )
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     path = head.save(settings.out.parent)

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.bridge.shared import SharedTokens
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.language_model import LanguageModel, open_model
-from pilotfish.engines.passes import Pass
+from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling, probabilities
 
@@ -131,11 +130,11 @@ def compare_vocabularies(
         raise UnsupportedError("The text has no tokens: give another text.")
     own_ids = np.array(drafter_tokens[:MOST_POSITIONS], np.int64)
     progress(_LABEL, 0, len(own_ids))
-    decoder = open_model(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
+    engine = open_engine(drafter, context=_CONTEXT, threads=threads, provider=provider, drafts=True)
     places = shared.to_target_ids(drafter.head_tokens)  # target ids [V_d], or [N] for a cut head
     sayable = places < shared.target_size
     masses = []
-    for logits in _logits(decoder, own_ids):
+    for logits in _logits(engine, own_ids):
         q = probabilities(logits, Sampling(temperature=1.0))
         masses += q[:, sayable].sum(axis=1, dtype=np.float64).tolist()
         progress(_LABEL, len(masses), len(own_ids))
@@ -156,10 +155,11 @@ def compare_vocabularies(
     )
 
 
-def _logits(decoder: LanguageModel, ids: Ids) -> Iterator[NDArray[Any]]:
+def _logits(engine: Engine, ids: Ids) -> Iterator[NDArray[Any]]:
     """Yield the logits [≤ _CHUNK, V] after each token; restart when the context is full."""
-    for start in range(0, len(ids), decoder.context):
-        decoder.rollback(0, 0)
-        part = ids[start : start + decoder.context]
+    context = engine.model.context
+    for start in range(0, len(ids), context):
+        part = ids[start : start + context]
         for at in range(0, len(part), _CHUNK):
-            yield decoder.forward([Pass(0, part[at : at + _CHUNK])])[0].logits
+            end = min(at + _CHUNK, len(part))
+            yield engine.run([Work(0, part[:end], end - at)])[0].logits

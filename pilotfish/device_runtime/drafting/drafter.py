@@ -123,10 +123,6 @@ class Drafter(ABC):
         """Return logits [V] over the target's tokens, to generate without a target."""
         raise NotImplementedError(f"{self.name} cannot generate by itself")
 
-    def keep_path(self, path: Sequence[int]) -> None:
-        """Keep only the accepted ``path`` of the last window's nodes."""
-        return
-
     def hidden_states(self, positions: NDArray[np.int64]) -> Floats:
         """Return the hidden states f32 [m, d] at ``positions`` [m] of the last window, a chain."""
         raise NotImplementedError(f"{self.name} has no hidden states")

@@ -2,20 +2,25 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.language_model import open_model
+from pilotfish.engines.engine import Work, open_engine
+from pilotfish.engines.language_model import Output
 from pilotfish.engines.pass_times import pass_times
 
 _WIDTHS = (1, 2, 4)
+
+Result = TypeVar("Result")
 
 
 class SharedModel:
     """One model with a slot for each drafter. Thread-safe.
 
-    Drafters hold `lock` for one pass at a time, in order of request: a pass returns views that the
-    next pass overwrites, and a long prompt of one lane must not delay the others.
+    Passes run in order of request, one at a time, so a long prompt of one lane does not delay the
+    others.
     """
 
     def __init__(
@@ -27,7 +32,7 @@ class SharedModel:
         context: int | None,
         lanes: int,
     ) -> None:
-        self.decoder = open_model(
+        self.engine = open_engine(
             artifact,
             slots=lanes,
             context=context,
@@ -35,24 +40,50 @@ class SharedModel:
             provider=provider,
             drafts=True,
         )
-        self.pass_times = pass_times(self.decoder, _WIDTHS)
-        self.lock = FairLock()
+        self.pass_times = pass_times(self.engine, _WIDTHS)
+        self._passes = FairLock()  # held during a pass, and while its output is in use
         self._free = list(range(lanes))
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # protects `_free`
 
     def acquire_slot(self) -> int:
         """Empty and return the lowest free slot; `UnsupportedError` if all are taken."""
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
-                    f"All {self.decoder.slots} lanes of this device are in use: close a device, "
-                    "or open the device with more lanes."
+                    f"All {self.engine.model.slots} lanes of this device are in use: close a "
+                    "device, or open the device with more lanes."
                 )
             slot = min(self._free)
             self._free.remove(slot)
-        with self.lock:
-            self.decoder.rollback(slot, 0)
+        self.clear(slot)
         return slot
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        with self._passes:
+            self.engine.clear(slot)
+
+    def run(
+        self,
+        work: Work,
+        take: Callable[[Output], Result],
+        before_pass: Callable[[], None] = lambda: None,
+    ) -> Result:
+        """Run a lane's work; return what ``take`` copies from its output.
+
+        before_pass: see `Engine.run`. Raises the errors of `Engine.run`.
+        """
+        passes = 0
+
+        def let_others_run() -> None:
+            nonlocal passes
+            before_pass()
+            if passes:
+                self._passes.give_way()
+            passes += 1
+
+        with self._passes:
+            return take(self.engine.run([work], let_others_run)[0])
 
     def release_slot(self, slot: int) -> None:
         """Free a slot."""
@@ -93,6 +124,15 @@ class FairLock:
     def __exit__(self, *_: object) -> None:
         with self._mutex:
             self._pass_on()
+
+    def give_way(self) -> None:
+        """Let the waiting threads have the lock first; the caller holds it before and after."""
+        self.__exit__()
+        try:
+            self.__enter__()
+        except BaseException:  # Ctrl-C: the caller's ``with`` block is going to release the lock
+            self.__enter__()
+            raise
 
     def _pass_on(self) -> None:
         if self._waiting:

@@ -40,7 +40,7 @@ from pilotfish.device_runtime.link.upload import ChunkedUploads
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import LARGE_BYTES
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import Buffer, Failure, Reply, Request
+from pilotfish.wire.messages import Buffer, DeviceMessage, Failure, Reply
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -183,18 +183,18 @@ class EdgeLink(HandshakeLine):
 
     # Requests
 
-    def notify(self, message: Request, frames: Sequence[Buffer] = ()) -> None:
+    def notify(self, message: DeviceMessage, frames: Sequence[Buffer] = ()) -> None:
         """Send a message without a reply."""
         self.send(message, frames)
 
     def request(
-        self, message: Request, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
+        self, message: DeviceMessage, frames: Sequence[Buffer], wanted: Callable[[Reply], bool]
     ) -> TimedReply:
         """Send a request and wait for its reply, as `wait` does."""
         return self.wait(self.send(message, frames), wanted)
 
     def send(
-        self, message: Request, frames: Sequence[Buffer] = (), *, again: bool = False
+        self, message: DeviceMessage, frames: Sequence[Buffer] = (), *, again: bool = False
     ) -> SentRequest:
         """Send a request after the handshake; again: it was sent before, and may have been lost."""
         if not again:
@@ -370,7 +370,7 @@ def _takes_long(work: Callable[[], bool]) -> bool:
     return work() or time.monotonic() - begun_s > SOON_S
 
 
-def _concerns(failure: Failure, message: Request) -> bool:
+def _concerns(failure: Failure, message: DeviceMessage) -> bool:
     """Whether a failure concerns this request; a failure without a generation always does."""
     generation = getattr(message, "generation", None)
     return failure.generation is None or failure.generation == generation

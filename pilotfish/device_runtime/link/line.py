@@ -21,7 +21,7 @@ from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.attempts import ConnectFailure
 from pilotfish.wire.link.diagnosis import AddressState, Diagnosis
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.messages import Buffer, Reply, Request
+from pilotfish.wire.messages import Buffer, DeviceMessage, Reply
 
 SLICE_S = 0.1  # longest wait between checks for a cancellation or a redirect
 REPLY_BYTES = 16 * 1024 * 1024  # maximum bytes of a reply; the longest replies (`dssd`) have 1 MB
@@ -72,7 +72,7 @@ class Line:
         """Number of the present or last connection; never 0."""
         return self.channel.connection
 
-    def try_send(self, message: Request, frames: Sequence[Buffer] = ()) -> int | None:
+    def try_send(self, message: DeviceMessage, frames: Sequence[Buffer] = ()) -> int | None:
         """Hand a message to ZeroMQ; returns its size, or None if there is no connection.
 
         ZeroMQ may notice a lost connection before `channel.connected` is False.

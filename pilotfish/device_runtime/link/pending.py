@@ -8,7 +8,7 @@ from pilotfish.device_runtime.link.line import ReceivedReply
 from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.retry import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
-from pilotfish.wire.messages import Buffer, Request
+from pilotfish.wire.messages import Buffer, DeviceMessage
 
 SOON_S = 0.005  # longest delay (s) at this end that does not distort a measurement of the link
 
@@ -21,7 +21,7 @@ class SentRequest(NamedTuple):
     stalled is true, the time until the reply does not measure the link.
     """
 
-    message: Request
+    message: DeviceMessage
     frames: Sequence[Buffer]
     size: int
     sent_ns: int

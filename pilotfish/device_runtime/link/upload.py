@@ -31,7 +31,7 @@ class _ChunkedUpload:
     number was sent. progress_s: time of the last progress, or of the beginning (monotonic).
     """
 
-    def __init__(self, message: m.Request, frames: Sequence[m.Buffer]) -> None:
+    def __init__(self, message: m.DeviceMessage, frames: Sequence[m.Buffer]) -> None:
         self.message = message
         self._transfer = secrets.token_bytes(8)
         self._body = memoryview(pack(m.encode(message), frames))
@@ -90,7 +90,7 @@ class UploadLink(RetryingLink, Protocol):
     def await_handshake(self) -> None:
         """Wait for a connection with a completed handshake."""
 
-    def try_send(self, message: m.Request, frames: Sequence[m.Buffer] = ()) -> int | None:
+    def try_send(self, message: m.DeviceMessage, frames: Sequence[m.Buffer] = ()) -> int | None:
         """Send a message without waiting; returns its size, or None if there is no connection."""
 
     def receive(self, timeout_s: float) -> ReceivedReply | None:
@@ -111,7 +111,9 @@ class ChunkedUploads:
         self._flow = link.uplink
         self._upload: _ChunkedUpload | None = None
 
-    def send(self, message: m.Request, frames: Sequence[m.Buffer], *, again: bool) -> int | None:
+    def send(
+        self, message: m.DeviceMessage, frames: Sequence[m.Buffer], *, again: bool
+    ) -> int | None:
         """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
         Returns None if the message must go in one piece: it is small, or the edge takes no chunks.

@@ -8,17 +8,16 @@ stage. A restarted actor has empty slots, and refuses steps until `hold` is call
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.step_slots import ModelSlots, StageSlots
+from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.language_model import LanguageModel, open_model
+from pilotfish.engines.engine import Engine, StageEngine, open_engine
 from pilotfish.engines.stage import Stage
-from pilotfish.wire.nodes import Item
 
 
 class ActorInfo(NamedTuple):
@@ -50,41 +49,48 @@ class NodeActor:
     ) -> None:
         artifact = Artifact.open(Path(path), stage=True)
         self._digest = artifact.manifest.digest
+        self._vocab = artifact.manifest.vocab_size
         self._incarnation: bytes | None = None
-        opened = open_model if artifact.manifest.stage is None else Stage
-        engine = opened(artifact, slots=slots, context=context, threads=threads, provider=provider)
-        self._context = engine.context
-        self._slots = (
-            ModelSlots(engine) if isinstance(engine, LanguageModel) else StageSlots(engine)
-        )
+        options: Any = {
+            "slots": slots,
+            "context": context,
+            "threads": threads,
+            "provider": provider,
+        }
+        self._engine: Engine | StageEngine
+        if artifact.manifest.stage is None:
+            self._engine = open_engine(artifact, **options)
+        else:
+            self._engine = StageEngine(Stage(artifact, **options))
 
     def hold(self, incarnation: bytes) -> ActorInfo:
         """Empty all slots, and accept steps of this incarnation from now on."""
-        self._slots.forget()
+        self._engine.clear_all()
         self._incarnation = incarnation
-        return ActorInfo(self._digest, self._context, os.getpid())
+        return ActorInfo(self._digest, self._engine.contents.context, os.getpid())
 
     def step(
         self,
         incarnation: bytes,
-        items: list[Item],
-        inputs: "NDArray[np.int64] | StageResult",
-        parents: bytes,
+        sent: WorkFrames,
+        previous: StageResult | None,
     ) -> StageResult:
-        """Run a step; inputs: tokens i64 [Σ size], or the result of the previous stage.
+        """Run a step; previous: result of the previous stage, None for the first stage.
 
         Raises `TargetLostError` if the actor was restarted after the last call of `hold`.
         """
         if incarnation != self._incarnation:
             raise TargetLostError("An actor of the target was restarted and has lost its slots.")
         begun_ns = time.monotonic_ns()
-        before = inputs.compute_ns if isinstance(inputs, StageResult) else ()
-        if isinstance(self._slots, StageSlots):
-            values = inputs.states if isinstance(inputs, StageResult) else inputs
-            states, logits = self._slots.run(items, values, parents), None
-        else:
-            assert not isinstance(inputs, StageResult)
-            outputs = self._slots.run(items, inputs, parents)
-            states = np.concatenate([answer.hidden for answer in outputs])
-            logits = np.concatenate([answer.logits for answer in outputs])
-        return StageResult(states, (*before, time.monotonic_ns() - begun_ns), logits)
+        compute_ns = () if previous is None else previous.compute_ns
+        states = None if previous is None else previous.states
+        works = decode_works(sent, self._engine, self._vocab)
+        logits = None
+        with engine_refusals():
+            if isinstance(self._engine, StageEngine):
+                states = self._engine.run(works, states)
+            else:
+                outputs = self._engine.run(works)
+                states = np.concatenate([output.hidden for output in outputs])
+                logits = np.concatenate([output.logits for output in outputs])
+        return StageResult(states, (*compute_ns, time.monotonic_ns() - begun_ns), logits)

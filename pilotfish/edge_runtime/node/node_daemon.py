@@ -20,8 +20,8 @@ from pilotfish.edge_runtime.node.worker import Worker
 from pilotfish.edge_runtime.serving import SIGNAL_EXIT_CODES, ServingLoop
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import StageEngine, open_engine
 from pilotfish.engines.inspection import Inspection
-from pilotfish.engines.language_model import open_model
 from pilotfish.engines.stage import Stage
 from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import AllowList, EdgeKeys
@@ -97,8 +97,8 @@ def _load(
         "provider": config.provider,
     }
     if artifact.manifest.stage is None:
-        return Worker(open_model(artifact, **options), feed_watchdog)
-    return StageWork(Stage(artifact, **options), keys, feed_watchdog)
+        return Worker(open_engine(artifact, **options), feed_watchdog)
+    return StageWork(StageEngine(Stage(artifact, **options)), keys, feed_watchdog)
 
 
 class NodeLoop(ServingLoop):

@@ -12,8 +12,8 @@ import zmq
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
 from pilotfish.base.version import SOFTWARE
 from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
-from pilotfish.edge_runtime.step_slots import StageSlots
-from pilotfish.engines.stage import Stage
+from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
+from pilotfish.engines.engine import StageEngine
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
@@ -28,14 +28,21 @@ _REPLY_BYTES = 1 << 16  # upper limit of the next stage's messages (bytes), whic
 class StageWork(NodeWork):
     """Stage with its connection to the next stage.
 
-    keys: the node's keys, for this connection. feed_watchdog: function to call during a long step.
+    keys: the node's keys, for this connection. feed_watchdog: function to call before each pass of
+    a step.
     """
 
     def __init__(
-        self, stage: Stage, keys: EdgeKeys | None, feed_watchdog: Callable[[], None] = lambda: None
+        self,
+        engine: StageEngine,
+        keys: EdgeKeys | None,
+        feed_watchdog: Callable[[], None] = lambda: None,
     ) -> None:
+        stage = engine.stage
         manifest, cut = stage.artifact.manifest, stage.cut
-        self._slots = StageSlots(stage, feed_watchdog)
+        self._engine = engine
+        self._feed_watchdog = feed_watchdog
+        self._vocab = manifest.vocab_size
         self._cut = cut
         self._width = stage.width
         self._keys = keys
@@ -75,7 +82,7 @@ class StageWork(NodeWork):
             )
         self._expect_safe(attach)
         self.close()
-        self._slots.forget()
+        self._engine.clear_all()
         self._form = attach.states
         if attach.next:
             self._next = EdgeChannel(attach.next, self._keys_for(attach.next_key), _REPLY_BYTES)
@@ -84,11 +91,13 @@ class StageWork(NodeWork):
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer] | None:
         """Run the layers; send the states to the next stage, or return the last stage's frame."""
         begun_ns = time.monotonic_ns()
-        if len(frames) != 2:
-            raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
-        total = sum(item.size for item in step.items)
-        states = decode_hidden(frames[0], total, self._width, self._form)
-        outputs = self._slots.run(step.items, states, frames[1])
+        if len(frames) != 3:
+            raise MalformedError(f"A step to a stage has 3 frames, not {len(frames)}.")
+        sent = WorkFrames(step.items, *frames[:2])
+        works = decode_works(sent, self._engine, self._vocab)
+        states = decode_hidden(frames[2], sent.size, self._width, self._form)
+        with engine_refusals():
+            outputs = self._engine.run(works, states, self._feed_watchdog)
         try:
             frame = encode_hidden(outputs, self._form) if len(outputs) else b""
         except ValueError as error:
@@ -96,7 +105,7 @@ class StageWork(NodeWork):
         if self._next is None:
             return [frame]
         try:
-            self._next.send(add_compute_time(step, begun_ns), (frame, frames[1]))
+            self._next.send(add_compute_time(step, begun_ns), (*frames[:2], frame))
         except zmq.Again as error:
             raise TargetLostError(f"{self._cut} can no longer reach the next stage.") from error
         return None

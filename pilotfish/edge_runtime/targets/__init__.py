@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
+from pilotfish.edge_runtime.targets.target import Scores, Target, TargetOptions
 
-__all__ = ["KINDS", "Scores", "Span", "Target", "TargetOptions", "open_target"]
+__all__ = ["KINDS", "Scores", "Target", "TargetOptions", "open_target"]
 
 KINDS = {
     "local": "pilotfish.edge_runtime.targets.local",

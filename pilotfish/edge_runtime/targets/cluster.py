@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, TargetLostError
 from pilotfish.edge_runtime.edge_config import ClusterPlan
 from pilotfish.edge_runtime.node.actor import ActorInfo, StageResult
-from pilotfish.edge_runtime.step_slots import CHUNK
-from pilotfish.edge_runtime.targets.holding import Holding, parents_of
+from pilotfish.edge_runtime.steps import encode_works, record_works
 from pilotfish.edge_runtime.targets.ray_cluster import (
     cause_of,
     is_permanent,
@@ -40,8 +40,10 @@ from pilotfish.edge_runtime.targets.ray_cluster import (
     start_actors,
 )
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
-from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import TargetOptions, split_outputs, wait_for_nodes
 from pilotfish.engines.artifact import open_stages
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.stage import Head
 
 _log = logging.getLogger("pilotfish.edge")
@@ -53,7 +55,7 @@ _RETRY_S = 0.5  # pause (s) before a replica is attached again
 
 @dataclass(eq=False)
 class _ReplicaPass(RemotePass):
-    """Pass under way, with spans over the slots of its replica.
+    """Pass under way, with works on the slots of its replica.
 
     lane: index of the replica. size: number of tokens sent.
     """
@@ -64,10 +66,13 @@ class _ReplicaPass(RemotePass):
 
 @dataclass(eq=False)
 class _Replica:
-    """Replica of the target: its actors, in the order of their stages, and their attachment."""
+    """Replica of the target: its actors, in the order of their stages, and their attachment.
+
+    contents: contents of its slots after all steps that were sent to it.
+    """
 
     actors: list[Any]
-    holding: Holding
+    contents: SlotContents
     incarnation: bytes = b""  # present or requested incarnation of its actors
     joining: int = 0  # number of actors that have not confirmed the incarnation
     ready: bool = False
@@ -116,7 +121,9 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
         )
         self.digest = digest
         slots = -(-options.config.limits.sessions // self.lanes)
-        self._replicas = [_Replica(list(actors), Holding(slots)) for actors in chains]
+        self._replicas = [
+            _Replica(list(actors), SlotContents(slots, self.context)) for actors in chains
+        ]
 
     @property
     def attached(self) -> int:
@@ -125,19 +132,22 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     # Target interface
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         """Send the pass to its replica, now or when the replica is ready."""
-        lane = spans[0].slot % self.lanes
-        local_spans = [span._replace(slot=span.slot // self.lanes) for span in spans]
-        pending = self._passes[number] = _ReplicaPass(
-            number, local_spans, self._clock.now_s, lane=lane
-        )
+        lane = works[0].slot % self.lanes
+        local = [work._replace(slot=work.slot // self.lanes) for work in works]
+        pending = self._passes[number] = _ReplicaPass(number, local, self._clock.now_s, lane=lane)
         if self._replicas[lane].ready:
             self._send(pending)
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; the replica gets the path with the slot's next step."""
-        self._replicas[slot % self.lanes].holding.keep_path(slot // self.lanes, path)
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        """Return the number of first tokens that the slot's replica has cached."""
+        contents = self._replicas[slot % self.lanes].contents
+        return contents.find(slot // self.lanes, tokens, rows).tokens
+
+    def clear(self, slot: int) -> None:
+        """Have the slot's replica empty the slot at its next step."""
+        self._replicas[slot % self.lanes].contents.clear(slot // self.lanes)
 
     def _work(self, now_s: float) -> None:
         """Process results, attach replicas, and restart the actors of overdue passes."""
@@ -197,14 +207,13 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
 
     def _send(self, pending: _ReplicaPass) -> None:
         replica = self._replicas[pending.lane]
-        items, tokens = zip(*map(replica.holding.item, pending.spans), strict=True)
-        inputs = np.concatenate(tokens).astype(np.int64)
-        pending.sent_s, pending.size = self._clock.now_s, len(inputs)
-        parents = parents_of(pending.spans)
-        result: Any = inputs
+        sent = encode_works(pending.works, replica.contents)
+        record_works(pending.works, replica.contents)
+        pending.sent_s, pending.size = self._clock.now_s, sent.size
+        result: Any = None
         try:
             for actor in replica.actors:
-                result = actor.step.remote(replica.incarnation, list(items), result, parents)
+                result = actor.step.remote(replica.incarnation, sent, result)
             self._post_result_of(result, pending.lane, replica, number=pending.number)
         except Exception as error:  # Ray could not take the call
             self._fail(pending, error)
@@ -277,11 +286,11 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             except Exception as error:
                 self._fail(pending, error)
                 return
-        self._finish(pending, split_outputs(pending.spans, logits, result.states))
+        self._finish(pending, split_outputs(pending.works, logits, result.states))
 
     def _forget(self, pending: _ReplicaPass) -> None:
-        for span in pending.spans:
-            self._replicas[pending.lane].holding.forget(span.slot)
+        for work in pending.works:
+            self._replicas[pending.lane].contents.clear(work.slot)
 
     def _overdue_at(self, pending: _ReplicaPass) -> float:
         """Return the time at which a pass is overdue: ``late_s`` for each chunk of its tokens."""
@@ -345,7 +354,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             took_s = now_s - replica.joined_s
             replica.loading_s = replica.loading_s or max(_LOADED * took_s, self._plan.give_up_s)
             replica.ready = True
-            replica.holding.lose()
+            replica.contents.clear_all()
             self.context = min(
                 self.context, *(held.context for held in replica.actor_infos.values())
             )

@@ -24,14 +24,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
-from pilotfish.edge_runtime.targets.target import Span, TargetOptions, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import TargetOptions, wait_for_nodes
 from pilotfish.edge_runtime.targets.worker_client import DEPTH, WorkerClient
-from pilotfish.engines.onnx_decoder import Output
+from pilotfish.engines.engine import Work
+from pilotfish.engines.language_model import Output
 from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
 from pilotfish.wire.nodes import MAX_ITEMS
 
@@ -101,19 +103,22 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
 
     # Target interface
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         """Send the pass to every worker that can take a step now."""
         now_s = self._clock.now_s
         everyone = set(range(len(self._workers)))
-        self._passes[number] = _EnsemblePass(number, list(spans), now_s, missing=everyone)
+        self._passes[number] = _EnsemblePass(number, works, now_s, missing=everyone)
         for worker in self._workers:
-            if not worker.take_part(number, spans, now_s):
-                worker.skip(spans)
+            worker.take_part(number, works, now_s)
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; each worker of the slot's last pass gets the path with its next step."""
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        """Return the number of first tokens that the worker with most of them has cached."""
+        return max(worker.cached(slot, tokens, rows) for worker in self._workers)
+
+    def clear(self, slot: int) -> None:
+        """Have each worker empty the slot at its next step."""
         for worker in self._workers:
-            worker.keep_path(slot, path)
+            worker.clear(slot)
 
     def _work(self, now_s: float) -> None:
         """Process answers, apply the policy to late workers, and finish complete passes."""
@@ -126,7 +131,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             worker.attach_if_ready()
             for number, pending in self._passes.items():
                 if index in pending.missing and not worker.awaits(number):
-                    worker.take_part(number, pending.spans, self._clock.now_s)
+                    worker.take_part(number, pending.works, self._clock.now_s)
         for pending in list(self._passes.values()):
             if pending.missing:
                 self._apply_policy(pending, now_s)
@@ -198,10 +203,10 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             self._fail(pending, error)
 
     def _average(self, pending: _EnsemblePass) -> list[Output]:
-        """Average the workers' rows; return the logits of each span."""
+        """Average the workers' rows; return the logits of each work."""
         present = sorted(pending.rows)
         outputs = []
-        if any(span.rows for span in pending.spans):
+        if any(work.rows for work in pending.works):
             # [Σ rows, V]
             p = aggregate(
                 [self._workers[index].weight for index in present],
@@ -210,9 +215,9 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                 self._federation.reconstruction,
             )
         end = 0
-        for span in pending.spans:
-            begin, end = end, end + span.rows
-            logits = as_logits(p[begin:end], span.temperature) if span.rows else _NOTHING
+        for work in pending.works:
+            begin, end = end, end + work.rows
+            logits = as_logits(p[begin:end], work.temperature) if work.rows else _NOTHING
             outputs.append(Output(logits, _NOTHING))
         return outputs
 

@@ -1,41 +1,39 @@
-"""Target in this process: a decoder that computes each pass in `start`."""
+"""Target in this process: an engine that computes each pass in `start`."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target, TargetOptions
-from pilotfish.engines.language_model import LanguageModel, open_model
-from pilotfish.engines.passes import Pass
+from pilotfish.edge_runtime.targets.target import Scores, Target, TargetOptions
+from pilotfish.engines.engine import Engine, Work, open_engine
 
 
 class LocalTarget(Target):
-    """Target that is a decoder; the serving thread runs it."""
+    """Target that is an engine; the serving thread runs it."""
 
-    def __init__(self, decoder: LanguageModel) -> None:
-        self._decoder = decoder
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._finished: list[Scores] = []
-        self._chains = [0] * decoder.slots  # number of tokens before the tree in a slot's last pass
-        self.context = decoder.context
-        self.digest = decoder.artifact.manifest.digest
-        self.execution = decoder.execution
+        self.context = engine.model.context
+        self.digest = engine.model.artifact.manifest.digest
+        self.execution = engine.model.execution
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         """Compute the pass; `collect_scores` returns the scores or the error."""
         try:
-            for span in spans:
-                self._decoder.rollback(span.slot, span.base)
-                self._chains[span.slot] = span.size - span.nodes
-            outputs = self._decoder.forward([as_pass(span) for span in spans])
+            scores = Scores(number, self._engine.run(works))
         except Exception as error:
-            self._finished.append(Scores(number, error=error))
-        else:
-            self._finished.append(Scores(number, outputs))
+            scores = Scores(number, error=error)
+        self._finished.append(scores)
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Move the path's cached K/V directly after the chain; no token is computed again."""
-        chain = self._chains[slot]
-        self._decoder.keep_path(slot, [*range(chain), *(chain + node for node in path)])
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        """Return the number of first tokens that the engine need not compute."""
+        return self._engine.cached(slot, tokens, rows)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot of the engine."""
+        self._engine.clear(slot)
 
     def collect_scores(self) -> Sequence[Scores]:
         """Return the scores of the passes since the last call."""
@@ -47,7 +45,7 @@ def open_target(options: TargetOptions) -> LocalTarget:
     """Load the artifact's weights, and return the target."""
     config = options.config
     return LocalTarget(
-        open_model(
+        open_engine(
             options.artifact,
             slots=config.limits.sessions,
             context=config.limits.context,
@@ -55,13 +53,3 @@ def open_target(options: TargetOptions) -> LocalTarget:
             provider=config.provider,
         )
     )
-
-
-def as_pass(span: Span) -> Pass:
-    """Convert a span to a decoder's pass; the tokens before a tree become nodes of the tree."""
-    tokens = span.tokens[span.base :].astype(np.int64)
-    if span.parents is None:
-        return Pass(span.slot, tokens, span.rows)
-    chain = span.size - span.nodes
-    parents = np.concatenate([np.arange(-1, chain - 1), span.parents + chain])
-    return Pass(span.slot, tokens, span.rows, parents)

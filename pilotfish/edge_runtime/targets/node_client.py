@@ -223,9 +223,10 @@ class NodeClient:
 
     def _welcome(self, ready: Ready) -> None:
         if ready.version != VERSION:
+            older = "the node" if ready.version < VERSION else "this edge"
             self.detach(
                 f"it uses version {ready.version} of the node protocol, but this edge uses "
-                f"version {VERSION}: install the same Pilotfish release on both"
+                f"version {VERSION}: upgrade {older}, so that both have the same Pilotfish release"
             )
         elif reason := self._check(ready):
             self.detach(reason)

@@ -6,7 +6,8 @@ Out: the passes' scores. A pass crosses all nodes, edge → stage 2 → … → 
 
 A pass is one step. If its slots lack many tokens, further steps precede it. Steps follow each other
 through the stages, so the passes of several sessions, or the chunks of a long prompt, keep all
-stages busy.
+stages busy. All stages run the same steps in the same order, so stage 1's slots show what the slots
+of every stage hold before its next step.
 
 Law: answers arrive in the order of the steps. When the stages are attached again, every pass under
 way is sent again, with as many tokens of its sequence as needed.
@@ -25,13 +26,13 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, MalformedError, TargetLostError
-from pilotfish.edge_runtime.step_slots import CHUNK, StageSlots
-from pilotfish.edge_runtime.targets.holding import Holding, parents_of
+from pilotfish.edge_runtime.steps import encode_works
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Pipeline, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
 from pilotfish.edge_runtime.targets.stages import Stages
-from pilotfish.edge_runtime.targets.target import Span, TargetOptions, split_outputs, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import TargetOptions, split_outputs, wait_for_nodes
+from pilotfish.engines.engine import CHUNK, StageEngine, Work
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.codecs.hidden import decode_hidden, encode_hidden
 from pilotfish.wire.messages import Buffer
@@ -97,17 +98,17 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def __init__(
         self,
-        stage: Stage,
+        first: StageEngine,
         head: Head,
         pipeline: Pipeline,
         addresses: Sequence[NodeAddress],
         options: TargetOptions,
     ) -> None:
         super().__init__()
-        self._first, self._head = StageSlots(stage), head
+        self._first, self._head = first, head
+        stage = first.stage
         self._stages = Stages(stage, pipeline, addresses, options)
         self._incarnation = self._stages.incarnation  # attachment that the state below belongs to
-        self._holding = Holding(stage.slots)
         self._sent: deque[_SentStep] = deque()
         self._pipeline = pipeline
         self._metrics = options.metrics
@@ -127,15 +128,19 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     # Target interface
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
+    def start(self, number: int, works: Sequence[Work]) -> None:
         """Run stage 1 and send its states, now or when the stages are attached."""
-        pending = self._passes[number] = _PipelinePass(number, list(spans), self._clock.now_s)
+        pending = self._passes[number] = _PipelinePass(number, works, self._clock.now_s)
         if self._incarnation is not None:
             self._send(pending)
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; the stages get the path with the slot's next step."""
-        self._holding.keep_path(slot, path)
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        """Return the number of first tokens that the stages have cached."""
+        return self._first.contents.find(slot, tokens, rows).tokens
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot of stage 1; the other stages empty it at the slot's next step."""
+        self._first.clear(slot)
 
     def _work(self, now_s: float) -> None:
         """Process answers, attach stages, and send the next steps."""
@@ -192,13 +197,12 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
 
     def _send(self, pending: _PipelinePass) -> None:
         """Run stage 1 for the next step of a pass, and send its states."""
-        spans = self._next_step(pending)
-        last = spans is pending.spans
-        items, tokens = zip(*map(self._holding.item, spans), strict=True)
-        parents = parents_of(spans)
+        works = self._next_step(pending)
+        last = works is pending.works
         begun_ns = time.monotonic_ns()
         try:
-            states = self._first.run(items, np.concatenate(tokens).astype(np.int64), parents)
+            items, tokens, parents = encode_works(works, self._first.contents)
+            states = self._first.run(works)
             spent_ns = time.monotonic_ns() - begun_ns
             frame = encode_hidden(states, self._pipeline.states) if len(self._stages) else b""
         except Exception as error:  # only this pass fails
@@ -211,22 +215,21 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             if last:
                 self._complete(pending, states)
             return
-        rows = sum(span.rows for span in spans)
+        rows = sum(work.rows for work in works)
         completes = pending.number if last else None
         alone = not self._sent
         step = _SentStep(next(self._numbers), completes, rows, self._clock.now_s, alone)
         self._sent.append(step)
-        self._stages.send(step.number, items, (frame, parents), spent_ns)
+        self._stages.send(step.number, items, (tokens, parents, frame), spent_ns)
 
-    def _next_step(self, pending: _PipelinePass) -> Sequence[Span]:
-        """Return the pass's spans; if a slot lacks many tokens, one chunk of them instead."""
-        for at, span in enumerate(pending.spans):
-            start = self._holding.first_missing(span)
-            end = min(start + CHUNK, len(span.tokens) - max(span.rows, span.nodes))
-            if start < end and len(span.tokens) - start > CHUNK:
-                pending.spans[at] = span._replace(base=end)
-                return [Span(span.slot, span.tokens[:end], start, 0)]
-        return pending.spans
+    def _next_step(self, pending: _PipelinePass) -> Sequence[Work]:
+        """Return the pass's works; if a slot lacks many tokens, one chunk of them instead."""
+        for work in pending.works:
+            held = self._first.contents.find(work.slot, work.tokens, work.rows, work.parents).tokens
+            end = min(held + CHUNK, len(work.tokens) - work.rows)
+            if held < end and len(work.tokens) - held > CHUNK:
+                return [Work(work.slot, work.tokens[:end], 0)]
+        return pending.works
 
     # Answers in
 
@@ -279,7 +282,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
             self._fail(pending, error)
             return
         self._count_compute([time.monotonic_ns() - begun_ns])
-        self._finish(pending, split_outputs(pending.spans, logits, hidden))
+        self._finish(pending, split_outputs(pending.works, logits, hidden))
 
     # Losses
 
@@ -288,7 +291,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._incarnation = self._stages.incarnation
         self._set_depth()
         self._sent.clear()
-        self._holding.lose()
+        self._first.clear_all()
         for pending in list(self._passes.values()):
             pending.sent_s = None
             pending.tries += self._incarnation is not None
@@ -325,8 +328,8 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         )
 
     def _forget(self, pending: _PipelinePass) -> None:
-        for span in pending.spans:
-            self._holding.forget(span.slot)
+        for work in pending.works:
+            self._first.clear(work.slot)
 
 
 def open_target(options: TargetOptions) -> PipelineTarget:
@@ -351,7 +354,7 @@ def open_target(options: TargetOptions) -> PipelineTarget:
             "in their order."
         )
     head = Head(options.artifact, threads=config.threads, provider=config.provider)
-    target = PipelineTarget(stage, head, pipeline, addresses, options)
+    target = PipelineTarget(StageEngine(stage), head, pipeline, addresses, options)
     try:
         wait_for_nodes(target, lambda: target.attached, options.on_idle, None)
     except BaseException:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pilotfish.base.errors import TargetLostError
-from pilotfish.edge_runtime.targets.target import Scores, Span, Target
-from pilotfish.engines.onnx_decoder import Output
+from pilotfish.edge_runtime.targets.target import Scores, Target
+from pilotfish.engines.engine import Work
+from pilotfish.engines.language_model import Output
 
 _LOOK_S = 0.3  # longest time (s) between two updates of the clock while the process runs
 
@@ -20,12 +21,11 @@ _LOOK_S = 0.3  # longest time (s) between two updates of the clock while the pro
 class RemotePass:
     """Pass under way; all times are on the target's clock.
 
-    spans: spans that are not sent yet. started_s: time of the start. sent_s: time at which its last
-    step was sent; None: not sent yet.
+    started_s: time of the start. sent_s: time at which its last step was sent; None: not sent yet.
     """
 
     number: int
-    spans: list[Span]
+    works: Sequence[Work]
     started_s: float
     sent_s: float | None = None
 

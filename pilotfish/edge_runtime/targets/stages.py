@@ -110,7 +110,7 @@ class Stages:
     def send(
         self, number: int, items: Sequence[Item], frames: Sequence[Buffer], spent_ns: int
     ) -> None:
-        """Send a step to stage 2; frames: stage 1's states, and the parents of all trees."""
+        """Send a step to stage 2; frames: tokens, parents of all trees, and stage 1's states."""
         assert self.incarnation is not None
         step = Step(
             incarnation=self.incarnation, number=number, items=list(items), compute_ns=[spent_ns]

@@ -1,13 +1,13 @@
 """Interface of targets, which compute passes in this process or on nodes.
 
-In:  numbered passes. A pass has a span for each of its slots, with the slot's whole sequence.
+In:  numbered passes. A pass has a work for each of its slots, with the slot's whole sequence.
 Out: the passes' scores: logits and hidden states of the requested rows, or an error.
 
 The serving loop starts a pass and continues. A local target computes the pass in `start`; other
 targets finish the pass when their nodes have answered.
 
-Law: a slot is in at most one pass at a time. Its content is the sequence of its last finished pass,
-with the path that was kept of a tree. A node that lost its K/V cache gets the sequence again.
+Law: a slot is in at most one pass at a time. The outputs follow from the sequence alone, whatever
+the slot has cached. A node that lost its K/V cache gets the sequence again.
 """
 
 import logging
@@ -25,6 +25,7 @@ from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work
 from pilotfish.engines.language_model import Execution, Output
 from pilotfish.wire.keys import EdgeKeys
 
@@ -36,35 +37,8 @@ _PAUSE_S = 0.2  # longest wait (s) for events in `Target.pause`
 _LOG_EVERY_S = 5.0  # interval (s) between log entries about missing nodes
 
 
-class Span(NamedTuple):
-    """Part of a pass for one slot.
-
-    tokens: the whole sequence up to the last token of this pass, u32 [n]. base: number of first
-    tokens that the slot has cached. rows: number of last tokens that need an output. parents: if
-    the last tokens are a tree, the parent of each node, i64 [nodes]; −1 for the token before the
-    tree. temperature: sampling temperature, at which an ensemble's logits must be valid.
-    """
-
-    slot: int
-    tokens: NDArray[np.uint32]
-    base: int
-    rows: int
-    parents: NDArray[np.int64] | None = None
-    temperature: float = 0.0
-
-    @property
-    def size(self) -> int:
-        """Number of the span's tokens that the pass computes."""
-        return len(self.tokens) - self.base
-
-    @property
-    def nodes(self) -> int:
-        """Number of last tokens that form a tree."""
-        return 0 if self.parents is None else len(self.parents)
-
-
 class Scores(NamedTuple):
-    """Result of a pass: an output for each span, or one error for the whole pass.
+    """Result of a pass: an output for each work, or one error for the whole pass.
 
     The outputs are views, which the target's next call may overwrite.
     """
@@ -115,12 +89,22 @@ class Target(ABC):
     execution: Execution | None = None
 
     @abstractmethod
-    def start(self, number: int, spans: Sequence[Span]) -> None:
-        """Start a pass; errors, also errors of nodes, are returned with its scores."""
+    def start(self, number: int, works: Sequence[Work]) -> None:
+        """Start a pass; errors, also errors of nodes, are returned with its scores.
+
+        A tree needs an output row for each of its nodes and for the token before it.
+        """
 
     @abstractmethod
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path of the tree in the slot's last pass; path: node indices from 0."""
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        """Return the number of first tokens that a pass with these last rows need not compute.
+
+        Only for a slot that is in no pass.
+        """
+
+    @abstractmethod
+    def clear(self, slot: int) -> None:
+        """Empty a slot that is in no pass."""
 
     @abstractmethod
     def collect_scores(self) -> Sequence[Scores]:
@@ -158,11 +142,11 @@ class Target(ABC):
     def run(
         self,
         number: int,
-        spans: Sequence[Span],
+        works: Sequence[Work],
         timeout_s: float = _FIRST_PASS_S,
     ) -> Sequence[Output]:
         """Run a pass, wait for its outputs and return them; raise the pass's error."""
-        self.start(number, spans)
+        self.start(number, works)
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             for scores in self.collect_scores():
@@ -185,18 +169,19 @@ class Target(ABC):
 def time_pass(target: Target, width: int) -> float:
     """Return the seconds of a pass over ``width`` tokens in the empty slot 0, with all rows."""
     tokens = np.zeros(width, np.uint32)
+    target.clear(0)
     begun_s = time.perf_counter()
-    target.run(next(_TRIAL_NUMBERS), [Span(0, tokens, 0, width)])
+    target.run(next(_TRIAL_NUMBERS), [Work(0, tokens, width)])
     return time.perf_counter() - begun_s
 
 
 def split_outputs(
-    spans: Sequence[Span], logits: NDArray[np.float32], hidden: NDArray[np.float32]
+    works: Sequence[Work], logits: NDArray[np.float32], hidden: NDArray[np.float32]
 ) -> list[Output]:
-    """Split the logits and hidden states [Σ rows, …] of a pass into one output per span."""
+    """Split the logits and hidden states [Σ rows, …] of a pass into one output per work."""
     outputs, end = [], 0
-    for span in spans:
-        begin, end = end, end + span.rows
+    for work in works:
+        begin, end = end, end + work.rows
         outputs.append(Output(logits[begin:end], hidden[begin:end]))
     return outputs
 

@@ -7,18 +7,20 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.step_slots import CHUNK
-from pilotfish.edge_runtime.targets.holding import Holding, parents_of
+from pilotfish.edge_runtime.steps import encode_works, record_works
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, NodeClient
 from pilotfish.edge_runtime.targets.node_list import Federation, WorkerEntry, lacks_room
 from pilotfish.edge_runtime.targets.remote import WakingClock
-from pilotfish.edge_runtime.targets.target import Span, TargetOptions
+from pilotfish.edge_runtime.targets.target import TargetOptions
+from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.wire.codecs.topk import decode_topk
@@ -64,13 +66,16 @@ class WorkerClient:
         self._federation, self._clock = federation, clock
         self._manifest = options.artifact.manifest
         self._slots = limits.sessions
+        # what the worker's slots hold after all steps that were sent to it
+        self._contents = SlotContents(
+            limits.sessions, min(limits.context, self._manifest.dimensions.context)
+        )
         self._metrics = options.metrics
         most = _answer_bytes(limits, federation, self._manifest)
         self._client = NodeClient(
             node, options.keys, most, check=self._check_fit, on_event=self.record_event
         )
         self._incarnation: bytes | None = None  # incarnation of the last known attachment
-        self._holding = Holding(self._slots)
         self._open_steps: dict[int, _OpenStep] = {}
         self._extra = count(_CATCHING_UP)
         self._catch_up = -1  # number of the last catch-up step
@@ -111,7 +116,15 @@ class WorkerClient:
         """Return whether the worker has not yet answered step ``number``."""
         return number in self._open_steps
 
-    def take_part(self, number: int, spans: Sequence[Span], now_s: float) -> bool:
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        """Return the number of first tokens that the worker has cached; 0 if it is not attached."""
+        return self._contents.find(slot, tokens, rows).tokens if self.attached else 0
+
+    def clear(self, slot: int) -> None:
+        """Have the worker empty the slot at its next step."""
+        self._contents.clear(slot)
+
+    def take_part(self, number: int, works: Sequence[Work], now_s: float) -> bool:
         """Send a pass to the worker; return False if the worker cannot take a pass now.
 
         Under ``drop`` a worker that has missed many tokens gets them in a catch-up step, and takes
@@ -120,27 +133,20 @@ class WorkerClient:
         if not self._can_take_step:
             return False
         if self._federation.late == "drop":
-            missed = [span for span in spans if self._holding.first_missing(span) < span.base]
+            missed = [(work, self._missing(work)) for work in works]
             # compare the missed tokens of each slot: their sum over many sessions could exceed any
             # limit, and the worker would never take part again
-            if any(span.base - self._holding.first_missing(span) > CHUNK for span in missed):
+            if any(count > CHUNK for _, count in missed):
+                texts = [Work(work.slot, _text(work), 0) for work, count in missed if count]
                 self._catch_up = next(self._extra)
-                missing = [
-                    Span(span.slot, span.tokens[: span.base], span.base, 0) for span in missed
-                ]
-                self._send(self._catch_up, missing, now_s)
+                self._send(self._catch_up, texts, now_s)
                 return False
-        self._send(number, spans, now_s)
+        self._send(number, works, now_s)
         return True
 
-    def skip(self, spans: Sequence[Span]) -> None:
-        """Record a pass in which this worker takes no part."""
-        for span in spans:
-            self._holding.skip(span)
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Record the path; if the worker ran the tree, it gets the path with its next step."""
-        self._holding.keep_path(slot, path)
+    def _missing(self, work: Work) -> int:
+        """Return the number of tokens before a work's output rows that the worker lacks."""
+        return len(_text(work)) - self._contents.find(work.slot, work.tokens, work.rows).tokens
 
     def receive(self) -> Iterator[tuple[int, TopRows]]:
         """Yield step number and rows of each answer; detach the worker if one is malformed."""
@@ -163,7 +169,7 @@ class WorkerClient:
         """Request the worker's attachment if it is ready; a new attachment has empty slots."""
         if self._incarnation != self._client.incarnation:
             self._incarnation = self._client.incarnation
-            self._holding.lose()
+            self._contents.clear_all()
             self._open_steps.clear()
         if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
@@ -202,13 +208,13 @@ class WorkerClient:
         oldest_s = min((owed.since_s for owed in self._open_steps.values()), default=math.inf)
         return self._clock.now_s - oldest_s
 
-    def _send(self, number: int, spans: Sequence[Span], now_s: float) -> None:
+    def _send(self, number: int, works: Sequence[Work], now_s: float) -> None:
         assert self._incarnation is not None
-        items, tokens = zip(*map(self._holding.item, spans), strict=True)
+        items, tokens, parents = encode_works(works, self._contents)
+        record_works(works, self._contents)
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
-        frames = (np.concatenate(tokens).astype("<u4").tobytes(), parents_of(spans))
-        self._open_steps[number] = _OpenStep(now_s, sum(span.rows for span in spans))
-        self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
+        self._open_steps[number] = _OpenStep(now_s, sum(work.rows for work in works))
+        self._metrics.node_bytes[self.name, "to"] += self._client.send(step, (tokens, parents))
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
         """Decode an answer; raise `MalformedError` if no model can have computed it."""
@@ -243,6 +249,11 @@ class WorkerClient:
                 "new model is intended, change the list of workers or restart this edge"
             )
         return lacks_room(ready, self._slots, self.context)
+
+
+def _text(work: Work) -> NDArray[np.integer[Any]]:
+    """Return the tokens before a work's output rows; they are a chain."""
+    return work.tokens[: len(work.tokens) - max(work.rows, 1)]
 
 
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:

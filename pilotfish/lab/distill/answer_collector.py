@@ -15,9 +15,8 @@ from pilotfish.lab.distill.answers import TrainingExample, TrainingExampleFile
 from pilotfish.lab.distill.distill_settings import AnswerOptions
 from pilotfish.lab.distill.prompt_selection import DistillPrompt, Selection
 from pilotfish.lab.distill.training_rows import make_row
+from pilotfish.lab.pairs import most_tokens
 from pilotfish.wire.protocols import STREAM
-
-_OWN_TOKENS = 2  # maximum number of drafter tokens per target token in ordinary text
 
 Progress = Callable[[int, int], None]
 """A callback, called as progress(answers done, number of all answers)."""
@@ -88,9 +87,7 @@ class AnswerCollector:
     def _make_fitting_prompt(self, selected: DistillPrompt) -> Prompt | None:
         """Tokenise the prompt; return None if prompt and answer may exceed the context."""
         prompt = self._device.pair.prompt(selected.content)
-        most = self._options.tokens
-        draft_tokens = most if self._device.pair.trivial else _OWN_TOKENS * most
-        longest = max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
+        longest = most_tokens(prompt, self._device.pair, self._options.tokens)
         return prompt if longest <= self._device.context else None
 
     def _answers(

@@ -1,4 +1,4 @@
-"""Write a run's report: a Markdown page with three plots, and a JSON file with the results."""
+"""Write a run's report: a page with three plots, and a JSON file with the results."""
 
 from __future__ import annotations
 
@@ -11,18 +11,57 @@ from pilotfish.lab.distill.measuring import ALL
 from pilotfish.lab.distill.outcome import DEPTH, Distilled
 from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
 from pilotfish.lab.field.report.canvas import escape_math, legend_below
+from pilotfish.lab.page import Picture, Table, render_page
 
+_HEADINGS = ("kind", "positions", "α before", "α after", "change", "S({}) before", "S({}) after")
 _HEIGHT = 3.4  # height of a plot (inches)
+_TEMPLATE = """\
+{% extends "page" %}
+{% from "parts" import table, pictures %}
+{% block title %}
+Pilotfish: {{ outcome.drafter }} for {{ outcome.target }}
+{% endblock %}
+{% block heading %}
+{{ outcome.drafter }} for {{ outcome.target }}
+{% endblock %}
+{% block origin %}
+Training of a drafter for its target, made {{ made }} by {{ software }}
+{% endblock %}
+{% block content %}
+<p>{{ outcome.learnt }} answers of the target were used for training, and {{ outcome.held }} were
+held out; all answers have {{ outcome.tokens }} tokens. {{ outcome.left_out }} prompts were too long
+and left out. Step {{ outcome.step }} of {{ outcome.steps }} gave the best weights.</p>
+<p>On the held-out answers ({{ after.positions }} positions), α went from
+{{ "%.3f" | format(before.alpha) }} to {{ "%.3f" | format(after.alpha) }}, and S({{ depth }}) from
+{{ "%.3f" | format(before.survival[depth - 1]) }} to
+{{ "%.3f" | format(after.survival[depth - 1]) }}, measured with the artifacts before and after
+training.</p>
+{{ table(results) }}
+<p class="soft">α: the share of positions at which the drafter's likeliest token equals the target's
+token, at temperature 0, after the target's own text. S(k): the share of runs that begin with k
+correct drafts; a new run begins at the start of an answer and after each wrong draft.</p>
+{{ pictures(drawn) }}
+{% endblock %}
+"""
 
 
 def write(folder: Path, outcome: Distilled) -> Path:
-    """Write the report into the folder; return the path of the Markdown page."""
+    """Write the report into the folder; return the path of the page."""
     write_whole(folder / "report.json", _json(outcome), PRIVATE)
-    _depths(folder / "depths.png", outcome)
-    _kinds(folder / "kinds.png", outcome)
-    _learning(folder / "learning.png", outcome)
-    page = folder / "report.md"
-    write_whole(page, _page(outcome).encode(), PRIVATE)
+    pictures = [draw(folder, outcome) for draw in (_depths, _kinds, _learning)]
+    names = [name.format(DEPTH) for name in _HEADINGS]
+    table = Table(headings=[("", name) for name in names], rows=outcome.cells)
+    page = folder / "report.html"
+    html = render_page(
+        _TEMPLATE,
+        outcome=outcome,
+        before=outcome.before[ALL],
+        after=outcome.after[ALL],
+        depth=DEPTH,
+        results=table,
+        drawn=pictures,
+    )
+    write_whole(page, html.encode(), PRIVATE)
     return page
 
 
@@ -30,50 +69,8 @@ def _json(outcome: Distilled) -> bytes:
     return msgspec.json.format(msgspec.json.encode(outcome.figures())) + b"\n"
 
 
-def _page(outcome: Distilled) -> str:
-    before, after = outcome.before[ALL], outcome.after[ALL]
-    lines = [
-        f"# {outcome.drafter} for {outcome.target}",
-        "",
-        f"{outcome.learnt} answers of the target were used for training, and {outcome.held} "
-        f"were held out; all answers have {outcome.tokens} tokens. {outcome.left_out} prompts "
-        f"were too long and left out. Step {outcome.step} of {outcome.steps} gave the best "
-        "weights.",
-        "",
-        f"On the held-out answers ({after.positions} positions), α went from {before.alpha:.3f} "
-        f"to {after.alpha:.3f}, and S({DEPTH}) from {before.survival[DEPTH - 1]:.3f} to "
-        f"{after.survival[DEPTH - 1]:.3f}, measured with the artifacts before and after training.",
-        "",
-        f"| kind | positions | α before | α after | change | S({DEPTH}) before "
-        f"| S({DEPTH}) after |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for kind, places, alpha_before, alpha_after, survival, survival_after in outcome.rows:
-        name = f"{kind} (not learnt)" if outcome.unlearnt(kind) else kind
-        lines.append(
-            f"| {_cell(name)} | {places} | {alpha_before:.3f} | {alpha_after:.3f} | "
-            f"{alpha_after - alpha_before:+.3f} | {survival:.3f} | {survival_after:.3f} |"
-        )
-    lines += [
-        "",
-        "α: the share of positions at which the drafter's likeliest token equals the target's "
-        "token, at temperature 0, after the target's own text. S(k): the share of runs that "
-        "begin with k correct drafts; a new run begins at the start of an answer and after "
-        "each wrong draft.",
-        "",
-        "![acceptance by depth](depths.png)",
-        "![acceptance by kind](kinds.png)",
-        "![learning](learning.png)",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _depths(path: Path, outcome: Distilled) -> None:
+def _depths(folder: Path, outcome: Distilled) -> Picture:
+    path = folder / "depths.png"
     places = outcome.before[ALL].positions
     title = f"Runs of correct drafts (n = {places} held-out positions)"
     with plot(path, title, "k, number of correct drafts in a row", "S(k), share of runs") as axes:
@@ -87,9 +84,11 @@ def _depths(path: Path, outcome: Distilled) -> None:
             )
         axes.set_ylim(0.0, 1.0)
         axes.legend()
+    return Picture(path=path, alt=title)
 
 
-def _kinds(path: Path, outcome: Distilled) -> None:
+def _kinds(folder: Path, outcome: Distilled) -> Picture:
+    path = folder / "kinds.png"
     rows = outcome.rows
     inches = (4.8, max(_HEIGHT, 1.2 + 0.35 * len(rows)))
     title = "α by kind of prompt (○ before, ● after training; * kind not in training)"
@@ -106,9 +105,11 @@ def _kinds(path: Path, outcome: Distilled) -> None:
             for kind, places, *_ in reversed(rows)
         ]
         axes.set_yticks(range(len(rows)), names)
+    return Picture(path=path, alt=title)
 
 
-def _learning(path: Path, outcome: Distilled) -> None:
+def _learning(folder: Path, outcome: Distilled) -> Picture:
+    path = folder / "learning.png"
     measured_alpha = [(line["step"], line["alpha"]) for line in outcome.curve if "alpha" in line]
     losses = [(line["step"], line["hard"]) for line in outcome.curve if "hard" in line]
     title = f"Learning ({outcome.learnt} answers; best at step {outcome.step})"
@@ -124,3 +125,4 @@ def _learning(path: Path, outcome: Distilled) -> None:
             other.grid(visible=False)
             other.spines["right"].set_visible(True)
         legend_below(axes)
+    return Picture(path=path, alt=title)

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.engines.onnx_decoder import Decoder
-from pilotfish.engines.passes import Pass
 from pilotfish.lab.distill.answers import TrainingExample
 from pilotfish.lab.distill.training_rows import NOWHERE, Agreement, TrainingRow, agreement
 
@@ -27,14 +25,18 @@ class Measurer:
     """
 
     def __init__(
-        self, artifact: Path, context: int, engine: EngineSettings, shared: NDArray[np.int64] | None
+        self,
+        artifact: Path,
+        context: int,
+        settings: EngineSettings,
+        shared: NDArray[np.int64] | None,
     ) -> None:
-        self._decoder = Decoder(
-            Artifact.open(artifact),
-            slots=1,
+        self._engine = open_engine(
+            artifact,
             context=context,
-            threads=engine.threads,
-            provider=engine.provider,
+            threads=settings.threads,
+            provider=settings.provider,
+            drafts=True,
         )
         self._shared = shared
 
@@ -46,14 +48,11 @@ class Measurer:
         ids = np.array(row.ids)
         # positions before the prompt's last token predict no token of the answer
         first = max(0, row.prompt - 1)
-        self._decoder.rollback(0, 0)
-        if first:
-            self._decoder.forward([Pass(0, ids[:first], rows=0)])
         choices = np.full(len(ids), NOWHERE)
         for start in range(first, len(ids), _AT_ONCE):
-            part = ids[start : start + _AT_ONCE]
-            [output] = self._decoder.forward([Pass(0, part)])
-            choices[start : start + len(part)] = self._choice(output.logits)
+            end = min(start + _AT_ONCE, len(ids))
+            [output] = self._engine.run([Work(0, ids[:end], end - start)])
+            choices[start:end] = self._choice(output.logits)
         return np.where(row.places >= 0, choices[row.places], NOWHERE)
 
     def _choice(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:

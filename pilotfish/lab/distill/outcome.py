@@ -56,6 +56,19 @@ class Distilled(msgspec.Struct, frozen=True, kw_only=True):
             for kind in [*names, ALL]
         ]
 
+    @property
+    def cells(self) -> list[list[str]]:
+        """Return the rows as text, with the change of α after both α."""
+        return [
+            [
+                f"{kind} (not learnt)" if self.unlearnt(kind) else kind,
+                f"{positions}",
+                *(f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}"),
+                *(f"{survival:.3f}" for survival in survivals),
+            ]
+            for kind, positions, before, after, *survivals in self.rows
+        ]
+
     def unlearnt(self, kind: str) -> bool:
         """Return whether a kind was not in training; its agreement shows what was forgotten."""
         return kind != ALL and kind not in self.kinds

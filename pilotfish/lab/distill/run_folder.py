@@ -8,13 +8,11 @@ best.safetensors          the weights that agreed most with the target on held-o
 learning.jsonl            losses, and agreement on held-out prompts
 before/                   the drafter's artifact before training
 trained/                  the trained weights, as a Hugging Face folder
-report.md, report.json, *.png
+report.html, report.json, *.png
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -26,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.base.files import PRIVATE, private_folder, remove_partial_files, write_whole
+from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.lab.runs import FOLDER_LOCK, Change, LineFile, changes, locked_folder
 
-_LOCK = ".lock"
 _Facts = dict[str, Any]
 _FLAGS = ("settings", "training")  # sections of run.json with command-line options as names
 _OTHERWISE = {
@@ -44,7 +42,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answers = path / "answers.jsonl"
-        self.learning = path / "learning.jsonl"
+        self._curve_file = LineFile(path / "learning.jsonl")
         self.best = path / "best.safetensors"
         self.before = path / "before"
         self.trained = path / "trained"
@@ -58,26 +56,15 @@ class RunFolder:
 
         Raises `RunFileError` if another process has locked the folder, or if it holds no run.
         """
-        private_folder(path)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunFileError(
-                    f"Another process is using {path}: wait until it ends."
-                ) from error
-            remove_partial_files(path)
+        with locked_folder(path):
             yield cls(path)
-        finally:
-            os.close(lock)
 
     def _read(self) -> dict[str, Any]:
         with reading_file(partial(_damage_error, self._facts_file)):
             try:
                 return msgspec.json.decode(read_content(self._facts_file), type=dict[str, _Facts])
             except FileNotFoundError:
-                others = [entry.name for entry in self.path.iterdir() if entry.name != _LOCK]
+                others = [entry.name for entry in self.path.iterdir() if entry.name != FOLDER_LOCK]
                 if others:
                     raise RunFileError(
                         f"The folder {self.path} contains {sorted(others)[0]}, but no "
@@ -104,13 +91,12 @@ class RunFolder:
             content = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
             write_whole(self._facts_file, content, PRIVATE)
             return
-        for name in sorted(values.keys() & recorded.keys()):
-            if values[name] != recorded[name]:
-                difference = _describe_difference(name, recorded[name], values[name], section)
-                raise RunFileError(
-                    f"The run in {self.path} was begun with {difference}: give the former "
-                    f"value, {_OTHERWISE.get(section, '')}or name another --run-folder."
-                )
+        common = {name: values[name] for name in sorted(values.keys() & recorded.keys())}
+        for change in changes(recorded, common):
+            raise RunFileError(
+                f"The run in {self.path} was begun with {_describe(change, section)}: give the "
+                f"former value, {_OTHERWISE.get(section, '')}or name another --run-folder."
+            )
 
     def write_shared_ids(self, shared: SharedTokens | None) -> None:
         """Store the drafter's ids of the tokens that the target also has; None: all ids."""
@@ -126,8 +112,7 @@ class RunFolder:
 
     def add_to_curve(self, line: Mapping[str, Any]) -> None:
         """Append a line to the learning curve."""
-        with self.learning.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+        self._curve_file.append(line)
 
     def curve(self, until: int) -> list[dict[str, Any]]:
         """Read the learning curve up to step ``until``; delete later and incomplete lines.
@@ -135,17 +120,12 @@ class RunFolder:
         A killed run may have trained beyond its last checkpoint. The resumed run repeats these
         steps and adds their lines again.
         """
-        if not self.learning.exists():
-            return []
-        with reading_file(partial(_damage_error, self.learning)):
-            data = read_content(self.learning)
-            complete = data[: data.rfind(b"\n") + 1]
-            lines = msgspec.json.Decoder(dict[str, Any]).decode_lines(complete)
-            steps = msgspec.convert([line.get("step") for line in lines], list[int])
-        valid = [line for line, step in zip(lines, steps, strict=True) if step <= until]
-        content = b"".join(msgspec.json.encode(line) + b"\n" for line in valid)
-        if content != data:
-            write_whole(self.learning, content, PRIVATE)
+        points = self._curve_file.read(
+            _decode_point, lambda _, problem: _damage_error(self._curve_file.path, problem)
+        )
+        valid = [point for point in points if point["step"] <= until]
+        if len(valid) < len(points):
+            self._curve_file.replace(valid)
         return valid
 
     def checkpoints(self) -> list[tuple[int, Path]]:
@@ -168,14 +148,15 @@ def _damage_error(path: Path, problem: str) -> RunFileError:
     )
 
 
-def _describe_difference(name: str, before: Any, now: Any, what: str) -> str:
-    if name == "prompts":
+def _decode_point(number: int, line: bytes) -> dict[str, Any]:
+    """Decode a line of the learning curve; raise `ValueError` if it lacks a step."""
+    point = msgspec.json.decode(line, type=dict[str, Any])
+    msgspec.convert(point.get("step"), int)
+    return point
+
+
+def _describe(change: Change, section: str) -> str:
+    if change.name == "prompts":
         return "other prompts (by --prompts, --count, --built-in, --held or --measure)"
-    flag = f"--{name.replace('_', '-')}" if what in _FLAGS else f"the {name.replace('_', ' ')}"
-    return f"{flag} {_format_value(before)}, not {_format_value(now)}"
-
-
-def _format_value(value: Any) -> str:
-    if value is None or value == "":
-        return "none"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    name = change.flag if section in _FLAGS else f"the {change.name.replace('_', ' ')}"
+    return f"{name} {change}"

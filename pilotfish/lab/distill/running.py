@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.device import Device
-from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.atomic import expect_replaceable
@@ -32,6 +31,7 @@ from pilotfish.lab.distill.run_folder import RunFolder
 from pilotfish.lab.distill.stages import ANSWERS, StageReport
 from pilotfish.lab.distill.trainable_drafter import TrainableDrafter, expect_torch
 from pilotfish.lab.distill.training_rows import NOWHERE, Agreement, TrainingRow
+from pilotfish.lab.pairs import serving
 
 # Minimum share of positions at which torch's model and the artifact must choose the same token. A
 # model with other weights or another forward pass has a share near 0. Quantisation to int4 changes
@@ -108,7 +108,7 @@ def _export(
 
     def report(label: str, done: int, total: int | None) -> None:
         if total:
-            progress(f"export, {label}", done, total, None)
+            progress(f"export, {label}", done, total)
 
     precision: Any = settings.precision
     return export_model(source, out, precision=precision, progress=report)
@@ -128,41 +128,37 @@ def _collect_answers(
     examples = TrainingExampleFile(folder.answers)
     record = folder.facts.get("answers")
     if record is None or any(key not in examples.answers for key in record["keys"]):
-        progress("opening the target", 0, 1, None)
+        progress("opening the target", 0, None)
         with _device(settings, before) as device:
             folder.expect(_pair_facts(device, before), "pair", binding=bool(examples.answers))
             folder.write_shared_ids(device.pair.shared)
             collector = AnswerCollector(device, settings.answering, settings.sessions)
-            report_answer = partial(_report_without_time, progress, ANSWERS)
-            collected, left_out = collector.collect(selection, examples, report_answer)
+            collected, left_out = collector.collect(selection, examples, partial(progress, ANSWERS))
             record = {"keys": [example.key for example in collected], "left_out": left_out}
             folder.expect(record, "answers", binding=False)
     return [examples.answers[key] for key in record["keys"]], record["left_out"]
 
 
-def _report_without_time(progress: StageReport, label: str, done: int, total: int) -> None:
-    progress(label, done, total, None)
-
-
 @contextmanager
 def _device(settings: DistillSettings, before: Artifact) -> Iterator[Device]:
     """Open a device that is connected to the edge; without --edge, start an edge for it."""
-    edge_options: dict[str, Any] = {
-        "sessions": settings.sessions,
-        "sessions_per_client": settings.sessions,
-    }
-    if settings.threads is not None:
-        edge_options["threads"] = settings.threads
-    server = (
-        nullcontext() if settings.target is None else EdgeServer(settings.target, **edge_options)
+    sessions = settings.sessions
+    edge = (
+        nullcontext(settings.edge)
+        if settings.target is None
+        else serving(
+            settings.target,
+            threads=settings.threads,
+            sessions=sessions,
+            sessions_per_client=sessions,
+        )
     )
-    with server as started:
-        address = settings.edge if started is None else started.endpoint
-        # the device only streams the target's answers: one thread is enough for its drafter
-        with Device(
-            before.path, address, settings.keys, lanes=settings.sessions, threads=1
-        ) as device:
-            yield device
+    # the device only streams the target's answers: one thread is enough for its drafter
+    with (
+        edge as address,
+        Device(before.path, address, settings.keys, lanes=sessions, threads=1) as device,
+    ):
+        yield device
 
 
 def _pair_facts(device: Device, before: Artifact) -> dict[str, str]:
@@ -189,7 +185,7 @@ def _measure(
     label: str,
 ) -> dict[str, Any]:
     measurer = Measurer(artifact, context, settings, shared)
-    return measure_agreement(measurer, held, lambda done: progress(label, done, len(held), None))
+    return measure_agreement(measurer, held, lambda done: progress(label, done, len(held)))
 
 
 def _train(
@@ -209,15 +205,13 @@ def _train(
     )
     if record is not None and finished:
         return record
-    progress("opening the drafter", 0, 1, None)
-    drafter = TrainableDrafter(
-        settings.draft, lambda label, finished, total: progress(label, finished, total or 1, None)
-    )
+    progress("opening the drafter", 0, None)
+    drafter = TrainableDrafter(settings.draft, progress)
     # imported here, because importing torch takes seconds
     from pilotfish.lab.distill.objective import Objective
     from pilotfish.lab.distill.training import Trainer
 
-    progress("comparing the drafter in torch with its artifact", 0, 1, None)
+    progress("comparing the drafter in torch with its artifact", 0, None)
     # The output layer may have more rows than the vocabulary has ids. An artifact never chooses
     # these rows, so they stay out of training.
     draft_ids = np.arange(before.manifest.vocab_size) if shared is None else shared
@@ -227,7 +221,7 @@ def _train(
     )
     trainer = Trainer(objective, folder, answers, settings.training, seed=settings.answering.seed)
     learnt = trainer.train(progress)
-    progress("writing the weights", 0, 1, None)
+    progress("writing the weights", 0, None)
     drafter.save(_trained_folder(folder, before))
     folder.expect({"step": learnt.step, "steps": learnt.steps}, "learnt", binding=False)
     # delete all checkpoints, since each is as large as three models

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-StageReport = Callable[[str, int, int, "float | None"], None]
-"""A callback, called as report(stage, steps done, number of all steps, seconds left or None)."""
+from typing import Protocol
 
 ANSWERS = "answers"  # the collection of answers, which several sessions make in parallel
+
+
+class StageReport(Protocol):
+    """A callback that shows the progress of a stage."""
+
+    def __call__(
+        self, label: str, done: int, total: int | None, left_s: float | None = None, /
+    ) -> None:
+        """Show that ``done`` of ``total`` steps are finished; None: unknown. left_s: time left."""

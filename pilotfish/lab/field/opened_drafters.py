@@ -23,6 +23,7 @@ from pilotfish.engines.pass_times import time_interleaved
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.field.agreement import GREEDY, Agreed, agreement
 from pilotfish.lab.field.target_answers import AnswerRequest, TargetAnswer
+from pilotfish.lab.pairs import pair_vocabularies
 from pilotfish.wire.protocols.ahead import draft_with_margin
 
 Progress = Callable[[str, int, "int | None"], None]
@@ -74,7 +75,7 @@ def open_contenders(
 
 def _open(name: str, source: DraftSource, target: Vocabulary, engine: EngineSettings) -> Contender:
     """Open one drafter for this target."""
-    pair = Pair(source.vocabulary or target, target, source.vocabulary_subset)
+    pair = pair_vocabularies(source, target)
     drafter = source.load(provider=engine.provider, threads=engine.threads, context=None, lanes=1)
     drafter.set_bridge(pair.bridge(), pair.fingerprint)
     return Contender(name=name, source=source, pair=pair, drafter=drafter)
@@ -88,7 +89,7 @@ def open_sources(names: Sequence[str]) -> list[DraftSource]:
 def expect_pairs(names: Sequence[str], target: Vocabulary) -> None:
     """Raise `PairMismatchError` for a drafter that shares no token with the target."""
     for source in open_sources(names):
-        Pair(source.vocabulary or target, target, source.vocabulary_subset)
+        pair_vocabularies(source, target)
 
 
 def _shorten_names(names: Sequence[str]) -> list[str]:

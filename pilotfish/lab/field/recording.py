@@ -12,8 +12,6 @@ database. So a closed run is a single file.
 An advisory lock admits one writer at a time. The lock ends with the writer's process.
 """
 
-import fcntl
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +22,6 @@ from typing import Any
 import msgspec
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.base.files import PRIVATE
 from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.lab.field.run import Answer, Cell, Configuration, Facts, Start
 from pilotfish.lab.field.run_file import (
@@ -39,6 +36,7 @@ from pilotfish.lab.field.run_file import (
     reporting_damage,
     upgrade_sql,
 )
+from pilotfish.lab.runs import WriterLock
 from pilotfish.wire.protocols import STREAM, counters
 
 
@@ -48,7 +46,7 @@ class Recorder:
     A failed write raises an `OSError`, which names the file.
     """
 
-    def __init__(self, path: Path, lock: int, database: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, lock: WriterLock, database: sqlite3.Connection) -> None:
         self.path = path
         self._lock = lock
         self._database = database
@@ -57,10 +55,9 @@ class Recorder:
     def create(cls, path: Path, facts: Facts) -> "Recorder":
         """Create a run file with these facts; raise `RunFileError` if the file has a run."""
         expect_unused(path)
-        # SQLite gives its log files the same permissions as this file.
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+        # The lock makes the file private; SQLite gives its log files the same permissions.
+        lock = _lock(path)
         try:
-            _lock(path, lock)
             database = _open(path)
             # One transaction writes tables and facts, before WAL mode begins. If a kill interrupts
             # it, `has_begun` rolls it back, and the file is empty again.
@@ -69,10 +66,10 @@ class Recorder:
                 database.executemany("INSERT INTO facts VALUES (?, ?)", _encode(facts).items())
             database.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
-            os.close(lock)
+            lock.close()
             raise OSError(f"{path} cannot be written: {error}.") from error
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return cls(path, lock, database)
 
@@ -84,16 +81,15 @@ class Recorder:
         """
         has_begun(path)  # called first, since it rolls a journal back, which may change the schema
         open_read_only(path).close()
-        lock = os.open(path, os.O_RDWR)
+        lock = _lock(path)
         try:
-            _lock(path, lock)
             with reporting_damage(path):
                 database = _open(path)
                 database.execute("PRAGMA journal_mode = WAL")
                 for version in range(format_of(database), FORMAT):
                     database.executescript(f"BEGIN; {upgrade_sql(version)} COMMIT;")
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return cls(path, lock, database)
 
@@ -167,7 +163,7 @@ class Recorder:
                 self._database.execute("PRAGMA journal_mode = DELETE")
         finally:
             self._database.close()
-            os.close(self._lock)
+            self._lock.close()
 
     def __enter__(self) -> "Recorder":
         return self
@@ -222,14 +218,12 @@ def _open(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _lock(path: Path, file: int) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunFileError(
-            f"Another `pilotfish field measure` is writing {path}: wait until it ends, or name "
-            "another file."
-        ) from None
+def _lock(path: Path) -> WriterLock:
+    return WriterLock(
+        path,
+        f"Another `pilotfish field measure` is writing {path}: wait until it ends, or name "
+        "another file.",
+    )
 
 
 def _later_values(round_: Round) -> Iterator[Any]:

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.lab.field.run import Facts
+from pilotfish.lab.runs import changes, format_value
 
 
 def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any]) -> None:
@@ -26,17 +27,10 @@ def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any])
         "edge": facts.edge,
         "note": facts.note,
     }
-    for name, value in requested.items():
-        if value == original.get(name):
-            continue
-        option = "--" + name.replace("_", "-")
-        difference = (
-            "other prompts"
-            if name == "prompts"
-            else f"{_format_value(original.get(name))}, not {_format_value(value)}"
-        )
+    for change in changes(original, requested):
+        difference = "other prompts" if change.name == "prompts" else change
         raise RunFileError(
-            f"The run in {path} was begun with {option} {difference}: resume it without that "
+            f"The run in {path} was begun with {change.flag} {difference}: resume it without that "
             "option, or name another file."
         )
 
@@ -58,17 +52,11 @@ def expect_same_pair(path: Path, before: Facts, now: Facts) -> None:
             )
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def host_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Describe the host's changes since the run began; return None if it has not changed."""
+    all_now = {name: now.get(name) for name in sorted({*before, *now})}
     changed = [
-        f"{name} {_format_value(before.get(name))} → {_format_value(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
+        f"{name} {format_value(original)} → {format_value(value)}"
+        for name, original, value in changes(before, all_now)
     ]
     return ", ".join(changed) or None
-
-
-def _format_value(value: Any) -> str:
-    if value is None or value == "":
-        return "none"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -9,8 +9,6 @@ current answer. Resuming removes an incomplete last line.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -18,18 +16,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import structs
 
 from pilotfish.base.errors import PromptTooLongError, RunFileError
-from pilotfish.base.files import PRIVATE, sync
-from pilotfish.base.reading import reading_file
+from pilotfish.base.files import sync
 from pilotfish.device_runtime.device import Device
+from pilotfish.lab.runs import LineFile, WriterLock, changes
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import STREAM, SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_MOST_BYTES = 1 << 30
 
 
 class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,61 +108,45 @@ class AnswerFile:
                 f"{path} exists: continue with its answers by --resume, or name "
                 "another folder by --out."
             )
-        self.answers: dict[int, TargetAnswer] = {}
         if path.is_dir():
             raise RunFileError(f"{path} is a folder: name another folder by --out.")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, PRIVATE)
-        self._file = os.fdopen(
-            descriptor, "r+b", buffering=0
-        )  # unbuffered, so that a full disk raises an error at once
+        self._lines = LineFile(path, synced=True)
+        self._lock = WriterLock(path, f"Another process is writing {path}: wait until it ends.")
         try:
-            self._lock(path)
-            if self._read(path, request, vocab_size):
-                self._write(request)
-                sync(path.parent)
+            self.answers = self._read(request, vocab_size)
         except BaseException:
-            self._file.close()
+            self._lock.close()
             raise
 
-    def _lock(self, path: Path) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFileError(f"Another process is writing {path}: wait until it ends.") from None
+    def _read(self, request: AnswerRequest, vocab_size: int) -> dict[int, TargetAnswer]:
+        """Read the answers; write the request into a new file."""
+        path = self._lines.path
+        values = self._lines.read(_decode, self._damage_error)
+        if not values:
+            self._lines.append(request)
+            sync(path.parent)
+        answers: dict[int, TargetAnswer] = {}
+        for value in values:
+            if isinstance(value, AnswerRequest):
+                _expect_same(path, value, request)
+            elif any(token >= vocab_size for token in value.tokens):
+                raise RunFileError(
+                    f"{path} is damaged: its answers have tokens that the target "
+                    f"{request.target} lacks."
+                )
+            elif value.prompt < len(request.prompts):
+                answers[value.prompt] = value
+        return answers
 
-    def _read(self, path: Path, request: AnswerRequest, vocab_size: int) -> bool:
-        """Read the file and cut off an incomplete last line; return whether the file is new."""
-        if path.stat().st_size > _MOST_BYTES:
-            raise RunFileError(f"{path} is too large for a file of answers.")
-        complete, _, _ = self._file.read().rpartition(b"\n")
-        lines = complete.split(b"\n") if complete else []
-        self._file.truncate(len(complete) + 1 if lines else 0)
-        fault = f"{path} is not a file of answers, or is damaged"
-        with reading_file(lambda problem: RunFileError(f"{fault}: {problem}.")):
-            headers = [msgspec.json.decode(line, type=AnswerRequest) for line in lines[:1]]
-            answers = [msgspec.json.decode(line, type=TargetAnswer) for line in lines[1:]]
-        for header in headers:
-            _expect_same(path, header, request)
-        if any(token >= vocab_size for answer in answers for token in answer.tokens):
-            raise RunFileError(
-                f"{path} is damaged: its answers have tokens that the target "
-                f"{request.target} lacks."
-            )
-        self.answers = {
-            answer.prompt: answer for answer in answers if answer.prompt < len(request.prompts)
-        }
-        return not lines
+    def _damage_error(self, number: int, problem: str) -> RunFileError:
+        return RunFileError(
+            f"{self._lines.path} is not a file of answers, or is damaged: {problem}."
+        )
 
     def add(self, answer: TargetAnswer) -> None:
         """Append an answer to the file; wait until the disk has it."""
-        self._write(answer)
+        self._lines.append(answer)
         self.answers[answer.prompt] = answer
-
-    def _write(self, value: msgspec.Struct) -> None:
-        line = msgspec.json.encode(value) + b"\n"
-        while line:
-            line = line[os.write(self._file.fileno(), line) :]
-        os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -176,22 +157,22 @@ class AnswerFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._lock.close()
+
+
+def _decode(number: int, line: bytes) -> AnswerRequest | TargetAnswer:
+    """Decode a line: the first one is the request, all others are answers."""
+    if number == 1:
+        return msgspec.json.decode(line, type=AnswerRequest)
+    return msgspec.json.decode(line, type=TargetAnswer)
 
 
 def _expect_same(path: Path, header: AnswerRequest, request: AnswerRequest) -> None:
-    for name in AnswerRequest.__struct_fields__:
-        original, value = getattr(header, name), getattr(request, name)
-        if original != value:
-            difference, current = "other prompts", ""
-            if name != "prompts":
-                difference = f"{name.replace('_', ' ')} {_format_value(original)}"
-                current = f", but now it is {_format_value(value)}"
-            raise RunFileError(
-                f"The answers in {path} were begun with {difference}{current}: "
-                "name another folder by --out."
-            )
-
-
-def _format_value(value: str | float) -> str:
-    return "unknown" if value == "" else str(value)
+    for name, original, value in changes(structs.asdict(header), structs.asdict(request)):
+        difference = "other prompts"
+        if name != "prompts":
+            before, now = (str(each) if each != "" else "unknown" for each in (original, value))
+            difference = f"{name.replace('_', ' ')} {before}, but now it is {now}"
+        raise RunFileError(
+            f"The answers in {path} were begun with {difference}: name another folder by --out."
+        )

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pilotfish.engines.engine import open_engine
 from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.engines.language_model import open_model
 from pilotfish.engines.pass_times import pass_times
 from pilotfish.lab.judge.sweep_file import QuestionCounts
+from pilotfish.lab.pairs import OpenPair
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
@@ -59,29 +60,28 @@ class ModelPace:
         )
 
 
-def measure_pace(
-    draft: Path, target: Path, windows: Iterable[int], engine: EngineSettings
-) -> ModelPace:
+def measure_pace(opened: OpenPair, windows: Iterable[int], engine: EngineSettings) -> ModelPace:
     """Measure the pass times of both models on this machine, with an empty context.
 
     windows: numbers of draft tokens for which `ModelPace.verify_pass_s` must be accurate.
     """
     widths = sorted({1, *(width for window in windows for width in (window // 2 + 1, window + 1))})
+    draft, target = opened.paths
     drafted = _pass_times(draft, [1], engine, drafts=True)[1]
     return ModelPace(drafted, _pass_times(target, widths, engine))
 
 
 def _pass_times(
-    path: Path, widths: Sequence[int], engine: EngineSettings, *, drafts: bool = False
+    path: Path, widths: Sequence[int], settings: EngineSettings, *, drafts: bool = False
 ) -> dict[int, float]:
-    decoder = open_model(
+    engine = open_engine(
         path,
         context=max(widths),
-        threads=engine.threads,
-        provider=engine.provider,
+        threads=settings.threads,
+        provider=settings.provider,
         drafts=drafts,
     )
-    sweeps = [pass_times(decoder, widths) for _ in range(_SWEEPS)]
+    sweeps = [pass_times(engine, widths) for _ in range(_SWEEPS)]
     return {width: min(times[width] for times in sweeps) for width in widths}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.files import PRIVATE, private_folder
+from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.engines.cache import replace_file
 from pilotfish.lab.judge.model_passes import Floats, Ids
 from pilotfish.lab.judge.question_reader import Mismatch
+from pilotfish.lab.runs import locked_folder
 
 SETTINGS = "mined.json"
 _SUFFIX = ".safetensors"
@@ -97,7 +98,7 @@ class Episode:
         }
         metadata = {name: value for name, value in vars(self).items() if name not in arrays}
         data = save(arrays, {_META: json.dumps(metadata)})
-        replace_file(folder / f"{self.key}{_SUFFIX}", data, mode=PRIVATE)
+        write_whole(folder / f"{self.key}{_SUFFIX}", data, PRIVATE)
 
     @classmethod
     def read(cls, path: Path) -> Episode:
@@ -135,18 +136,23 @@ class MiningRecord:
     drafter: dict[str, Any]
     target: dict[str, Any]
 
-    def begin(self, folder: Path) -> None:
-        """Write the record; raise `UnsupportedError` if the folder has a different one."""
+    @contextmanager
+    def writing(self, folder: Path) -> Iterator[None]:
+        """Lock the folder inside the ``with`` block; write the record if the folder has none.
+
+        Raises `UnsupportedError` if the folder has a different record, and `RunFileError` if
+        another process has locked it.
+        """
         path = folder / SETTINGS
-        if path.exists():
-            if MiningRecord.read(folder) != self:
+        with locked_folder(folder):
+            if not path.exists():
+                write_whole(path, json.dumps(asdict(self), indent=2).encode(), PRIVATE)
+            elif MiningRecord.read(folder) != self:
                 raise UnsupportedError(
                     f"{folder} was mined with other settings ({path}): choose another --out, or "
                     f"give the same pair, task, --max-tokens, --slack and --right-only."
                 )
-            return
-        private_folder(folder)
-        replace_file(path, json.dumps(asdict(self), indent=2).encode(), mode=PRIVATE)
+            yield
 
     @classmethod
     def read(cls, folder: Path) -> MiningRecord:

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.engines.language_model import open_model
-from pilotfish.engines.passes import Pass
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -61,17 +60,16 @@ class Reader:
     """One model, with a cache slot for each text."""
 
     def __init__(
-        self, artifact: Path, slots: int, context: int, engine: EngineSettings, *, drafts: bool
+        self, artifact: Path, slots: int, context: int, settings: EngineSettings, *, drafts: bool
     ) -> None:
-        self._decoder = open_model(
+        self._engine = open_engine(
             artifact,
             slots=slots,
             context=context,
-            threads=engine.threads,
-            provider=engine.provider,
+            threads=settings.threads,
+            provider=settings.provider,
             drafts=drafts,
         )
-        self._cached_ids: list[Ids] = [np.empty(0, np.int64)] * slots
         self.tokens = 0  # number of tokens read so far
 
     def read(self, requests: Mapping[int, ReadRequest]) -> dict[int, ReadResult]:
@@ -79,21 +77,18 @@ class Reader:
 
         A request of more than `CHUNK` new tokens needs several passes, and so several calls.
         """
-        passes = []
+        works = []
         for slot, (_, ids, rows) in requests.items():
-            end = len(ids)
-            base = min(_common_length(self._cached_ids[slot], ids), end - rows)
-            if end - base > max(CHUNK, rows):
-                end, rows = min(base + CHUNK, end - rows), 0
-            self._decoder.rollback(slot, base)
-            passes.append(Pass(slot, ids[base:end], rows))
-            self._cached_ids[slot] = ids[:end]
-            self.tokens += end - base
-        outputs = self._decoder.forward(passes)
+            cached, end = self._engine.cached(slot, ids, rows), len(ids)
+            if end - cached > max(CHUNK, rows):
+                end, rows = min(cached + CHUNK, end - rows), 0
+            works.append(Work(slot, ids[:end], rows))
+            self.tokens += end - cached
+        outputs = self._engine.run(works)
         return {
-            pass_.slot: ReadResult(output.logits, output.hidden)
-            for pass_, output in zip(passes, outputs, strict=True)
-            if pass_.rows
+            work.slot: ReadResult(output.logits, output.hidden)
+            for work, output in zip(works, outputs, strict=True)
+            if work.rows
         }
 
 
@@ -143,9 +138,3 @@ class Readers:
                     free.append(slot)
                     del running[slot], requests[slot]
                     yield key, end.value
-
-
-def _common_length(cached: Ids, wanted: Ids) -> int:
-    shorter = min(len(cached), len(wanted))
-    differing = np.flatnonzero(cached[:shorter] != wanted[:shorter])
-    return int(differing[0]) if len(differing) else shorter

@@ -13,27 +13,22 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
 from pilotfish.edge_runtime.head_file import ModelIdentity
-from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.judge.model_passes import (
     DRAFTER,
     TARGET,
     Floats,
     Ids,
     Procedure,
-    Readers,
     ReadRequest,
     ReadResult,
 )
 from pilotfish.lab.judge.tasks import Question
-
-_OWN_TOKENS = 2  # upper bound of the drafter tokens per target token, in ordinary text
+from pilotfish.lab.pairs import most_tokens
 
 
 class PairSettings(EngineSettings, frozen=True, kw_only=True):
@@ -54,45 +49,6 @@ class PairSettings(EngineSettings, frozen=True, kw_only=True):
     ] = 640
 
 
-class OpenPair:
-    """The opened artifacts of a drafter and a target. context: the smaller context, tokens."""
-
-    def __init__(self, draft: Path, target: Path) -> None:
-        self._paths = draft, target
-        artifacts = [Artifact.open(path) for path in self._paths]
-        self.drafter, self.target = (artifact.manifest for artifact in artifacts)
-        check_head(artifacts[1])
-        draft_vocabulary, target_vocabulary = (
-            Vocabulary.from_artifact(artifact) for artifact in artifacts
-        )
-        self.vocabularies = Pair(draft_vocabulary, target_vocabulary, artifacts[0].head_tokens)
-        self.context = min(artifact.manifest.dimensions.context for artifact in artifacts)
-
-    def require_hidden_states(self) -> None:
-        """Raise `UnsupportedError` if a model's graph does not output hidden states."""
-        for manifest in (self.drafter, self.target):
-            if not manifest.hidden_states:
-                raise UnsupportedError(
-                    f"The graph of {manifest.model} outputs no hidden states, which decision "
-                    f"heads need: build the graph with hidden states, or export the checkpoint "
-                    f"itself."
-                )
-
-    def select_fitting(
-        self, questions: Sequence[Question], most: int, context: int
-    ) -> list[Question]:
-        """Select the questions that fit the context with an answer of ``most`` tokens."""
-        return [
-            question
-            for question in questions
-            if count_tokens(question, self.vocabularies, most) <= context
-        ]
-
-    def readers(self, count: int, context: int, engine: EngineSettings) -> Readers:
-        """Load both models with ``count`` slots."""
-        return Readers(*self._paths, slots=count, context=context, engine=engine)
-
-
 def model_card(manifest: Manifest) -> ModelIdentity:
     """Return a model's identity for a head's card."""
     return ModelIdentity(
@@ -104,13 +60,15 @@ def model_card(manifest: Manifest) -> ModelIdentity:
 
 
 def count_tokens(question: Question, pair: Pair, most: int) -> int:
-    """Return an upper bound of a text's length in tokens of either model.
+    """Return an upper bound of the tokens of a question and an answer of ``most`` target tokens."""
+    return most_tokens(pair.prompt(question.message), pair, most)
 
-    The text is the question and an answer of ``most`` target tokens.
-    """
-    prompt = pair.prompt(question.message)
-    draft_tokens = most if pair.trivial else _OWN_TOKENS * most
-    return max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
+
+def select_fitting(
+    questions: Sequence[Question], pair: Pair, most: int, context: int
+) -> list[Question]:
+    """Select the questions that fit the context with an answer of ``most`` tokens."""
+    return [question for question in questions if count_tokens(question, pair, most) <= context]
 
 
 class QuestionReader:

@@ -7,7 +7,8 @@ A setting is a window and a judge: a head with a link and a threshold. A setting
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.reading import read_content, reading_file
 from pilotfish.lab.judge.trajectories import Trajectory
+from pilotfish.lab.runs import LineFile, WriterLock, changes
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.latency import Link
 
@@ -147,59 +148,53 @@ class SweepFile:
         self.plan: SweepHeader | None = None
         self.tallies: dict[str, list[QuestionCounts]] = {}
         self.pace: dict[str, Any] | None = None
-        self._whole, self._torn = (
-            0,
-            False,
-        )  # number of bytes in complete lines; whether an incomplete line follows them
-        if path.exists():
-            self._read()
+        self._lines = LineFile(path)
+        self._read(repair=False)
 
-    def begin(self, plan: SweepHeader) -> None:
-        """Write the header if the file has none; cut off an incomplete last line.
+    @contextmanager
+    def writing(self, plan: SweepHeader) -> Iterator[None]:
+        """Lock the file inside the ``with`` block; write the header if the file has none.
 
-        Raises `UnsupportedError` if the file has a different header.
+        Raises `UnsupportedError` if the file has a different header, and `RunFileError` if another
+        process is writing it.
         """
-        if self._torn:
-            with self.path.open("rb+") as file:
-                file.truncate(self._whole)
-        if self.plan is None:
-            self.plan = plan
-            self._append(_Line(sweep=plan))
-        elif self.plan != plan:
-            existing = vars(self.plan)
-            names = [name for name, value in vars(plan).items() if value != existing[name]]
-            raise UnsupportedError(
-                f"{self.path} was made with other options ({', '.join(names)}): choose another "
-                f"--out, or give the same options."
-            )
+        busy = f"Another process is writing {self.path}: wait until it ends."
+        with closing(WriterLock(self.path, busy)):
+            # read again: another process may have written to the file before it was locked
+            self._read(repair=True)
+            if self.plan is None:
+                self.plan = plan
+                self._lines.append(_Line(sweep=plan))
+            elif changed := changes(vars(self.plan), vars(plan)):
+                raise UnsupportedError(
+                    f"{self.path} was made with other options "
+                    f"({', '.join(change.name for change in changed)}): choose another --out, or "
+                    f"give the same options."
+                )
+            yield
 
     def add(self, question: str, tallies: Sequence[QuestionCounts]) -> None:
         """Append a question's counts."""
         self.tallies[question] = [*tallies]
-        self._append(_Line(question=question, tallies=self.tallies[question]))
+        self._lines.append(_Line(question=question, tallies=self.tallies[question]))
 
     def set_pace(self, pace: Mapping[str, Any]) -> None:
         """Append the models' pass times; they override earlier lines."""
         self.pace = {**pace}
-        self._append(_Line(pace=self.pace))
+        self._lines.append(_Line(pace=self.pace))
 
-    def _append(self, line: _Line) -> None:
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+    def _read(self, *, repair: bool) -> None:
+        decoder = msgspec.json.Decoder(_Line)
+        lines = self._lines.read(
+            lambda _, line: decoder.decode(line), self._damage_error, repair=repair
+        )
+        for line in lines:
+            self.plan = line.sweep or self.plan
+            self.pace = line.pace or self.pace
+            if line.question:
+                self.tallies[line.question] = line.tallies
+        if lines and self.plan is None:
+            raise self._damage_error(1, "it does not begin with a header")
 
-    def _read(self) -> None:
-        with reading_file(
-            lambda problem: UnsupportedError(f"{self.path} does not hold a sweep: {problem}.")
-        ):
-            data = read_content(self.path)
-            complete = data.rfind(b"\n") + 1
-            for line in msgspec.json.Decoder(_Line).decode_lines(data[:complete]):
-                self.plan = line.sweep or self.plan
-                self.pace = line.pace or self.pace
-                if line.question:
-                    self.tallies[line.question] = line.tallies
-        if complete and self.plan is None:
-            raise UnsupportedError(
-                f"{self.path} does not hold a sweep: it does not begin with a header."
-            )
-        self._whole, self._torn = complete, complete < len(data)
+    def _damage_error(self, number: int, problem: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.path} does not hold a sweep: {problem}.")

@@ -1,4 +1,4 @@
-"""A model cut into stages that all run in this process, so that a decoder's checks can run it."""
+"""A model cut into stages that all run in this process, so that an engine's checks can run it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from pilotfish.engines.artifact import open_stages
-from pilotfish.engines.onnx_decoder import Output, Pass
+from pilotfish.engines.engine import StageEngine, Work
+from pilotfish.engines.language_model import Output
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.lab.selftest.check_result import ComparedRows
 from pilotfish.lab.selftest.checks import (
     CONTEXT,
     SLOTS,
-    PassRunner,
     PlainReference,
+    Runner,
     empty_slots,
     keep,
     logits,
@@ -29,35 +30,31 @@ class StageChain:
     """A chain of stages, and a head for the logits. A stage reads the previous stage's states."""
 
     def __init__(self, folder: Path, provider: str) -> None:
+        artifacts = open_stages(folder)
         self._stages = [
-            Stage(each, slots=SLOTS, context=CONTEXT, threads=1, provider=provider)
-            for each in open_stages(folder)
+            StageEngine(Stage(each, slots=SLOTS, context=CONTEXT, threads=1, provider=provider))
+            for each in artifacts
         ]
-        self._head = Head(self._stages[0].artifact, threads=1, provider=provider)
+        self._head = Head(artifacts[0], threads=1, provider=provider)
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """Append each pass to its slot in every stage, and return its output."""
+    def run(self, works: Sequence[Work]) -> list[Output]:
+        """Run the works in every stage, and return the output of each."""
         states = None
         for stage in self._stages:
-            states = stage.forward(passes, states)
+            states = stage.run(works, states)
         assert states is not None  # a model has at least one stage
-        ends = np.cumsum([item.row_count for item in passes])[:-1]
+        ends = np.cumsum([work.rows for work in works])[:-1]
         parts = (np.split(rows, ends) for rows in (self._head.logits(states), states))
         return [Output(*both) for both in zip(*parts, strict=True)]
 
-    def rollback(self, slot: int, length: int) -> None:
-        """Drop all tokens of a slot after the first `length`, in every stage."""
+    def clear(self, slot: int) -> None:
+        """Empty a slot of every stage."""
         for stage in self._stages:
-            stage.rollback(slot, length)
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Drop all nodes of the slot's last tree that are not on `path`."""
-        for stage in self._stages:
-            stage.keep_path(slot, path)
+            stage.clear(slot)
 
 
-def stage_checks(runner: PassRunner, plain: PlainReference) -> Iterator[ComparedRows]:
-    """Run a decoder's checks on stages, without the checks that read long texts."""
+def stage_checks(runner: Runner, plain: PlainReference) -> Iterator[ComparedRows]:
+    """Run an engine's checks on stages, without the checks that read long texts."""
     for check in (logits, tree, rollback, keep, slots):
         empty_slots(runner)
         for compared in check(runner, plain):

@@ -10,7 +10,7 @@ import time
 from statistics import median
 from typing import NamedTuple
 
-from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.engines.engine import Engine, Work
 from pilotfish.lab.selftest.checks import TEXT
 
 SIZES = (1, 4, 8, 16)
@@ -25,11 +25,10 @@ class PassTimes(NamedTuple):
     least_ms: dict[str, float]
 
 
-def pass_times(decoder: Decoder) -> PassTimes:
+def pass_times(engine: Engine) -> PassTimes:
     """Time passes of each size; every pass computes the logits of all its tokens."""
-    decoder.rollback(0, 0)
-    decoder.prefill(0, TEXT[:CONTEXT_TOKENS], rows=0)
-    times_ms = {str(size): _time_passes(decoder, size) for size in SIZES}
+    engine.run([Work(0, TEXT[:CONTEXT_TOKENS], rows=0)])
+    times_ms = {str(size): _time_passes(engine, size) for size in SIZES}
     rounded = {size: [round(ms, 3) for ms in each] for size, each in times_ms.items()}
     return PassTimes(
         {size: median(each) for size, each in rounded.items()},
@@ -37,11 +36,11 @@ def pass_times(decoder: Decoder) -> PassTimes:
     )
 
 
-def _time_passes(decoder: Decoder, size: int) -> list[float]:
+def _time_passes(engine: Engine, size: int) -> list[float]:
+    works = [Work(0, TEXT[: CONTEXT_TOKENS + size], size)]
     times_ms = []
     for _ in range(WARM_PASSES + TIMED_PASSES):
         begin = time.perf_counter()
-        decoder.forward([Pass(0, TEXT[CONTEXT_TOKENS : CONTEXT_TOKENS + size])])
+        engine.run(works)
         times_ms.append((time.perf_counter() - begin) * 1e3)
-        decoder.rollback(0, CONTEXT_TOKENS)
     return times_ms[WARM_PASSES:]

@@ -29,8 +29,8 @@ from msgspec import Struct
 
 from pilotfish.base.child import ChildPipe
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Engine, open_engine
 from pilotfish.engines.engine_errors import ProviderError, TreeError
-from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import PROVIDERS as STAGED
 from pilotfish.lab.selftest import protocols
 from pilotfish.lab.selftest.check_result import CheckResult, worst_row
@@ -110,25 +110,25 @@ class Attempt:
             self._report(OPENING, "left out", reason=reason)
             return
         with ExitStack() as stack:
-            decoder = self._run_guarded(OPENING, lambda: self._open(artifact))
-            if decoder is None:
+            engine = self._run_guarded(OPENING, lambda: self._open(artifact))
+            if engine is None:
                 return
             if job.timed:
-                times = self._run_guarded(TIMES, lambda: pass_times(decoder))
+                times = self._run_guarded(TIMES, lambda: pass_times(engine))
                 if times is not None:
                     self._tell({"times": self._names() | times._asdict()})
             if job.reference is not None:
                 plain = PlainReference(Artifact.open(job.reference), job.threads)
                 for name in CHECKS:
-                    self._run_guarded(name, partial(self._compare, name, decoder, plain))
+                    self._run_guarded(name, partial(self._compare, name, engine, plain))
                 if job.cut is not None:
                     self._check_stages(job.cut, plain)
             if job.drafter is not None:
                 self._check_protocols(job.artifact, job.drafter, stack)
 
-    def _open(self, artifact: Artifact) -> Decoder:
+    def _open(self, artifact: Artifact) -> Engine:
         begin = time.perf_counter()
-        decoder = Decoder(
+        engine = open_engine(
             artifact,
             slots=SLOTS,
             context=CONTEXT,
@@ -136,13 +136,13 @@ class Attempt:
             provider=self._provider,
         )
         self._report(OPENING, "passed", seconds=time.perf_counter() - begin)
-        return decoder
+        return engine
 
-    def _compare(self, name: str, decoder: Any, plain: PlainReference, check: Any = None) -> None:
+    def _compare(self, name: str, runner: Any, plain: PlainReference, check: Any = None) -> None:
         begin = time.perf_counter()
-        empty_slots(decoder)
+        empty_slots(runner)
         try:
-            result = worst_row((check or CHECKS[name])(decoder, plain))
+            result = worst_row((check or CHECKS[name])(runner, plain))
         except TreeError as error:
             if plain.trees:
                 raise

@@ -27,7 +27,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.lab.judge.question_reader import OpenPair
+from pilotfish.lab.pairs import OpenPair
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import Grammar
 from tests.support.bridged import END, TARGETS_END, WORDS, ids

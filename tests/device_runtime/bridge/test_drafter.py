@@ -17,6 +17,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
+from tests.support.pass_counter import PassCounter
 from tests.support.registered import LOSSLESS
 from tests.support.tiny import tiny_artifact
 
@@ -54,23 +55,6 @@ def committed(pair: Pair, text: str) -> NDArray[np.uint32]:
     return np.array(pair.target.tokenizer.encode(text), dtype=np.uint32)
 
 
-class Passes:
-    """What a drafter's decoder is given to read, in tokens; all its lanes together."""
-
-    def __init__(self, drafter: ModelDrafter) -> None:
-        self._forward = drafter._decoder.forward
-        drafter._decoder.forward = self
-        self.counts: list[int] = []
-
-    def __call__(self, passes: Any) -> Any:
-        self.counts += [len(item.tokens) for item in passes]
-        return self._forward(passes)
-
-    def take(self) -> int:
-        total, self.counts = sum(self.counts), []
-        return total
-
-
 def common(items: list[int], other: list[int]) -> int:
     """How many ids both begin with."""
     unequal = (at for at, (a, b) in enumerate(zip(items, other, strict=False)) if a != b)
@@ -100,14 +84,16 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         draft = draft_of(drafter, prompt, expansion)
         assert {*draft.ids.tolist()} <= {*pair.shared.target.tolist()}
         path = draft.path(node)
-        drafter.keep_path(path)
-        # the path was not forgotten; its last node may not have been read
-        assert drafter._cache_length >= len(prompt.draft_ids) + max(0, len(path) - 1)
         drafted = draft.ids[[n - 1 for n in path]]
         # whatever the target adds, of its own tokens too: "e", "z", "bc"
         token = tokens[(7 * node) % len(tokens)]
         text = np.concatenate([prompt.ids, drafted, [token]]).astype(np.uint32)
+        passes = PassCounter(drafter._engine.model)
         got = drafter.logits(text).copy()
+        # the path was not forgotten; its last node may not have been read
+        read = [*prompt.draft_ids.tolist(), *drafter.bridge.to_draft_ids(drafted)[: len(path) - 1]]
+        context = drafter.bridge.context(text).tolist()
+        assert passes.take() <= len(context) - min(common(read, context), len(context) - 1)
         np.testing.assert_allclose(got, logits_alone(artifact, pair, text), atol=1e-4)
         assert np.isneginf(got[[THEIRS.index("e"), THEIRS.index("bc")]]).all()
         drafter.draft(text, expansion, exchange, LAW, ends=())  # and it goes on from there
@@ -134,11 +120,9 @@ def test_a_long_answer_is_read_as_it_comes(
         drafter.prefill(ids)
         draft = drafter.draft(ids, expansion, exchange, LAW, ends=())
         path = draft.path(int(random.integers(len(draft.ids) + 1)))
-        drafter.keep_path(path)
         drafted = draft.ids[[n - 1 for n in path]]
         ids = np.concatenate([ids, drafted, random.integers(len(THEIRS), size=1)])
         ids = ids.astype(np.uint32)
-        assert drafter._chain_length == drafter._cache_length  # all that was read counts
         assert drafter.remaining_context(ids) == CONTEXT - len(drafter.bridge.context(ids))
     got = drafter.logits(ids).copy()
     np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
@@ -148,7 +132,7 @@ def test_only_a_tail_that_has_to_be_told_otherwise_is_read_again(
     artifact: Artifact, pair: Pair
 ) -> None:
     drafter = fresh(artifact, pair)
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     drafter.logits(prompt.ids)
@@ -171,7 +155,7 @@ def test_only_a_tail_that_has_to_be_told_otherwise_is_read_again(
 def test_a_tail_that_merges_is_rolled_back(artifact: Artifact, pair: Pair) -> None:
     """What was read as "ab" is "abc" when a "c" comes."""
     drafter = fresh(artifact, pair)
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     for text in ("a", "ab", "abc", "abcd", "abcda"):  # one token after the other, but the last
@@ -182,12 +166,12 @@ def test_a_tail_that_merges_is_rolled_back(artifact: Artifact, pair: Pair) -> No
         got = drafter.logits(ids).copy()
         assert passes.take() == 1
         np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
-        assert drafter._cache_length == len(drafter.bridge.context(ids))
+        assert drafter._engine.model.length(0) == len(drafter.bridge.context(ids))
 
 
 def test_what_two_prompts_begin_with_is_read_once(artifact: Artifact, pair: Pair) -> None:
     drafter = fresh(artifact, pair)
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     first = pair.prompt("ab cd abcd a" * 3, chat=False)
     drafter.start(first)
     drafter.prefill(first.ids)
@@ -225,8 +209,6 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
             # nor does an empty window bring it back
             draft = drafter.draft(after.ids, (), PROTOCOL_REGISTRY["tree"], LAW, ends=())
             assert len(draft.ids) == 0
-            drafter.keep_path(())
-            assert drafter._chain_length <= drafter._cache_length
             text = np.concatenate([after.ids, committed(pair, "zbc")])
             got = drafter.logits(text).copy()
             wanted = logits_alone(artifact, pair, text, after.source)
@@ -235,7 +217,7 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
 
 def test_an_interrupted_reading_goes_on_where_it_was(artifact: Artifact, pair: Pair) -> None:
     drafter = fresh(artifact, pair)
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     prompt = pair.prompt(PROMPT, chat=False)
 
     def strike() -> None:
@@ -262,10 +244,9 @@ def test_two_lanes_do_not_disturb_each_other(artifact: Artifact, pair: Pair) -> 
         drafter.start(prompt)
     for at in range(10):
         for lane, drafter in enumerate(drafters):
-            draft = drafter.draft(ids[lane], (2, 1, 2), PROTOCOL_REGISTRY["tree"], LAW, ends=())
+            drafter.draft(ids[lane], (2, 1, 2), PROTOCOL_REGISTRY["tree"], LAW, ends=())
             ids[lane] = np.concatenate([ids[lane], [(at * 3 + lane) % len(THEIRS)]])
             ids[lane] = ids[lane].astype(np.uint32)
-            drafter.keep_path(draft.path(0))
     for lane, drafter in enumerate(drafters):
         got = drafter.logits(ids[lane]).copy()
         wanted = logits_alone(artifact, pair, ids[lane], prompts[lane].source)
@@ -283,14 +264,13 @@ def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, p
         room = drafter.remaining_context(ids)
         draft = drafter.draft(ids, (1, 1, 1), exchange, COLD, ends=())
         windows.append((room, len(draft.ids)))
-        drafter.keep_path(draft.path(0))
         ids = np.concatenate([ids, [THEIRS.index("d")]]).astype(np.uint32)
     assert windows[0] == (8, 3)
     assert all(drafted == max(0, min(3, room)) for room, drafted in windows)
     assert windows[-1] == (8 - 19, 0)
-    assert drafter._cache_length <= CONTEXT
+    assert drafter._engine.model.length(0) <= CONTEXT
     drafter.start(prompt)  # what it begins with is still there
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     got = drafter.logits(first).copy()
     assert passes.take() == 1
     other = fresh(artifact, pair)
@@ -309,14 +289,13 @@ def test_a_prompt_that_is_too_long_for_the_drafter_is_not_read(
     artifact: Artifact, pair: Pair
 ) -> None:
     drafter = fresh(artifact, pair)
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     ids = committed(pair, "da")
     for length in (CONTEXT, CONTEXT + 1, 3 * CONTEXT):
         drafter.start(long_prompt(pair, length, ids))
         drafter.prefill(ids)
         assert drafter.remaining_context(ids) == CONTEXT - length
         draft = drafter.draft(ids, (2, 2), PROTOCOL_REGISTRY["tree"], LAW, ends=())
-        drafter.keep_path(draft.path(0))
         assert len(draft.ids) == 0
         assert passes.take() == (CONTEXT - 1 if length == CONTEXT else 0)
 
@@ -360,7 +339,7 @@ def test_another_bridge_and_back(artifact: Artifact, pair: Pair, tmp_path: Path)
     """What was read stays, for it is in the drafter's own tokens."""
     target = tiny_artifact(tmp_path / "other", tokens=[*"abcdĠ"])
     drafter = fresh(artifact, pair)
-    passes = Passes(drafter)
+    passes = PassCounter(drafter._engine.model)
     unread = True
     for item in (
         pair,

@@ -136,11 +136,10 @@ ROUNDS = 10
 class KeepsWhatWasDiscarded(ModelDrafter):
     """It goes by how much was read, not by what."""
 
-    def _roll_back(self, wanted):
+    def _run(self, ids, rows=1, **others):
         # the mutant: what was read is not compared
-        self._chain_length = min(self._chain_length, len(wanted))
-        if self._chain_length < self._cache_length:
-            self._decoder.rollback(self._slot, self._chain_length)
+        read = self._engine._sequences.contents.chain(self._slot)[: len(ids) - 1]
+        return super()._run(np.concatenate([read, ids[len(read) :]]), rows, **others)
 
 
 class NeverReencodes(SharedTokensBridge):
@@ -196,7 +195,6 @@ def furthest_off(words, artifact, expansion, drafter=ModelDrafter, bridge=None):
     for _ in range(ROUNDS):
         draft = opened.draft(ids(committed), expansion, exchange, LAW, ends=())
         path = draft.path(int(rng.integers(len(draft.ids) + 1)))
-        opened.keep_path(path)
         info = [int(draft.ids[node - 1]) for node in path]
         committed = (*committed, *info, int(rng.integers(pair.target.vocab_size)))
         wanted = read_alone(alone, pair, committed)[pair.shared.target]

@@ -15,7 +15,8 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.service.device_service import DeviceService
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS, Passes, common
+from tests.device_runtime.bridge.test_drafter import OWN, THEIRS, common
+from tests.support.pass_counter import PassCounter
 from tests.support.serving import Serving, chat, content_of, eventually, serving
 from tests.support.tiny import tiny_artifact
 
@@ -158,9 +159,9 @@ def test_both_ends_read_only_what_is_new_in_a_second_turn(
     models: dict[str, Path], server: EdgeServer
 ) -> None:
     with Device(models["draft"], server.endpoint, threads=1) as device:
-        passes = Passes(device._drafter)
+        passes = PassCounter(device._drafter._engine.model)
         first = device.generate(TURN, protocol="greedy", max_tokens=30)
-        read = device._drafter._ids[: device._drafter._chain_length].tolist()
+        read = device._drafter._engine.contents.chain(device._drafter._slot).tolist()
         messages = [
             *TURN,
             {"role": "assistant", "content": first.text},

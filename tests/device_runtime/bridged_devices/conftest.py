@@ -86,7 +86,7 @@ def liar(pair: conftest.Pair) -> Iterator[Callable[..., LyingEdge]]:
             "vocabulary_bytes": len(vocabulary.encode()),
         }
 
-        def answers(request: m.Request) -> list[Answer]:
+        def answers(request: m.DeviceMessage) -> list[Answer]:
             if not isinstance(request, m.Hello):
                 return []
             return [[msgspec.structs.replace(edge.welcome(), **{**offer, **changes})]]

@@ -21,7 +21,7 @@ EVIL = f"No.\n{FORGED}\x1b[2J\x1b]0;owned\x07\u202e\x9b"
 
 @pytest.fixture
 def evil(pair: Pair) -> Iterator[LyingEdge]:
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if isinstance(request, m.Hello):
             return [[msgspec.structs.replace(edge.welcome(), model=f"model\n{EVIL}")]]
         if isinstance(request, m.Window | m.Pull):

@@ -32,7 +32,7 @@ GOOD = Vocabulary(
     eos_ids=[VOCAB - 1],
     chat_template="{# " + random.Random(2).randbytes(m.PART_BYTES).hex() + " #}",
 )
-Script = Callable[[m.Request], list[Answer]]
+Script = Callable[[m.DeviceMessage], list[Answer]]
 
 
 def hello(pair: Pair, **changes: Any) -> m.Hello:
@@ -71,7 +71,7 @@ def arrive(link: EdgeLink, **options: Any) -> Vocabulary:
 def serving(blob: bytes, spoil: Callable[[bytes, int], list[bytes]] | None = None) -> Script:
     """The script of an edge that gives these bytes, and whose frames are spoilt by part number."""
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if not isinstance(request, m.Fetch):
             return []
         at = request.part * m.PART_BYTES

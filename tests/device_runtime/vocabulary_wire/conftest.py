@@ -64,7 +64,7 @@ def liar(pair: Pair) -> Iterator[Callable[..., LyingEdge]]:
     opened: list[LyingEdge] = []
 
     def make(script: Script, held: Vocabulary = GOOD, **changes: Any) -> LyingEdge:
-        def answer(request: m.Request) -> list[Answer]:
+        def answer(request: m.DeviceMessage) -> list[Answer]:
             return [[welcome]] if isinstance(request, m.Hello) else script(request)
 
         edge = LyingEdge(pair, answer)

@@ -172,7 +172,7 @@ def test_an_edge_that_never_answers(pair: Pair, liar, cache: Path) -> None:
     blob = GOOD.encode()
     first = serving(blob)
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         return first(request) if isinstance(request, m.Fetch) and request.part == 0 else []
 
     for silent in (lambda request: [], script):
@@ -186,7 +186,7 @@ def test_an_edge_that_never_answers(pair: Pair, liar, cache: Path) -> None:
 def test_unrequested_parts_are_ignored(pair: Pair, liar, cache: Path) -> None:
     honest = serving(GOOD.encode())
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if not isinstance(request, m.Fetch):
             return []
         return [
@@ -204,7 +204,7 @@ def test_a_busy_edge_is_waited_for_as_the_policy_says(pair: Pair, liar, cache: P
     honest = serving(GOOD.encode())
     refusals = iter(range(3))
 
-    def script(request: m.Request) -> list[Answer]:
+    def script(request: m.DeviceMessage) -> list[Answer]:
         if isinstance(request, m.Fetch) and request.part == 1 and next(refusals, None) is not None:
             return [[m.Failure(code="rate-limited", message="Slow down.")]]
         return honest(request)

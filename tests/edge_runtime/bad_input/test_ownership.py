@@ -11,6 +11,7 @@ from pilotfish.base.errors import AccessDeniedError
 from pilotfish.wire import messages as m
 from pilotfish.wire.keys import DeviceKeys
 from tests.support.hostile import PROMPT, RawClient, RawSession
+from tests.support.socketless import SocketlessEdge
 
 
 def test_unknown_session(client: RawClient) -> None:
@@ -60,6 +61,24 @@ def test_a_session_of_another_owner(locked_edge: EdgeServer, key_folders) -> Non
 
         session.go_on(alice, 2)
         assert session.go_on(alice_again, 2) == wanted  # the key's, on any connection
+
+
+@pytest.mark.parametrize("kind", ["window", "states", "pull", "hint"])
+def test_a_session_of_another_owner_grows_idle_all_the_same(pair, kind: str) -> None:
+    """Whoever has learnt its id cannot hold its place, either."""
+    with SocketlessEdge(pair.target) as edge:
+        session = RawSession()
+        edge.deliver(session.begin(PROMPT), client=b"alice")
+        value = edge.service.sessions.find(session.id, b"alice")
+        before_s = value.touched_s
+        message = {
+            "window": session.window([1]),
+            "states": [m.encode(m.States(session=session.id, generation=0, start=len(PROMPT)))],
+            "pull": session.pull(1),
+            "hint": session.hint([1]),
+        }[kind]
+        edge.deliver(message, client=b"bob")
+        assert value.touched_s == before_s
 
 
 def test_unlisted_key(locked_edge: EdgeServer, key_folders, pair) -> None:

@@ -17,7 +17,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
-from pilotfish.edge_runtime.targets.target import Span
+from pilotfish.engines.engine import Work
 from pilotfish.wire import keys
 from pilotfish.wire.messages import encode
 from pilotfish.wire.nodes import Attach, Greet, Item, Ready, Refused, Step
@@ -43,7 +43,7 @@ from tests.support.spoiling import ODD_VALUES, Frames, spoil
 GROWTH_MIB = 48
 MESSAGES = 20_000
 BY_SOCKET = 3_000
-SPAN = Span(1, tokens_of(4, 20), 0, 5)
+WORK = Work(1, tokens_of(4, 20), 5)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Fort:
 
     def run(self) -> NDArray[np.float32]:
         """What the honest edge gets."""
-        return self.honest.target.run(secrets.randbits(40), [SPAN])[0].logits
+        return self.honest.target.run(secrets.randbits(40), [WORK])[0].logits
 
     def rival(self) -> RawEdge:
         return RawEdge(self.worker.endpoint, self.folder / "rival", self.node)
@@ -168,14 +168,14 @@ def test_an_edge_takes_over_what_another_one_has_left(cast: Cast, tmp_path: Path
     with WorkerThread(cast.a) as held:
         path = write_list(tmp_path / "w.toml", [("a", held.endpoint)], kept=KEPT)
         with opened(path, cast.a) as first, RawEdge(held.endpoint) as second:
-            wanted = first.target.run(1, [SPAN])[0].logits
+            wanted = first.target.run(1, [WORK])[0].logits
             attach = Attach(incarnation=secrets.token_bytes(16), top_k=KEPT, values="fp16")
             reply, _ = second.order(attach)
             assert isinstance(reply, Refused)
             assert "each edge needs its own nodes" in reply.message
-            np.testing.assert_array_equal(first.target.run(2, [SPAN])[0].logits, wanted)
+            np.testing.assert_array_equal(first.target.run(2, [WORK])[0].logits, wanted)
         with opened(path, cast.a) as second:
-            np.testing.assert_array_equal(second.target.run(1, [SPAN])[0].logits, wanted)
+            np.testing.assert_array_equal(second.target.run(1, [WORK])[0].logits, wanted)
 
 
 def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Pat
             opened(path, cast.a, tmp_path / "edge") as first,
             opened(path, cast.a, tmp_path / "edge") as second,
         ):
-            wanted = second.target.run(1, [SPAN])[0].logits
-            first.target.start(1, [SPAN])
+            wanted = second.target.run(1, [WORK])[0].logits
+            first.target.start(1, [WORK])
             await_(lambda: "another edge" in first.target.problem, turn=first.target.collect_scores)
             assert first.events("a") == {"refused": 1}
             await_(lambda: finished(first, wanted), turn=first.target.pause)
@@ -217,7 +217,7 @@ def test_a_node_rests_when_its_attachment_is_over(tmp_path: Path) -> None:
         to_third.order(attach)
         to_second.order(msgspec.structs.replace(attach, next=third.endpoint))
         step = Step(incarnation=attach.incarnation, number=1, items=[item()])
-        reply, _ = to_second.order(step, b"no states", b"")
+        reply, _ = to_second.order(step, ids(1), b"", b"no states")
         assert isinstance(reply, Refused)
         kill(third)
         await_idle(second.pid, limit_s=10.0)
@@ -251,7 +251,7 @@ def a_step(rng: random.Random, incarnation: bytes) -> Frames:
     for slot in rng.sample(range(SESSIONS), rng.choice([1, 1, 2, 4])):
         chain = rng.choice([1, 1, 2, 5, 40])
         tree = rng.choice([0, 0, 0, 1, 3])
-        selection = [0] if rng.random() < 0.2 else None
+        path = 1 if rng.random() < 0.2 else 0
         start = rng.choice([0, 0, 0, 1, 2, 5])
         rows = rng.randrange(min(chain + tree, 8) + 1)
         items.append(
@@ -261,10 +261,10 @@ def a_step(rng: random.Random, incarnation: bytes) -> Frames:
                 size=chain + tree,
                 rows=rows,
                 nodes=tree,
-                kept_nodes=selection,
+                path=path,
             )
         )
-        tokens += [rng.randrange(VOCAB) for _ in range(chain + tree)]
+        tokens += [rng.randrange(VOCAB) for _ in range(path + chain + tree)]
         nodes += [rng.randrange(-1, index) for index in range(tree)]
     step = Step(incarnation=incarnation, number=rng.randrange(100), items=items)
     return [encode(step), ids(*tokens), parents(*nodes)]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from pilotfish import EdgeServer
 from pilotfish.base.errors import MalformedError
-from pilotfish.edge_runtime.step_slots import check_items
+from pilotfish.edge_runtime.steps import check_items
+from pilotfish.engines.contents import SlotContents
 from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.messages import MAX_WINDOW, encode
 from pilotfish.wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step
@@ -47,17 +48,17 @@ def expected(cast: Cast) -> NDArray[np.float32]:
 
 def test_a_step_with_two_items_for_one_slot_is_refused_before_it_is_run() -> None:
     """A slot's own passes would say so too, but where items are run in parts they might not."""
-    none = np.empty(0, np.int64)
-    check_items([item(), item(slot=1)], 2, none, slots=SESSIONS, context=CONTEXT)
+    none, contents = np.empty(0, np.int64), SlotContents(SESSIONS, CONTEXT)
+    check_items([item(), item(slot=1)], 2, none, contents)
     for doubled in ([item(), item()], [item(slot=1), item(), item(slot=1, start=1)]):
         with pytest.raises(MalformedError, match="two items for one slot"):
-            check_items(doubled, len(doubled), none, slots=SESSIONS, context=CONTEXT)
+            check_items(doubled, len(doubled), none, contents)
 
 
 CHAIN = ([item(size=4, rows=0)], ids(1, 2, 3, 4), b"")
 TREE = ([item(size=4, rows=4, nodes=3)], ids(1, 2, 3, 4), parents(-1, 0, -1))
 LONG = ([item(size=CONTEXT - 1, rows=1)], ids(*[1] * (CONTEXT - 1)), b"")
-KEPT_ONCE = ([item(start=3, kept_nodes=[0, 1])], ids(1), b"")
+PATH_ONCE = ([item(start=1, path=2)], ids(2, 3, 1), b"")
 Taken = tuple[Sequence[Item], bytes, bytes]
 CONTRADICTIONS: dict[str, tuple[list[Taken], Sequence[Item], tuple[bytes, ...]]] = {
     "beyond an empty slot": ([], [item(start=1)], (ids(1), b"")),
@@ -66,15 +67,23 @@ CONTRADICTIONS: dict[str, tuple[list[Taken], Sequence[Item], tuple[bytes, ...]]]
     "no such slot": ([], [item(slot=SESSIONS)], (ids(1), b"")),
     "a slot far away": ([], [item(slot=2**31 - 1)], (ids(1), b"")),
     "a slot twice": ([], [item(), item()], (ids(1, 2), b"")),
-    "kept of an empty slot": ([], [item(kept_nodes=[0])], (ids(1), b"")),
-    "kept of a chain": ([CHAIN], [item(start=4, kept_nodes=[0])], (ids(1), b"")),
-    "kept of another slot's tree": ([TREE], [item(slot=1, kept_nodes=[0])], (ids(1), b"")),
-    "kept twice": ([TREE, KEPT_ONCE], [item(start=2, kept_nodes=[0])], (ids(1), b"")),
-    "kept beyond the tree": ([TREE], [item(start=1, kept_nodes=[3])], (ids(1), b"")),
-    "kept far beyond": ([TREE], [item(start=1, kept_nodes=[2**31 - 1])], (ids(1), b"")),
-    "kept downwards": ([TREE], [item(start=1, kept_nodes=[1, 0])], (ids(1), b"")),
-    "kept twice the same": ([TREE], [item(start=1, kept_nodes=[1, 1])], (ids(1), b"")),
-    "beyond what was kept": ([TREE], [item(start=3, kept_nodes=[0])], (ids(1), b"")),
+    "a path of an empty slot": ([], [item(path=1)], (ids(1, 1), b"")),
+    "a path after nothing": ([TREE], [item(path=1)], (ids(2, 1), b"")),
+    "a path of a chain": ([CHAIN], [item(start=4, path=1)], (ids(5, 1), b"")),
+    "a path within a chain": ([CHAIN], [item(start=2, path=1)], (ids(3, 1), b"")),
+    "a path of another slot's tree": ([TREE], [item(slot=1, start=1, path=1)], (ids(2, 1), b"")),
+    "a path twice": ([TREE, PATH_ONCE], [item(start=1, path=1)], (ids(2, 1), b"")),
+    "a path beyond the tree": ([TREE], [item(start=1, path=3)], (ids(2, 3, 4, 1), b"")),
+    "a path of a tree's other tokens": ([TREE], [item(start=1, path=1)], (ids(3, 1), b"")),
+    "a path upwards": ([TREE], [item(start=1, path=2)], (ids(3, 2, 1), b"")),
+    "a path across": ([TREE], [item(start=1, path=2)], (ids(2, 4, 1), b"")),
+    "a path of no token": ([TREE], [item(start=1, path=1)], (ids(1), b"")),
+    "more of a path than came": ([TREE], [item(start=1, path=2)], (ids(2, 1), b"")),
+    "beyond what a path left": ([TREE, PATH_ONCE], [item(start=5)], (ids(1), b"")),
+    "new tokens that a chain holds": ([CHAIN], [item(start=1, size=3)], (ids(2, 3, 9), b"")),
+    "new tokens that a path holds": ([TREE], [item(start=1, size=2)], (ids(2, 9), b"")),
+    "a tree that the slot holds": (
+        [TREE], [item(start=1, size=4, rows=1, nodes=4)], (ids(2, 3, 4, 5), parents(-1, 0, -1, 0))),
     "more tokens than came": ([], [item(size=2)], (ids(1), b"")),
     "far more tokens than came": ([], [item(size=2**31 - 1)], (ids(1), b"")),
     "fewer tokens than came": ([], [item()], (ids(1, 2), b"")),
@@ -127,8 +136,8 @@ def test_a_step_that_contradicts_itself_or_the_slots_ends_the_attachment(
     "odd",
     [
         {"size": 0}, {"size": -1}, {"size": 2**31}, {"slot": -1}, {"start": -1}, {"rows": -1},
-        {"rows": MAX_WINDOW + 2}, {"nodes": MAX_WINDOW + 1}, {"nodes": -1}, {"kept_nodes": [-1]},
-        {"kept_nodes": [0] * (MAX_WINDOW + 1)}, {"kept_nodes": 3}, {"temperature": -1.0},
+        {"rows": MAX_WINDOW + 2}, {"nodes": MAX_WINDOW + 1}, {"nodes": -1}, {"path": -1},
+        {"path": MAX_WINDOW + 1}, {"path": [0]}, {"temperature": -1.0},
         {"temperature": float("nan")}, {"temperature": "hot"}, {"slot": 1.5}, {"slot": None},
     ],
     ids=lambda odd: str(odd)[:20],
@@ -137,7 +146,7 @@ def test_a_step_that_is_none_is_refused_and_costs_nothing(
     attached: Tenant, expected: NDArray[np.float32], odd: dict[str, Any]
 ) -> None:
     """Its header is not taken apart as far as its incarnation: the attachment stands."""
-    fields = {"slot": 0, "start": 0, "size": 1, "rows": 1, "nodes": 0, "kept_nodes": None}
+    fields = {"slot": 0, "start": 0, "size": 1, "rows": 1, "nodes": 0, "path": 0}
     fields |= {"temperature": 0.0} | odd
     header = ["step", attached.incarnation, 1, [list(fields.values())], []]
     attached.edge.send(packed(header), ids(1), b"")

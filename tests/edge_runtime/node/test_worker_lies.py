@@ -43,7 +43,7 @@ from tests.support.lying import (
     MISPLACED,
     NONSENSE,
     REFUSALS,
-    SPAN,
+    WORK,
     Spoil,
     as_it_is,
     federated,
@@ -148,8 +148,8 @@ def test_answers_that_are_told_the_wrong_way_round_are_a_lie(cast: Cast, tmp_pat
     with federated(cast, tmp_path, late="drop") as (held, liar):
         liar.lies(of_two(lambda first, second: [second, first]))
         target = held.target
-        target.start(1, [SPAN])
-        target.start(2, [SPAN._replace(slot=2)])
+        target.start(1, [WORK])
+        target.start(2, [WORK._replace(slot=2)])
         left = {1, 2}
         await_(
             lambda: not left,
@@ -163,8 +163,8 @@ def test_what_comes_behind_nonsense_is_not_believed(cast: Cast, tmp_path: Path) 
     with federated(cast, tmp_path, late="drop") as (held, liar):
         liar.lies(of_two(lambda first, second: [(first[0], [b"nonsense"]), second]))
         target = held.target
-        target.start(1, [SPAN])
-        target.start(2, [SPAN._replace(slot=2)])
+        target.start(1, [WORK])
+        target.start(2, [WORK._replace(slot=2)])
         finished: dict[int, NDArray[np.float32]] = {}
 
         def receive() -> None:
@@ -226,7 +226,7 @@ def test_a_constant_liar_is_asked_ever_more_rarely(
     with federated(cast, tmp_path, late="wait") as (held, liar):
         liar.lies(noting)
         liar.service._incarnation = None  # what is asked of it from now on it refuses
-        held.target.start(1, [SPAN])
+        held.target.start(1, [WORK])
         end_s = time.monotonic() + 2.6
         turns = 0
         while time.monotonic() < end_s:

@@ -37,7 +37,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 UNFIT = {
     "another vocabulary": ({"tokenizer": "ab" * 32}, "must have the same vocabulary"),
     "a longer vocabulary": ({"vocab_size": VOCAB + 1}, "must have the same vocabulary"),
-    "another version": ({"version": 99}, "same Pilotfish release"),
+    "an older version": ({"version": 1}, "upgrade the node, so that both have the same Pilotfish"),
+    "a newer version": ({"version": 99}, "upgrade this edge, so that both have the same Pilotfish"),
     "a stage": ({"stage": 1, "stages": 2}, "needs whole models"),
     "too few slots": ({"slots": SESSIONS - 1}, f"--sessions {SESSIONS}"),
 }

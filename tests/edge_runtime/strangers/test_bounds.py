@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import MalformedError, TokenOutOfRangeError
 from pilotfish.wire.codecs import decode_counts, decode_ids, decode_sparse
-from pilotfish.wire.messages import MAX_WINDOW, decode_reply, decode_request
+from pilotfish.wire.messages import MAX_WINDOW, decode_device_message, decode_reply
 
 VOCAB = 50_000
 FIXED = 2_000_000  # arrays over the vocabulary, layouts that are kept, the interpreter's own
@@ -72,6 +72,6 @@ def test_ids(frame: bytes, vocab: int) -> None:
 
 @settings(max_examples=200)
 @given(header=st.one_of(PACKED, st.binary(max_size=64)))
-@pytest.mark.parametrize("decode", [decode_request, decode_reply])
+@pytest.mark.parametrize("decode", [decode_device_message, decode_reply])
 def test_headers(decode: Callable[[bytes], object], header: bytes) -> None:
     assert peak_of(lambda: decode(header)) < 100_000

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotfish.edge_runtime.step_slots import CHUNK
 from pilotfish.edge_runtime.targets import federated
-from pilotfish.edge_runtime.targets.target import Span, Target
+from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.onnx_decoder import Output
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
@@ -45,29 +45,28 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
 def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
     """Chains, several slots at once, trees of which a path is kept, a prompt of several chunks."""
 
-    def run(number: int, *spans: Span) -> list[NDArray[np.float32]]:
-        answers = target.run(number, spans)
+    def run(number: int, *works: Work) -> list[NDArray[np.float32]]:
+        answers = target.run(number, works)
         return [each.logits if isinstance(each, Output) else each for each in answers]
 
     item, two, three = tokens_of(1, 40), tokens_of(2, 40), tokens_of(3, 230)
-    yield from run(1, Span(0, item[:20], 0, 0))
-    yield from run(2, Span(0, item[:25], 20, 5))
-    yield from run(3, Span(0, item[:30], 23, 6, temperature=0.5), Span(1, two[:9], 0, 3))
-    yield from run(4, Span(5, three[:128], 0, 0))
-    yield from run(5, Span(5, three[:200], 128, 0))
+    yield from run(1, Work(0, item[:20], 0))
+    yield from run(2, Work(0, item[:25], 5))
+    yield from run(3, Work(0, item[:30], 6, temperature=0.5), Work(1, two[:9], 3))
+    yield from run(4, Work(5, three[:128], 0))
+    yield from run(5, Work(5, three[:200], 0))
     parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
-    yield from run(6, Span(1, two[:16], 9, 7, parents, 1.5), Span(0, item[:31], 30, 1))
-    target.keep_path(1, [0, 2])  # the slot holds 10 tokens before the tree, and these two nodes
+    yield from run(6, Work(1, two[:16], 7, parents, 1.5), Work(0, item[:31], 1))
+    # of the tree, nodes 0 and 2 go on
     two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
-    yield from run(7, Span(1, two[:15], 12, 3), Span(5, three[:205], 200, 5, temperature=1.0))
-    yield from run(8, Span(1, two[:15], 13, 1), Span(2, two[:3], 0, 3), Span(0, item[:33], 31, 2))
-    yield from run(9, Span(2, two[:12], 3, 7, parents))
-    target.keep_path(2, [])  # and of this tree nothing
-    yield from run(10, Span(2, two[:14], 6, 2, temperature=0.7))
-    yield from run(11, Span(5, three[:212], 205, 7, parents))
-    target.keep_path(5, [1, 4])
+    yield from run(7, Work(1, two[:15], 3), Work(5, three[:205], 5, temperature=1.0))
+    yield from run(8, Work(1, two[:15], 1), Work(2, two[:3], 3), Work(0, item[:33], 2))
+    yield from run(9, Work(2, two[:12], 7, parents))
+    yield from run(10, Work(2, two[:14], 2, temperature=0.7))
+    yield from run(11, Work(5, three[:212], 7, parents))
+    # nodes 1 and 4
     three = np.concatenate([three[:206], three[[207, 210]], three[220:]])
-    yield from run(12, Span(5, three[:212], 208, 4))
+    yield from run(12, Work(5, three[:212], 4))
 
 
 @pytest.mark.parametrize(
@@ -134,28 +133,28 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
     """Under `drop`: the others went on, and back, over what it still holds."""
     item, other = tokens_of(1, 60), tokens_of(2, 60)
     again = np.concatenate([item[:21], other[:39]])
-    spans = [
-        Span(0, item[:20], 0, 1),
-        Span(0, item[:26], 20, 6),  # it is late with this one
-        Span(0, again[:27], 21, 6),  # of which it is told nothing
-        Span(0, again[:31], 27, 4),
-        Span(0, again[:36], 31, 5),
+    works = [
+        Work(0, item[:20], 1),
+        Work(0, item[:26], 6),  # it is late with this one
+        Work(0, again[:27], 6),  # of which it is told nothing
+        Work(0, again[:31], 4),
+        Work(0, again[:36], 5),
     ]
     models = [cast.a, cast.b]
     both, first = (Averaged(models[:n], [1.0] * n) for n in (2, 1))
-    wanted = [(both.run(n, [span]), first.run(n, [span])) for n, span in enumerate(spans)]
+    wanted = [(both.run(n, [work]), first.run(n, [work])) for n, work in enumerate(works)]
     settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 0.3}
     with WorkerThread(cast.a) as prompt, WorkerThread(cast.b) as slow:
         path = write_list(
             tmp_path / "w.toml", [("a", prompt.endpoint), ("b", slow.endpoint)], **settings
         )
         with opened(path, cast.a) as held:
-            for number, (span, (all_, alone)) in enumerate(zip(spans, wanted, strict=True)):
+            for number, (work, (all_, alone)) in enumerate(zip(works, wanted, strict=True)):
                 if number == 1:
                     slow.hold(1.5)
                 elif number == 4:
                     await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
-                (got,) = held.target.run(number, [span])
+                (got,) = held.target.run(number, [work])
                 (expected,) = all_ if number in (0, 4) else alone
                 np.testing.assert_allclose(got.logits, expected, atol=2e-5)
                 if number == 1:
@@ -183,17 +182,16 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
         listed = [("a", worker_thread.endpoint), ("b", relay.endpoint)]
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
             target = held.target
-            target.run(0, [Span(0, text[:200], 0, 1)])
+            target.run(0, [Work(0, text[:200], 1)])
             relay.cut()
             await_(lambda: target.problem != "", turn=target.collect_scores)
             two.lies(slowly)
             await_(lambda: target.problem == "", turn=target.collect_scores)
-            alone = Span(0, text, 200, 5)
+            alone = Work(0, text, 5)
             begun_s = time.monotonic()
             (got,) = target.run(1, [alone])
             assert time.monotonic() - begun_s < 0.7
-            anew = alone._replace(base=0)
-            np.testing.assert_allclose(got.logits, first.run(1, [anew])[0], atol=2e-5)
+            np.testing.assert_allclose(got.logits, first.run(1, [alone])[0], atol=2e-5)
             two.is_honest()
             for number in count(2):
                 time.sleep(0.1)
@@ -202,7 +200,7 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
                 if held.events("b")["dropped"] == dropped:
                     break
                 assert number < 40
-            np.testing.assert_allclose(got.logits, both.run(1, [anew])[0], atol=2e-5)
+            np.testing.assert_allclose(got.logits, both.run(1, [alone])[0], atol=2e-5)
             assert not {"late", "lied"} & held.events("b").keys()
         relay.close()
     info = [each.getMessage() for each in caplog.records]
@@ -213,25 +211,21 @@ def test_one_that_is_back_reads_what_it_missed_while_the_others_go_on(
 def test_many_short_sessions_do_not_keep_a_returned_worker_out(cast: Cast, tmp_path: Path) -> None:
     """Under `drop`: together they go on by more, while it reads, than it may lack of one."""
     texts = [tokens_of(slot, 60) for slot in range(SESSIONS)]
-    spans = [Span(slot, text[:55], 50, 5) for slot, text in enumerate(texts)]
+    works = [Work(slot, text[:55], 5) for slot, text in enumerate(texts)]
     settings = {"kept": VOCAB, "values": "fp32", "late": "drop", "late_s": 20.0}
     with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
         relay = Relay(two.endpoint)
         listed = [("a", worker_thread.endpoint), ("b", relay.endpoint)]
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
-            held.target.run(
-                0, [span._replace(tokens=span.tokens[:50], base=0, rows=0) for span in spans]
-            )
+            held.target.run(0, [work._replace(tokens=work.tokens[:50], rows=0) for work in works])
             relay.cut()
             await_(lambda: held.target.problem != "", turn=held.target.collect_scores)
             await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
-            assert sum(span.base for span in spans) > CHUNK
-            got = held.target.run(1, spans)
+            assert sum(len(work.tokens) - work.rows for work in works) > CHUNK
+            got = held.target.run(1, works)
             assert "dropped" not in held.events("b")
         relay.close()
-    wanted = Averaged([cast.a, cast.b], (1.0, 1.0)).run(
-        1, [span._replace(base=0) for span in spans]
-    )
+    wanted = Averaged([cast.a, cast.b], (1.0, 1.0)).run(1, works)
     for each, expected in zip(got, wanted, strict=True):
         np.testing.assert_allclose(each.logits, expected, atol=2e-5)
 
@@ -242,18 +236,18 @@ def test_an_average_that_fails_costs_that_pass_only(
     def fails(*_: object) -> None:
         raise MemoryError
 
-    span, all_scores = Span(0, tokens_of(1, 20), 0, 5), []
+    work, all_scores = Work(0, tokens_of(1, 20), 5), []
     with WorkerThread(cast.a) as worker_thread, ExitStack() as stack:
         path = write_list(tmp_path / "w.toml", [("a", worker_thread.endpoint)])
         target = stack.enter_context(opened(path, cast.a)).target
         with monkeypatch.context() as patch:
             patch.setattr(federated, "aggregate", fails)
-            target.start(1, [span])
+            target.start(1, [work])
             await_(
                 lambda: bool(all_scores), turn=lambda: all_scores.extend(target.collect_scores())
             )
         assert isinstance(all_scores[0].error, MemoryError)
-        assert len(target.run(2, [span])[0].logits) == 5
+        assert len(target.run(2, [work])[0].logits) == 5
 
 
 def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None:
@@ -262,7 +256,7 @@ def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None
             tmp_path / "w.toml", [("a", worker_thread.endpoint), ("b", two.endpoint)], kept=8
         )
         with opened(path, cast.a) as held:
-            held.target.run(1, [Span(0, tokens_of(1, 20), 0, 5)])
+            held.target.run(1, [Work(0, tokens_of(1, 20), 5)])
             assert held.metrics.node_bytes["a", "from"] > 4 + 5 * (4 + 2 * 8)
             assert held.metrics.node_bytes["a", "to"] > 4 * 20
             assert held.metrics.node_compute_s["a"] > 0.0

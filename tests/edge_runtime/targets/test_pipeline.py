@@ -14,8 +14,8 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
-from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision
@@ -179,7 +179,7 @@ def test_logits_are_as_near_as_the_states_are(
         off = []
         for number, length in enumerate((1, 5, CHUNK, 400)):
             rows_wanted = min(length, 9)
-            (answer,) = target.run(number, [Span(1, tokens[:length], 0, rows_wanted)])
+            (answer,) = target.run(number, [Work(1, tokens[:length], rows_wanted)])
             wanted = whole_logits(decoder, tokens[:length].tolist(), rows_wanted)
             off.append(float(np.abs(answer.logits - wanted).max()))
         assert max(off) <= MOST_OFF[states]

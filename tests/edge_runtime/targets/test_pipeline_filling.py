@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
 from pilotfish.edge_runtime.targets.pipeline import PipelineDepth, PipelineTarget
-from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.emulation.emulator import Emulator
+from pilotfish.engines.engine import Work
 from pilotfish.wire.protocols import Decision
 from tests.support.passes import collect, run
 from tests.support.pipelines import Row, cut, made_pair, opened, row
@@ -104,7 +104,7 @@ def test_more_windows_than_stages_share_passes(nodes: Row, tmp_path: Path) -> No
     with pipeline(nodes, tmp_path, stage_s=0.05) as target:
         scheduler = Scheduler(target)
         read(scheduler, target, SLOTS)
-        target.run(10**6, [Span(0, np.full(25, 1, np.uint32), 20, 5)])
+        target.run(10**6, [Work(0, np.full(25, 1, np.uint32), 5)])
         assert target.concurrent_passes == STAGES, "the links take no time"
         before = scheduler.passes
         for slot in range(SLOTS):
@@ -140,11 +140,11 @@ def test_a_window_does_not_wait_for_all_of_a_long_session(nodes: Row, tmp_path: 
     """That is fed again, in pieces: no more of these are under way than keep the stages busy."""
     long, short = np.full(16 * CHUNK - 40, 1, np.uint32), np.full(25, 2, np.uint32)
     with pipeline(nodes, tmp_path, stage_s=0.05) as target:
-        target.run(0, [Span(1, short[:20], 0, 5)])
+        target.run(0, [Work(1, short[:20], 5)])
         begun_s = time.monotonic()
-        target.start(1, [Span(0, long, 0, 5)])
+        target.start(1, [Work(0, long, 5)])
         ends = all_scores(target, begun_s + 0.1)
-        target.start(2, [Span(1, short, 20, 5)])
+        target.start(2, [Work(1, short, 5)])
         ends |= all_scores(target, begun_s + 2.0)
         assert ends[2] - begun_s < 0.1 + (STAGES + 1 + STAGES) * 0.05 + 0.1
         assert ends[1] - begun_s > 16 * 0.05

@@ -14,9 +14,8 @@ import pytest
 from pilotfish.base.errors import TargetLostError
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.node.stage import StageWork
-from pilotfish.edge_runtime.step_slots import StageSlots
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
-from pilotfish.edge_runtime.targets.target import Span
+from pilotfish.engines.engine import StageEngine, Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.wire.nodes import AttachReply, Refused, Scored
@@ -37,9 +36,9 @@ class Told(NamedTuple):
     metrics: EdgeMetrics
     whole: Decoder
 
-    def flies(self, number: int, slot: int, length: int, base: int = 0) -> None:
+    def flies(self, number: int, slot: int, length: int) -> None:
         """A pass that comes back with the right logits."""
-        (answer,) = self.target.run(number, [Span(slot, TOKENS[:length], base, 3)], timeout_s=60.0)
+        (answer,) = self.target.run(number, [Work(slot, TOKENS[:length], 3)], timeout_s=60.0)
         wanted = whole_logits(self.whole, TOKENS[:length].tolist(), 3)
         # On a GPU, passes of other widths round otherwise.
         rounding = 0.0 if self.whole.provider == "cpu" else 1e-5
@@ -55,7 +54,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 def message_of(made: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     folder = cut(made.target, made.target.parent / "cut", 3)
     middle = Node(folder / "stage-2", sessions=SLOTS, context=CONTEXT)
-    work = StageWork(Stage(folder / "stage-3", slots=SLOTS, context=CONTEXT, threads=1), None)
+    work = StageWork(
+        StageEngine(Stage(folder / "stage-3", slots=SLOTS, context=CONTEXT, threads=1)), None
+    )
     edge_metrics = EdgeMetrics()
     path = tmp_path_factory.mktemp("list") / "list.toml"
     size: dict[str, Any] = {"slots": SLOTS, "context": CONTEXT}
@@ -105,9 +106,9 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again(message_of: Told, lie:
     message_of.flies(1, 0, 40)
     before = message_of.metrics.node_events["stage 3", "lied"]
     once(LIES[lie], message_of.liar)
-    message_of.flies(2, 0, 45, base=40)
+    message_of.flies(2, 0, 45)
     assert message_of.metrics.node_events["stage 3", "lied"] == before + 1
-    message_of.flies(3, 0, 50, base=45)
+    message_of.flies(3, 0, 50)
     message_of.flies(4, 1, 180)
 
 
@@ -121,7 +122,7 @@ def test_an_answer_that_is_said_twice_is_a_lie(message_of: Told) -> None:
     before = message_of.metrics.node_events["stage 3", "lied"]
     message_of.liar.lies(spoil)
     message_of.flies(1, 0, 40)
-    message_of.flies(2, 0, 45, base=40)
+    message_of.flies(2, 0, 45)
     assert message_of.metrics.node_events["stage 3", "lied"] == before + 1
 
 
@@ -129,7 +130,7 @@ def test_an_answer_that_is_said_twice_is_a_lie(message_of: Told) -> None:
 def test_nonsensical_times_do_no_harm(message_of: Told, times: list[int]) -> None:
     once(replaced(compute_ns=times), message_of.liar)
     message_of.flies(1, 0, 40)
-    message_of.flies(2, 0, 45, base=40)
+    message_of.flies(2, 0, 45)
     assert 1 <= message_of.target.depth <= SLOTS
     assert 1 <= message_of.target.concurrent_passes <= SLOTS
 
@@ -176,7 +177,7 @@ def test_a_constant_liar_is_given_up(message_of: Told) -> None:
     message_of.liar.lies(spoil)
     begun_s = time.monotonic()
     with pytest.raises(TargetLostError, match="its answer is not valid"):
-        message_of.target.run(2, [Span(0, TOKENS[:45], 40, 3)], timeout_s=60.0)
+        message_of.target.run(2, [Work(0, TOKENS[:45], 3)], timeout_s=60.0)
     assert time.monotonic() - begun_s < 12.0
     assert message_of.metrics.node_events["stage 3", "lied"] - before <= 6, (
         "it was asked again and again"
@@ -185,7 +186,7 @@ def test_a_constant_liar_is_given_up(message_of: Told) -> None:
     message_of.flies(3, 0, 50)
 
 
-@pytest.mark.parametrize(("room", "name"), [(StageSlots, "run"), (Head, "logits")])
+@pytest.mark.parametrize(("room", "name"), [(StageEngine, "run"), (Head, "logits")])
 def test_a_pass_that_fails_at_the_edge_itself_costs_that_pass_only(
     message_of: Told, monkeypatch: pytest.MonkeyPatch, room: type, name: str
 ) -> None:
@@ -197,5 +198,5 @@ def test_a_pass_that_fails_at_the_edge_itself_costs_that_pass_only(
     with monkeypatch.context() as patch:
         patch.setattr(room, name, fails)
         with pytest.raises(RuntimeError, match="out of memory"):
-            message_of.target.run(900, [Span(1, TOKENS[:20], 0, 3)], timeout_s=20.0)
+            message_of.target.run(900, [Work(1, TOKENS[:20], 3)], timeout_s=20.0)
     message_of.flies(901, 1, 25)

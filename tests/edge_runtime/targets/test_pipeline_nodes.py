@@ -17,8 +17,8 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
-from pilotfish.edge_runtime.targets.target import Span
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import Work
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.export.split import split_artifact
 from pilotfish.wire import keys
@@ -63,7 +63,7 @@ def located(thirds: Path) -> Iterator[Row]:
 
 def flies(target: PipelineTarget) -> bool:
     """A pass comes back."""
-    (answer,) = target.run(0, [Span(0, np.arange(5, dtype=np.uint32), 0, 2)], timeout_s=30.0)
+    (answer,) = target.run(0, [Work(0, np.arange(5, dtype=np.uint32), 2)], timeout_s=30.0)
     return len(answer.logits) == 2
 
 
@@ -324,7 +324,7 @@ def test_a_key_that_is_taken_off_a_stages_list(
         entry.unlink()
         os.kill(result.nodes[1].server.pid, signal.SIGHUP)
         time.sleep(0.3)  # it is heard, and the connection is not cut yet
-        target.start(7, [Span(0, np.arange(9, dtype=np.uint32), 0, 1)])
+        target.start(7, [Work(0, np.arange(9, dtype=np.uint32), 1)])
         seen = tells(target, "This key was removed")
         assert "stage 2: The stage after stage 2 of 3 (layer 2) refuses" in seen
         tells(target, "refuses the key of")

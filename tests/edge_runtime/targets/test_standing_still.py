@@ -10,11 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.targets import remote
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget, WakingClock
-from pilotfish.edge_runtime.targets.target import Span
+from pilotfish.engines.engine import Work
 from tests.edge_runtime.targets.test_federation_average import tokens_of
 from tests.support.federating import Cast, WorkerThread, cast_in, write_list
 
@@ -25,12 +27,12 @@ EDGE = """
 import json, os, signal, sys
 from pathlib import Path
 import numpy as np
-from pilotfish.edge_runtime.targets.target import Span
+from pilotfish.engines.engine import Work
 from tests.support.federating import opened
 
 with opened(Path(sys.argv[1]), Path(sys.argv[2])) as held:
-    held.target.run(0, [Span(0, np.arange(2, 12, dtype=np.uint32), 0, 1)])
-    held.target.start(1, [Span(0, np.arange(2, 14, dtype=np.uint32), 10, 1)])
+    held.target.run(0, [Work(0, np.arange(2, 12, dtype=np.uint32), 1)])
+    held.target.start(1, [Work(0, np.arange(2, 14, dtype=np.uint32), 1)])
     os.kill(os.getpid(), signal.SIGSTOP)
     found = []
     while not found:
@@ -66,10 +68,13 @@ def test_no_worker_is_late_because_the_edge_was_stopped(
 class Silent(RemoteTarget[RemotePass]):
     """A target whose nodes never answer."""
 
-    def start(self, number: int, spans: Sequence[Span]) -> None:
-        self._passes[number] = RemotePass(number, list(spans), self._clock.now_s)
+    def start(self, number: int, works: Sequence[Work]) -> None:
+        self._passes[number] = RemotePass(number, list(works), self._clock.now_s)
 
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+    def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
+        raise AssertionError
+
+    def clear(self, slot: int) -> None:
         raise AssertionError
 
     def _work(self, now_s: float) -> None:
@@ -108,7 +113,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
 @pytest.mark.parametrize("pause_s", [1.0, 5.0, 3600.0])
 def test_a_pass_is_given_up_after_its_time_of_looking(hands: Hands, pause_s: float) -> None:
     target = Silent()
-    target.start(1, [Span(0, tokens_of(1, 4), 0, 1)])
+    target.start(1, [Work(0, tokens_of(1, 4), 1)])
     looked_s = 0.0
     while not target.collect_scores():
         if looked_s == 5.0:

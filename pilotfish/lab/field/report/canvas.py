@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from textwrap import fill
 
 from pilotfish.lab.field.drawing import MARKERS, PALETTE, Axes
@@ -15,14 +13,6 @@ _TITLE_LETTERS = 42
 _NBSP = "\N{NO-BREAK SPACE}"
 _INNER_SPACE = re.compile(r"(?<!;) ")  # a space inside one part of "n = …; …"
 _UNIT_SPACE = re.compile(r"(?<=\d) (?=%|ms)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Picture:
-    """The file of a plot. alt: description of the plot in words, with units and counts."""
-
-    path: Path
-    alt: str
 
 
 class PlotStyle:

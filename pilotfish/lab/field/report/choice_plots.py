@@ -8,7 +8,6 @@ from pathlib import Path
 from pilotfish.lab.field.drawing import MARKERS, PALETTE, MaxNLocator, plot
 from pilotfish.lab.field.report.canvas import (
     WIDTH,
-    Picture,
     escape_math,
     format_counts,
     legend_below,
@@ -16,6 +15,7 @@ from pilotfish.lab.field.report.canvas import (
     whiskers,
 )
 from pilotfish.lab.field.report.hindsight import Alternative, Hindsight
+from pilotfish.lab.page import Picture
 
 _ROW = 0.27  # height of a row (inches)
 _ROWS = 7  # minimum height of the plot, in rows

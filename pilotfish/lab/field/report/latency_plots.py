@@ -9,7 +9,6 @@ from pathlib import Path
 from pilotfish.lab.field.drawing import Axes, plot
 from pilotfish.lab.field.report.canvas import (
     WIDTH,
-    Picture,
     PlotStyle,
     escape_math,
     format_counts,
@@ -21,6 +20,7 @@ from pilotfish.lab.field.report.canvas import (
 from pilotfish.lab.field.report.figures import Figures, lowest, protocols_of
 from pilotfish.lab.field.report.statistics import Spread
 from pilotfish.lab.field.run import WindowSetting
+from pilotfish.lab.page import Picture
 
 _WITHOUT_WINDOW = "no γ"
 

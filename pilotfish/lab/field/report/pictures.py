@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.lab.field.report import choice_plots, latency_plots, plots
-from pilotfish.lab.field.report.canvas import Picture, PlotStyle
+from pilotfish.lab.field.report.canvas import PlotStyle
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.timeline import timeline
+from pilotfish.lab.page import Picture
 
 _KINDS = 7  # number of plots for each run
 

@@ -20,7 +20,6 @@ from pilotfish.lab.field.drawing import (
 )
 from pilotfish.lab.field.report.canvas import (
     WIDTH,
-    Picture,
     PlotStyle,
     escape_math,
     format_counts,
@@ -29,6 +28,7 @@ from pilotfish.lab.field.report.canvas import (
 )
 from pilotfish.lab.field.report.figures import Figures, protocols_of
 from pilotfish.lab.field.report.statistics import PositionCounts, share_interval
+from pilotfish.lab.page import Picture
 
 _ROW = 0.27  # height of a row (inches); each (protocol, window) has a row
 _ROWS = 7  # minimum height of a plot, in rows

@@ -4,19 +4,11 @@ In: measured runs. Out: a folder with ``report.html``, which embeds the pictures
 picture as a separate PNG file.
 """
 
-import base64
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
-import jinja2
-
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
-from pilotfish.base.version import SOFTWARE
 from pilotfish.lab.field.report import tables
-from pilotfish.lab.field.report.canvas import Picture
 from pilotfish.lab.field.report.figures import lowest
 from pilotfish.lab.field.report.link import unmeasured_names
 from pilotfish.lab.field.report.measured import MeasuredRun
@@ -24,6 +16,7 @@ from pilotfish.lab.field.report.pictures import Gallery, draw
 from pilotfish.lab.field.report.plots import FEW
 from pilotfish.lab.field.report.statistics import RESAMPLES
 from pilotfish.lab.field.report.template import TEMPLATE
+from pilotfish.lab.page import render_page
 
 PAGE = "report.html"
 
@@ -44,15 +37,8 @@ def write(
 
 def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
     """Render the page's HTML; escape all text that comes from run files."""
-    # autoescape treats every value as text, unless the template marks the value as HTML
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["embedded"] = _embed
-    environment.filters["groups"] = _groups
-    return environment.from_string(TEMPLATE).render(
-        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        software=SOFTWARE,
+    return render_page(
+        TEMPLATE,
         runs=runs,
         gallery=gallery,
         summaries={run.name: _run_summary(run) for run in runs},
@@ -66,16 +52,6 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
         resamples=RESAMPLES,
         few=FEW,
     )
-
-
-def _embed(picture: Picture) -> str:
-    """Encode a picture's PNG as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
-
-
-def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """Return each group of a table's headings, with the group's number of columns."""
-    return [(name, len(list(columns))) for name, columns in groupby(headings, itemgetter(0))]
 
 
 def _run_summary(run: MeasuredRun) -> str:

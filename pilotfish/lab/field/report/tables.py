@@ -4,7 +4,6 @@ In: measured runs. Out: tables with units in the headings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,18 +12,10 @@ from pilotfish.lab.field.report.hindsight import Hindsight
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.statistics import Spread
 from pilotfish.lab.field.run import Model
+from pilotfish.lab.page import Table
 from pilotfish.wire.protocols import RoundCounter
 
 NONE = "–"  # text of a cell without a measured value
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table. headings: group and heading of each column; a group's columns are adjacent."""
-
-    headings: list[tuple[str, str]]
-    rows: list[list[str]]
-    best: int | None = None  # index of the row that is marked as the best
 
 
 def number(value: float | None, digits: int = 1) -> str:

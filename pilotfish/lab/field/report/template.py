@@ -1,109 +1,20 @@
-"""The report page's HTML and style: a Jinja template, which `field.report.report_page` fills in.
+"""The text of the report's page: a Jinja template for `lab.page`.
 
-The page is legible at a width of 360 CSS pixels. Only tables are wider than a phone; each table
-scrolls in a separate box. Colours follow the reader's light or dark scheme. Plots have a white
-background.
+`field.report.report_page` fills it in.
 """
 
 TEMPLATE = """\
-{% macro table(content) %}
-<div class="wide" tabindex="0"><table>
-<thead>
-{% if content.headings | map(attribute=0) | select | list %}
-<tr>
-{% for name, width in content.headings | groups %}
-<th colspan="{{ width }}">{{ name }}</th>
-{% endfor %}
-</tr>
-{% endif %}
-<tr>{% for _, heading in content.headings %}<th scope="col">{{ heading }}</th>{% endfor %}</tr>
-</thead>
-<tbody>
-{% for row in content.rows %}
-<tr{% if loop.index0 == content.best %} class="best"{% endif %}>
-<th scope="row">{{ row[0] }}</th>
-{% for cell in row[1:] %}<td>{{ cell }}</td>{% endfor %}
-</tr>
-{% endfor %}
-</tbody>
-</table></div>
-{% endmacro %}
-{% macro pictures(found) %}
-<div class="pictures">
-{% for picture in found %}
-<figure><img src="{{ picture | embedded }}" alt="{{ picture.alt }}"></figure>
-{% endfor %}
-</div>
-{% endmacro %}
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Pilotfish field report: {{ runs | map(attribute="name") | join(", ") }}</title>
-<style>
-:root { --ink: #1a1f24; --soft: #5a656f; --line: #d9dee3; --paper: #fbfbfa; --card: #fff;
-  --mark: #e3f0e8; --accent: #0072b2; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ec; --soft: #9aa5af; --line: #343b42; --paper: #14181c; --card: #1c2126;
-    --mark: #1e3a2c; --accent: #7cc4f0; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem 1rem 4rem; max-width: 76rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.5 system-ui, "Segoe UI", Roboto, "Noto Sans", sans-serif;
-  overflow-wrap: break-word; }
-header { border-bottom: 3px solid var(--accent); margin-bottom: 1rem; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0; }
-h2 { font-size: 1.2rem; margin: 2.4rem 0 .4rem; padding-top: .5rem;
-  border-top: 1px solid var(--line); }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-p { margin: .4rem 0 .8rem; max-width: 44rem; }
-header p, .soft { color: var(--soft); font-size: .9rem; }
-p.soft { margin: .4rem 0; }
-dl { margin: .4rem 0; }
-dt { font-weight: 600; }
-dd { margin: 0 0 .6rem; }
-.wide { overflow-x: auto; max-width: 100%; border: 1px solid var(--line); border-radius: 6px;
-  background: var(--card); margin: .4rem 0 1rem; }
-table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums;
-  min-width: 100%; }
-th, td { padding: .28rem .6rem; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid var(--line); }
-thead th { color: var(--soft); font-weight: 600; border-bottom-color: var(--soft); }
-thead tr:not(:last-child) th { text-align: center; border-bottom-color: var(--line); }
-tbody th, thead tr:last-child th:first-child { text-align: left; position: sticky; left: 0;
-  background: var(--card); font-weight: 600; border-right: 1px solid var(--line); }
-tbody tr:last-child > * { border-bottom: 0; }
-tr.best > *, tr.best > th { background: var(--mark); }
-.facts td, .facts thead th { text-align: left; white-space: normal; min-width: 11rem; }
-.facts tbody th { white-space: normal; max-width: 8.5rem; font-weight: 500; color: var(--soft); }
-.reasons td:last-child { text-align: left; white-space: normal; min-width: 18rem; }
-.pictures { display: grid; gap: 1rem; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
-.pictures + .pictures { margin-top: 1rem; }
-figure { margin: 0; padding: .5rem; background: #fff; border: 1px solid var(--line);
-  border-radius: 6px; max-width: 30rem; }
-figure img { display: block; width: 100%; height: auto; }
-summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
-@media (max-width: 30rem) { body { padding: 1rem .7rem 3rem; } figure { padding: .25rem; } }
-@media print {
-  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --card: #fff; --mark: #eee;
-    --accent: #0072b2; }
-  body { max-width: none; padding: 0; font-size: 10pt; }
-  .wide { overflow: visible; border: 0; }
-  table { font-size: 6.8pt; } th, td { padding: .12rem .25rem; }
-  tbody th { position: static; }
-  figure, tr, p, h2, h3 { break-inside: avoid; } h2, h3, h2 + p { break-after: avoid; }
-  .pictures { grid-template-columns: 1fr 1fr; }
-}
-</style>
-</head>
-<body>
-<header>
-<h1>Pilotfish field report</h1>
-<p>{{ runs | length }} run{{ "s" if runs | length > 1 }}, made {{ made }} by {{ software }}</p>
-</header>
+{% extends "page" %}
+{% from "parts" import table, pictures %}
+{% block title %}
+Pilotfish field report: {{ runs | map(attribute="name") | join(", ") }}
+{% endblock %}
+{% block heading %}Pilotfish field report{% endblock %}
+{% block origin %}
+{{ runs | length }} run{{ "s" if runs | length > 1 }},
+made {{ made }} by {{ software }}
+{% endblock %}
+{% block content %}
 
 <dl>
 {% for run in runs %}
@@ -197,6 +108,5 @@ seed. It shows how far the median would move with similar prompts at other times
 link. p95 is the 95th percentile over answers, or over rounds for a round's time. Intervals of
 shares are Wilson's. α is the share of verified positions that were accepted. n counts answers
 unless another unit is named.</p>
-</body>
-</html>
+{% endblock %}
 """

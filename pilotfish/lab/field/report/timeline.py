@@ -8,9 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from pilotfish.lab.field.drawing import PALETTE, Axes, panels
-from pilotfish.lab.field.report.canvas import WIDTH, Picture, title
+from pilotfish.lab.field.report.canvas import WIDTH, title
 from pilotfish.lab.field.report.link import Quantity, measured_quantities
 from pilotfish.lab.field.run import Answer
+from pilotfish.lab.page import Picture
 
 _PAUSE_S = 600.0  # gap between two answers (s) above which the run counts as interrupted
 

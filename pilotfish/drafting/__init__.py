@@ -1,0 +1,1 @@
+"""Drafting rules that a device and an edge's own drafter share."""

@@ -1,0 +1,42 @@
+"""Jobs that read a prompt: they fill the caches, and compute its log-probabilities if requested.
+
+In:  a session and its running generation. Out: jobs for the scheduler, without replies; the
+     log-probabilities are sent with the generation's first result.
+"""
+
+from pilotfish.edge_runtime.generation import Generation
+from pilotfish.edge_runtime.reply_logprobs import PromptLogprobs
+from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.speculation.distributions import Floats
+
+# Rows of a pass that scores a prompt: more than `NARROW`, so that the scheduler treats the pass as
+# a prompt's, not as a window's.
+_SCORED_ROWS = 48
+
+
+class Prompts:
+    """Reads the prompts of all sessions. submit: function that queues a job."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+
+    def read(self, session: Session, generation: Generation) -> None:
+        """Queue a job that reads the committed tokens except the last, while the device drafts."""
+        tokens = session.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
+        self._submit(session.create_job(generation, tokens, 0, None))
+
+    def score(self, session: Session, generation: Generation, prompt: PromptLogprobs) -> None:
+        """Queue jobs that compute the log-probability of each prompt token after the first.
+
+        Parts of the prompt that an earlier pass has computed are skipped.
+        """
+        tokens = prompt.ids[:-1]
+        for begin in range(0, len(tokens), _SCORED_ROWS):
+            part = tokens[: begin + _SCORED_ROWS]
+            if prompt.covers(begin, len(part)):
+                continue
+
+            def verify(logits: Floats, _: Floats, end: int = len(part)) -> None:
+                prompt.record(end, logits)
+
+            self._submit(session.create_job(generation, part, len(part) - begin, verify))

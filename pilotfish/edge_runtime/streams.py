@@ -1,0 +1,263 @@
+"""Streams: compute the target's tokens one after another, and send them as they come.
+
+In:  a `Pull` of a running generation; under `ahead` also hints. Out: a job for the next token, to
+     which hints are attached when its pass starts; when the job is finished, its `Tokens`, and the
+     next job.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import numpy as np
+
+from pilotfish.base.errors import BadGrammarError, DivergedError, MalformedError, PilotfishError
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.generation import Generation, Stream
+from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
+from pilotfish.edge_runtime.logits_processors import process_logits
+from pilotfish.edge_runtime.prompts import Prompts
+from pilotfish.edge_runtime.replies import Replies, job_times
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.engines.constraint import DEAD_END
+from pilotfish.speculation.agreement import count_agreed
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.logits_options import node_paths
+from pilotfish.speculation.randomness import Purpose
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import encode_ids
+from pilotfish.wire.protocols import Decision, choose
+from pilotfish.wire.protocols.protocol import Ids, check_frame_count
+from pilotfish.wire.transport import Envelope
+
+
+class Streams:
+    """Serves the streams of all sessions. Used by the serving loop.
+
+    submit: function that queues a job. vocab_size: size of the target's vocabulary. context: upper
+    limit of a session's tokens. ends: the target's end tokens.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        replies: Replies,
+        prompts: Prompts,
+        metrics: EdgeMetrics,
+        *,
+        vocab_size: int,
+        context: int,
+        ends: Collection[int],
+        draft_cost: DraftCost,
+    ) -> None:
+        self._submit = submit
+        self._replies = replies
+        self._prompts = prompts
+        self._metrics = metrics
+        self._vocab = vocab_size
+        self._context = context
+        self._ends = frozenset(ends)
+        self._draft_cost = draft_cost
+
+    def serve_pull(
+        self,
+        session: Session,
+        generation: Generation,
+        pull: m.Pull,
+        envelope: Envelope,
+        received_ns: int,
+    ) -> None:
+        """Start a stream, or change the number of its tokens; send missed tokens again."""
+        check_frame_count(envelope.frames, 0)
+        if generation.protocol is not None and not generation.protocol.streams:
+            raise MalformedError("This generation verifies windows; it does not stream tokens.")
+        length = len(session.committed)
+        if pull.start > length or session.committed.hash_at(pull.start) != pull.hash:
+            raise DivergedError(f"The edge holds {length} other tokens of this session.")
+        if pull.start < length:
+            self._replies.expect_room(envelope)
+        missed = session.committed.ids[pull.start :].tolist()
+        running = generation.stream is not None
+        generation.stream = Stream(envelope.client, pull.count - len(missed), received_ns)
+        if generation.hints is not None:
+            generation.hints.set_requested_end(pull.start + pull.count)
+        if missed:  # a retry: the device did not receive these tokens
+            times = m.Times(received_ns=received_ns, held_ns=0, queue_ns=0, verify_ns=0)
+            logprobs = generation.logprobs
+            frame = None if logprobs is None else logprobs.frame_of(pull.start, len(missed))
+            tokens = _make_tokens(session, generation, pull.start, times)
+            size = self._send(generation, envelope.client, tokens, missed, frame)
+            self._replies.charge(envelope, size)
+        if not running and not generation.ended:
+            self._queue_token(session, generation)
+
+    def add_hint(self, generation: Generation, hint: m.Hint, envelope: Envelope) -> str:
+        """Add a hint of the device; return its outcome for the metrics. A hint gets no reply."""
+        if generation.hints is None:
+            return "unknown"
+        try:
+            accepted = generation.hints.add_device_hint(
+                hint.start, hint.hash, envelope.frames, self._vocab
+            )
+        except PilotfishError:
+            return "malformed"
+        return "kept" if accepted else "stale"
+
+    def _queue_token(self, session: Session, generation: Generation) -> None:
+        """Queue a job for the stream's next token, if more tokens are requested.
+
+        The generation's hints are attached to the job when its pass starts.
+        """
+        stream = generation.stream
+        if stream is None:
+            return
+        if stream.remaining <= 0 or len(session.committed) >= self._context:
+            generation.stream = None
+            return
+        if (prompt := generation.unscored_prompt(len(session.committed))) is not None:
+            self._prompts.score(session, generation, prompt)  # a pass over the prompt has failed
+        tokens = session.committed.ids.copy()
+        job = session.create_job(generation, tokens, 1, partial(_verify, generation, tokens, ()))
+        job.temperature = generation.temperature
+        if generation.hints is not None:
+            job.hints = _StreamHints(
+                session, generation, generation.hints, self._draft_cost, self._context
+            )
+        self._submit(job)
+
+    def finish_job(
+        self,
+        session: Session,
+        generation: Generation,
+        stream: Stream,
+        job: Job,
+        decision: Decision,
+    ) -> None:
+        """Commit and send the tokens of a finished job, and queue the next job."""
+        start, token = len(session.committed), decision.token
+        assert token is not None  # `_verify` always samples a token
+        drafts = job.tokens[start : start + decision.accepted].tolist()
+        # the device may have lowered its request during the pass; one token is always committed
+        ids = _cut_at_end(self._ends, [*drafts, token])[: max(1, stream.remaining)]
+        session.committed.extend(ids)
+        generation.ended = ids[-1] in self._ends
+        stream.remaining = 0 if generation.ended else stream.remaining - len(ids)
+        self._metrics.streamed += len(ids)
+        self._draft_cost.record_tokens(len(ids))
+        attached, accepted = NO_HINTS, min(decision.accepted, len(ids))
+        if generation.hints is not None:
+            attached = generation.hints.record_pass(ids, accepted)
+            self._metrics.record_hints(attached, accepted)
+        logprobs = None if generation.logprobs is None else generation.logprobs.commit(len(ids))
+        times = job_times(job, stream.received_ns)
+        self._metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
+        tokens = _make_tokens(session, generation, start, times, attached, accepted)
+        self._send(generation, stream.client, tokens, ids, logprobs)
+        stream.received_ns = time.monotonic_ns()
+        self._queue_token(session, generation)
+
+    def _send(
+        self,
+        generation: Generation,
+        client: bytes,
+        tokens: m.Tokens,
+        ids: Sequence[int],
+        logprobs: m.Buffer | None,
+    ) -> int:
+        """Send tokens with these ids; return the bytes of the frames.
+
+        logprobs: frame of the tokens' log-probabilities, if requested.
+        """
+        frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
+        frames = (frame,) if logprobs is None else (frame, logprobs)
+        return self._replies.send_result(generation, client, tokens, frames)
+
+
+def _make_tokens(
+    session: Session,
+    generation: Generation,
+    start: int,
+    times: m.Times,
+    attached: AttachedHints = NO_HINTS,
+    accepted: int = 0,
+) -> m.Tokens:
+    """Return the header of tokens from position ``start`` on.
+
+    attached: drafts of the pass that computed the tokens. accepted: number of accepted drafts.
+    """
+    return m.Tokens(
+        session=session.id,
+        generation=generation.number,
+        start=start,
+        times=times,
+        source=attached.budget.name if attached.budget is not None else "",
+        drafted=len(attached.ids),
+        accepted=accepted,
+    )
+
+
+class _StreamHints:
+    """Hints of a stream's next pass, in the form that the scheduler attaches to a job."""
+
+    def __init__(
+        self,
+        session: Session,
+        generation: Generation,
+        hints: HintSources,
+        draft_cost: DraftCost,
+        context: int,
+    ) -> None:
+        self._session, self._generation, self._hints = session, generation, hints
+        self._draft_cost, self._context = draft_cost, context
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self._hints.tokens_per_pass
+
+    def propose(self) -> Sequence[float]:
+        stream, length = self._generation.stream, len(self._session.committed)
+        assert stream is not None
+        most = min(stream.remaining, self._context - length) - 1
+        return self._hints.propose(most, self._draft_cost.tokens_per_draft)
+
+    def attach(self, job: Job, count: int) -> None:
+        drafts = self._hints.attach(count)
+        committed = self._session.committed.ids
+        # [committed + drafts]
+        job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
+        job.rows = 1 + len(drafts)
+        text = job.tokens[: len(committed)]
+        job.verify = partial(_verify, self._generation, text, drafts)
+
+
+def _verify(
+    generation: Generation, text: Ids, drafts: Sequence[int], logits: Floats, hidden: Floats
+) -> Decision:
+    """Sample a token after ``text``, and after each draft that equals the token before it.
+
+    logits: [n + 1, V], after ``text`` and after each of n drafts.
+    """
+    logits_processor, sampling_params = generation.logits_processor, generation.sampling_params
+    dead: Sequence[int] = ()
+    if logits_processor is not None:
+        dead = process_logits(logits_processor, logits, text, node_paths(drafts, None))
+    position = len(text)
+    decision = Decision(
+        *count_agreed(
+            drafts,
+            lambda index: choose(logits[index], sampling_params, position + index, Purpose.TARGET),
+        )
+    )
+    if dead and min(dead) <= decision.accepted:
+        raise BadGrammarError(DEAD_END)
+    if generation.logprobs is not None:
+        generation.logprobs.record_stream(drafts, logits, decision)
+    return decision
+
+
+def _cut_at_end(ends: Collection[int], ids: list[int]) -> list[int]:
+    """Return the ids up to the first end token, with that token."""
+    end = next((at for at, id in enumerate(ids) if id in ends), len(ids))
+    return ids[: end + 1]

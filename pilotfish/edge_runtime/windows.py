@@ -1,0 +1,285 @@
+"""Windows: check a window, verify it with the target's logits, and reply with a verdict.
+
+In:  a `Window` or `States` of a running generation. Out: a job for the scheduler; when the job is
+     finished, a `Verdict`, or a `StatesRequest` if the decision needs hidden states of the drafter.
+
+The last verdict is stored: a device that missed it sends the same window again.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from pilotfish.base.errors import (
+    BadGrammarError,
+    ConflictError,
+    DivergedError,
+    MalformedError,
+    TooLargeError,
+)
+from pilotfish.edge_runtime.draft_cost import DraftCost
+from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.generation import Generation, WindowState
+from pilotfish.edge_runtime.logits_processors import process_logits
+from pilotfish.edge_runtime.prompts import Prompts
+from pilotfish.edge_runtime.replies import Replies, job_times
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.engines.constraint import DEAD_END
+from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.logits_options import node_paths
+from pilotfish.wire import messages as m
+from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
+from pilotfish.wire.protocols.protocol import Ids
+from pilotfish.wire.transport import Envelope
+
+
+class Windows:
+    """Serves the windows of all sessions. Used by the serving loop.
+
+    submit: function that queues a job. vocab_size: size of the target's vocabulary.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        replies: Replies,
+        prompts: Prompts,
+        metrics: EdgeMetrics,
+        *,
+        vocab_size: int,
+        limits: m.Limits,
+        draft_cost: DraftCost,
+    ) -> None:
+        self._submit = submit
+        self._replies = replies
+        self._prompts = prompts
+        self._metrics = metrics
+        self._vocab = vocab_size
+        self._limits = limits
+        self._draft_cost = draft_cost
+
+    def serve_window(
+        self,
+        session: Session,
+        generation: Generation,
+        window: m.Window,
+        envelope: Envelope,
+        received_ns: int,
+    ) -> None:
+        """Check a window and queue its job; send its reply again if the window was repeated."""
+        protocol = generation.protocol
+        if protocol is None or protocol.streams:
+            raise MalformedError("This generation streams tokens, so it accepts no windows.")
+        last = generation.window_state
+        if last is not None and last.start == window.start:
+            self._retry(session, generation, last, window, envelope)
+            return
+        if last is not None and last.verdict is None:
+            raise ConflictError(f"The window at position {last.start} is still being verified.")
+        # check before the distributions are decoded, which costs more
+        pending, drafted = protocol.count_tokens(envelope.frames, self._vocab)
+        if pending != generation.awaits_pending:
+            raise DivergedError(
+                "The device must send a token that it sampled itself with the next window, and "
+                "only with that window: begin again."
+            )
+        _expect_position(session, window.start - pending, window.hash)
+        self._expect_room(session, pending, drafted)
+        draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
+        self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
+        if (prompt := generation.unscored_prompt(len(session.committed))) is not None:
+            self._prompts.score(session, generation, prompt)  # a pass over the prompt has failed
+        generation.window_state = WindowState(
+            envelope.client, window.start, envelope.frames, draft, received_ns
+        )
+        # [committed + pending + n]
+        tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
+        text = tokens[: len(tokens) - len(draft.ids)]
+        verify = partial(_verify, generation, draft, text)
+        job = session.create_job(generation, tokens, len(draft.ids) + 1, verify, draft)
+        job.temperature = generation.temperature
+        self._submit(job)
+
+    def _expect_room(self, session: Session, pending: int, drafted: int) -> None:
+        if drafted > self._limits.window:
+            raise TooLargeError(
+                f"The window has {drafted} tokens; this edge accepts at most {self._limits.window}."
+            )
+        if len(session.committed) + pending + drafted + 1 > self._limits.context:
+            raise TooLargeError(
+                f"The session has {len(session.committed)} tokens, and the edge's context is "
+                f"{self._limits.context} tokens: there is no room for a window of "
+                f"{pending + drafted}."
+            )
+
+    def _retry(
+        self,
+        session: Session,
+        generation: Generation,
+        last: WindowState,
+        window: m.Window,
+        envelope: Envelope,
+    ) -> None:
+        """Answer a repeated window: send its reply again, or nothing while it is being verified."""
+        if window.hash != session.committed.hash_at(last.committed_before):
+            raise DivergedError(
+                f"The edge holds other tokens before position {last.committed_before}: begin again."
+            )
+        if not last.matches(envelope.frames):
+            raise ConflictError(f"Another window at position {last.start} was already verified.")
+        last.client = envelope.client
+        self._repeat(generation, last, envelope)
+
+    def _repeat(self, generation: Generation, last: WindowState, envelope: Envelope) -> None:
+        """Send the reply to a window again, if the window has a reply."""
+        if last.verdict is None and last.states_request is None:
+            return
+        self._replies.expect_room(envelope)
+        if last.verdict is not None:
+            size = self._replies.send_result(
+                generation, last.client, last.verdict, last.reply_frames
+            )
+            self._replies.charge(envelope, size)
+        elif last.states_request is not None:
+            self._replies.send_cheap(envelope, last.states_request, last.reply_frames)
+
+    def serve_states(
+        self,
+        session: Session,
+        generation: Generation,
+        states: m.States,
+        envelope: Envelope,
+        received_ns: int,
+    ) -> None:
+        """Decide on a window with the requested hidden states, without another pass.
+
+        If the window has been decided, its verdict is sent again.
+        """
+        last, protocol = generation.window_state, generation.protocol
+        if last is None or last.start != states.start:
+            raise DivergedError(
+                f"The edge holds no window at position {states.start}: begin again."
+            )
+        if last.states_request is None:
+            raise MalformedError("The edge did not request hidden states of this window.")
+        last.client = envelope.client
+        if last.verdict is not None:
+            self._repeat(generation, last, envelope)
+            return
+        assert last.states_needed is not None
+        assert protocol is not None
+        decision = protocol.verify_with_states(last.draft, last.states_needed, envelope.frames)
+        last.states_needed = None
+        if generation.logprobs is not None:
+            generation.logprobs.record_decision(decision)
+        held_ns = time.monotonic_ns() - received_ns
+        times = m.Times(received_ns=received_ns, held_ns=held_ns, queue_ns=0, verify_ns=held_ns)
+        self._commit(session, generation, last, times, decision)
+
+    def finish_job(
+        self,
+        session: Session,
+        generation: Generation,
+        job: Job,
+        decision: Decision | StatesNeeded,
+    ) -> None:
+        """Send the verdict of a finished job and commit its tokens, or request states."""
+        window_state = generation.window_state
+        if window_state is None:
+            return
+        times = job_times(job, window_state.received_ns)
+        if isinstance(decision, Decision):
+            self._commit(session, generation, window_state, times, decision)
+            return
+        window_state.states_needed, window_state.reply_frames = decision, decision.frames
+        window_state.states_request = m.StatesRequest(
+            session=session.id,
+            generation=generation.number,
+            start=window_state.start,
+            times=times,
+        )
+        self._replies.send(window_state.client, window_state.states_request, decision.frames)
+
+    def _commit(
+        self,
+        session: Session,
+        generation: Generation,
+        window_state: WindowState,
+        times: m.Times,
+        decision: Decision,
+    ) -> None:
+        """Send the verdict of a decision, store it, and commit the accepted tokens."""
+        verdict = m.Verdict(
+            session=session.id,
+            generation=generation.number,
+            start=window_state.start,
+            accepted=decision.accepted,
+            token=decision.token,
+            times=times,
+            notes=list(decision.notes),
+        )
+        frames = [*decision.frames]
+        if generation.logprobs is not None:
+            frames.append(generation.logprobs.commit())
+        # send the verdict before the bookkeeping, since the device waits for it
+        self._replies.send_result(generation, window_state.client, verdict, frames)
+        draft = window_state.draft
+        window_state.set_verdict(verdict, frames)
+        accepted = [int(draft.ids[node - 1]) for node in draft.path(decision.accepted)]
+        token = [] if decision.token is None else [decision.token]
+        session.committed.extend([*draft.pending.tolist(), *accepted, *token])
+        self._draft_cost.record_tokens(len(accepted) + 1)
+        generation.awaits_pending = not token
+        if generation.protocol is not None:
+            request = window_state.states_request
+            spent = times if request is None else request.times
+            self._metrics.record_window(
+                generation.protocol,
+                len(draft.ids),
+                len(accepted),
+                decision.notes,
+                spent.queue_ns * 1e-9,
+                spent.verify_ns * 1e-9,
+            )
+
+
+def _expect_position(session: Session, start: int, digest: bytes) -> None:
+    length = len(session.committed)
+    if start != length or digest != session.committed.hash:
+        raise DivergedError(
+            f"The round starts at {start}, but the edge holds {length} tokens"
+            f"{'' if start != length else ' that differ from the device’s'}: begin again."
+        )
+
+
+def _verify(
+    generation: Generation, draft: Draft, text: Ids, logits: Floats, hidden: Floats
+) -> Decision | StatesNeeded:
+    """Decide on a window. text: tokens before the draft. logits, hidden: rows of root and draft."""
+    protocol, logits_processor = generation.protocol, generation.logits_processor
+    assert protocol is not None
+    dead: Sequence[int] = ()
+    if logits_processor is not None:
+        paths = node_paths(draft.ids.tolist(), draft.parents)
+        dead = process_logits(logits_processor, logits, text, paths)
+    decision = protocol.verify(
+        draft, logits, generation.sampling_params, round_start=len(text), hidden=hidden
+    )
+    if dead:
+        _expect_no_dead_end(draft, decision, dead)
+    if generation.logprobs is not None:
+        generation.logprobs.record(draft, logits, decision)
+    return decision
+
+
+def _expect_no_dead_end(
+    draft: Draft, decision: Decision | StatesNeeded, dead: Sequence[int]
+) -> None:
+    """Raise `BadGrammarError` if the decision uses a dead end, a row that no token may follow."""
+    # before a head's decision any row may still be used
+    on_path = {0, *draft.path(decision.accepted)} if isinstance(decision, Decision) else {*dead}
+    if on_path.intersection(dead):
+        raise BadGrammarError(DEAD_END)
