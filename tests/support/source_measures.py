@@ -26,6 +26,7 @@ OWNERS = {
     "_Slot": ("ids", "length"),
     "Slots": ("_trees", "_tokens"),
     "LlamaDecoder": ("_tokens",),
+    "SlotContents": ("_ids", "_chains", "_parents"),
 }
 # What carries a session's work from the scheduler to the graph: what the scheduler takes, what it
 # gives to a target, what goes to a node, what an engine reads.
