@@ -140,9 +140,10 @@ class Session:
         shared = self.shared_tokens(ids, owner)
         self.committed.truncate(shared)
         self.committed.extend(ids[shared:])
+        if not shared:
+            self._drafter.reset()
         if owner != self._owner:
             if not self._shares:
-                self._drafter.reset()
                 self.edge.forget()
             self._owner = owner
         self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))

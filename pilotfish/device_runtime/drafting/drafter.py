@@ -90,7 +90,7 @@ class Drafter(ABC):
         """
 
     def reset(self) -> None:
-        """Drop all read tokens: the next generation belongs to another owner."""
+        """Drop all read tokens: the next generation uses none of them."""
         return
 
     @abstractmethod
