@@ -45,8 +45,8 @@ class ProgressDisplay:
         """Show that ``done`` of ``total`` steps of the stage called ``label`` are finished.
 
         A new label begins a stage; a smaller ``done`` begins it again. The speed is computed
-        without the steps that are done by then. total: None if it is unknown. left_s: the caller's
-        estimate of the time left.
+        without the steps that were done when the stage began. total: None if it is unknown. left_s:
+        the caller's estimate of the time left.
         """
         stage = self._stages.get(label) or self._begin(label, total)
         stage.update(done)

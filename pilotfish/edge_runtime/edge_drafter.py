@@ -122,8 +122,7 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> Engine:
         raise PairMismatchError(
             f"The drafter {manifest.model} ({manifest.vocab_size} tokens) does not have the "
             f"vocabulary of the target {target.model} ({target.vocab_size} tokens): --draft needs "
-            "a model of "
-            "the same family."
+            "a model of the same family."
         )
     return open_engine(
         artifact,
@@ -180,7 +179,8 @@ class EdgeDrafter(threading.Thread):
     ) -> Trail:
         """Start drafting after the committed tokens u32 [n]; the slot's previous trail ends.
 
-        logits_processor: processor of the drafter's logits; only the drafter's thread uses it.
+        session: key of the session, different for each owner. logits_processor: processor of the
+        drafter's logits; only the drafter's thread uses it.
         """
         trail = Trail(self, session, slot, committed, sampling_params, logits_processor)
         with self.changed:

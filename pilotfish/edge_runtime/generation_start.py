@@ -262,7 +262,7 @@ class GenerationStarter:
         logits_processor = self._logits_processors.create(spec.begin, sampling_params, constraint)
         return partial(
             self._edge_drafter.follow,
-            session.id,
+            session.owner + session.id,  # clients choose ids, so two owners may have the same
             session.slot,
             session.committed.ids,
             sampling_params,

@@ -74,7 +74,7 @@ class AttachableHints(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """Request of one session to the target; a long one takes several works.
+    """What one session asks of the target; a long job takes several works.
 
     tokens: the whole sequence, u32 [n]; the slot may have cached a part of it. rows: number of last
     tokens that need logits. verify: function of the logits [rows, V] and hidden states [rows, d] of

@@ -1,7 +1,7 @@
 """Steps to nodes: the edge's half makes them from works, the node's half reads the works back.
 
 In:  works, with whole sequences; and what the node's slots hold.
-Out: items, and the tokens that the node lacks; at the node, the same works.
+Out: items, and the tokens that the node's chains lack; at the node, the same works.
 
 Law: a node runs its steps in order, so its contents after a step are known when the step is sent.
 The edge has a record of them, the same `SlotContents` as in the node's engine. An item that starts
@@ -83,7 +83,8 @@ def _find(contents: SlotContents, work: Work) -> Held:
 def decode_works(frames: WorkFrames, engine: Engine | StageEngine, vocab: int) -> list[Work]:
     """Rebuild the works of a step from an engine's contents and the tokens that came.
 
-    vocab: number of valid token ids. The engine will compute exactly the tokens that came.
+    vocab: number of valid token ids. Of each item, the engine will compute exactly the last
+    ``size`` tokens that came.
 
     Raises:
         MalformedError: if items, frames and contents contradict each other.

@@ -19,6 +19,7 @@ from pilotfish.speculation.sequences import common_prefix, path_along
 Ids = NDArray[np.integer[Any]]
 Parents = NDArray[np.int64]
 
+MOST_ID = 2**32 - 1  # the largest token id that a record holds
 _NO_PARENTS = np.empty(0, np.int64)
 
 
@@ -65,6 +66,10 @@ class SlotContents:
         """Return the tokens of a slot's chain, u32 [n], valid until the slot's next change."""
         return self._ids[slot, : self._chains[slot]]
 
+    def length(self, slot: int) -> int:
+        """Return the number of tokens of a slot's chain and nodes of its tree."""
+        return self._chains[slot] + len(self._parents[slot])
+
     def find(self, slot: int, tokens: Ids, rows: int = 1, parents: Parents | None = None) -> Held:
         """Find how much of a sequence [n] a slot holds.
 
@@ -102,10 +107,10 @@ class SlotContents:
     def append(self, slot: int, tokens: Ids, parents: Parents | None = None) -> None:
         """Append computed tokens [n] to a slot's chain, or to its tree.
 
-        parents: i64 [m] of the tree that the last m tokens of the slot now are; the last n of the
-        appended tokens and nodes are new. None: the tokens join the chain.
+        parents: None: the tokens join the chain. i64 [m]: the slot's last m tokens are now a tree
+        with these parents; tokens before it join the chain.
         """
-        start = self._chains[slot] + len(self._parents[slot])
+        start = self.length(slot)
         self._ids[slot, start : start + len(tokens)] = tokens
         if parents is None:
             self._chains[slot] = start + len(tokens)

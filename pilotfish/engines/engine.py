@@ -11,6 +11,7 @@ Only the other tokens are computed; all else in the slot is dropped. Not thread-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.contents import SlotContents
+from pilotfish.engines.contents import MOST_ID, SlotContents
 from pilotfish.engines.language_model import LanguageModel, Output, open_model
 from pilotfish.engines.passes import Pass, check_room
 from pilotfish.engines.stage import Stage
@@ -75,48 +76,63 @@ def check_works(works: Sequence[Work], slots: int, context: int) -> None:
     for work in works:
         if not 0 <= work.slot < slots:
             raise ValueError(f"there is no slot {work.slot}, only {slots} slots")
-        if not max(1, work.nodes) <= len(work.tokens) or not 0 <= work.rows <= len(work.tokens):
+        if work.nodes >= len(work.tokens) or not 0 <= work.rows <= len(work.tokens):
             raise ValueError(
                 f"a sequence of {len(work.tokens)} tokens cannot have a tree of {work.nodes} nodes "
                 f"and {work.rows} rows"
             )
+        wide = work.tokens.dtype != np.uint32  # can hold ids that a record cannot
+        if wide and not (work.tokens.min() >= 0 and work.tokens.max() <= MOST_ID):
+            raise ValueError(f"token ids are between 0 and {MOST_ID}")
         check_room(len(work.tokens), context)
     if len({work.slot for work in works}) < len(works):
         raise ValueError("a slot can have one work per run")
 
 
-class _Sequences:
-    """Turns work into passes over a model's slots, and records what the slots hold."""
+class _SlotEngine:
+    """Gives the slots of a model or a stage whole sequences.
 
-    def __init__(self, model: _Slots) -> None:
-        self._model = model
-        self.contents = SlotContents(model.slots, model.context)
-        # number of the chain's last tokens that the model numbers as nodes, before the tree
-        self._offsets = [0] * model.slots
+    Attributes:
+        contents: what the slots hold; only this engine changes it.
+    """
+
+    def __init__(self, slots: _Slots) -> None:
+        self._slots = slots
+        self.contents = SlotContents(slots.slots, slots.context)
+        # of each slot: how many tokens before the tree the model numbers as nodes, because they
+        # were part of the tree's pass
+        self._offsets = [0] * slots.slots
 
     def clear(self, slot: int) -> None:
+        """Empty a slot."""
         self.contents.clear(slot)
-        self._model.rollback(slot, 0)
+        self._slots.rollback(slot, 0)
 
     def clear_all(self) -> None:
+        """Empty all slots."""
         for slot in range(self.contents.slots):
             self.clear(slot)
 
-    def plan(self, works: Sequence[Work]) -> list[list[Pass]]:
-        """Return the passes of each work."""
-        check_works(works, self._model.slots, self._model.context)
+    def _plan(self, works: Sequence[Work]) -> list[list[Pass]]:
+        """Drop what the sequences do not need; return the passes of each work."""
+        check_works(works, self.contents.slots, self.contents.context)
         return [self._passes(work) for work in works]
 
     def _passes(self, work: Work) -> list[Pass]:
         """Drop what the sequence does not need; return the passes that compute the rest."""
         slot, contents = work.slot, self.contents
         held = contents.find(slot, work.tokens, work.rows, work.parents)
-        if held.path:
-            offset = self._offsets[slot]
-            self._model.keep_path(slot, [*range(offset), *(offset + node for node in held.path)])
-        if held.tokens < self._model.length(slot):
-            self._model.rollback(slot, held.tokens)
-        contents.keep(slot, held)
+        try:
+            if held.path:
+                offset = self._offsets[slot]
+                path = [*range(offset), *(offset + node for node in held.path)]
+                self._slots.keep_path(slot, path)
+            if held.tokens < self._slots.length(slot):
+                self._slots.rollback(slot, held.tokens)
+            contents.keep(slot, held)
+        except BaseException:  # the model may hold anything now: the next run empties the slot
+            contents.clear(slot)
+            raise
         tokens = work.tokens[held.tokens :].astype(np.int64)
         if work.parents is None:
             whole = Pass(slot, tokens, work.rows)
@@ -133,20 +149,35 @@ class _Sequences:
         return [*before, tree]
 
     def _numbered(self, slot: int, parents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the parents as the model numbers them: after the offset, which is a chain."""
+        """Return the parents by the model's numbers: first a chain of nodes, then the tree."""
         offset = self._offsets[slot]
         return np.concatenate([np.arange(-1, offset - 1), parents + offset])
 
-    def record(self, item: Pass) -> None:
-        """Record a pass that the model has run."""
-        parents = item.parents
-        if parents is not None:
-            offset = self._offsets[item.slot]
-            parents = parents[offset:] - offset
-        self.contents.append(item.slot, item.tokens, parents)
+    @contextmanager
+    def _recorded(self, passes: Sequence[Pass]) -> Iterator[None]:
+        """Record these passes, which the model runs inside the context.
+
+        If the context raises, a slot that the model may have changed counts as empty.
+        """
+        try:
+            yield
+            self._record(passes)
+        except BaseException:
+            for item in passes:
+                if self.contents.length(item.slot) != self._slots.length(item.slot):
+                    self.contents.clear(item.slot)
+            raise
+
+    def _record(self, passes: Sequence[Pass]) -> None:
+        for item in passes:
+            parents = item.parents
+            if parents is not None:
+                offset = self._offsets[item.slot]
+                parents = parents[offset:] - offset
+            self.contents.append(item.slot, item.tokens, parents)
 
 
-class Engine:
+class Engine(_SlotEngine):
     """A model that is given whole sequences.
 
     Attributes:
@@ -155,25 +186,12 @@ class Engine:
     """
 
     def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
         self.model = model
-        self._sequences = _Sequences(model)
-
-    @property
-    def contents(self) -> SlotContents:
-        """What the slots hold; only this engine changes it."""
-        return self._sequences.contents
-
-    def clear(self, slot: int) -> None:
-        """Empty a slot."""
-        self._sequences.clear(slot)
-
-    def clear_all(self) -> None:
-        """Empty all slots."""
-        self._sequences.clear_all()
 
     def cached(self, slot: int, tokens: NDArray[np.integer[Any]], rows: int = 1) -> int:
         """Return the number of first tokens of a chain that `run` would not compute again."""
-        return self._sequences.contents.find(slot, tokens, rows).tokens
+        return self.contents.find(slot, tokens, rows).tokens
 
     def run(
         self, works: Sequence[Work], before_pass: Callable[[], None] = lambda: None
@@ -189,7 +207,7 @@ class Engine:
             TreeError: if a work has a tree and the model reads only chains.
             ValueError: if a work is malformed, or a slot has two.
         """
-        planned = self._sequences.plan(works)
+        planned = self._plan(works)
         if all(len(passes) == 1 for passes in planned):
             return self._forward([passes[0] for passes in planned], before_pass)
         return [self._run_in_turn(passes, before_pass) for passes in planned]
@@ -206,13 +224,11 @@ class Engine:
 
     def _forward(self, passes: Sequence[Pass], before_pass: Callable[[], None]) -> list[Output]:
         before_pass()
-        outputs = self.model.forward(passes)
-        for item in passes:
-            self._sequences.record(item)
-        return outputs
+        with self._recorded(passes):
+            return self.model.forward(passes)
 
 
-class StageEngine:
+class StageEngine(_SlotEngine):
     """A stage of a model that is given whole sequences, and the states of those not yet computed.
 
     Attributes:
@@ -220,21 +236,8 @@ class StageEngine:
     """
 
     def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
         self.stage = stage
-        self._sequences = _Sequences(stage)
-
-    @property
-    def contents(self) -> SlotContents:
-        """What the slots hold; only this engine changes it."""
-        return self._sequences.contents
-
-    def clear(self, slot: int) -> None:
-        """Empty a slot."""
-        self._sequences.clear(slot)
-
-    def clear_all(self) -> None:
-        """Empty all slots."""
-        self._sequences.clear_all()
 
     def run(
         self,
@@ -252,7 +255,7 @@ class StageEngine:
             CapacityError: if a sequence exceeds the context.
             ValueError: if a work is malformed, a slot has two, or the states do not fit the works.
         """
-        planned = self._sequences.plan(works)
+        planned = self._plan(works)
         if all(len(passes) == 1 for passes in planned):
             return self._forward([passes[0] for passes in planned], states, before_pass)
         outputs = []
@@ -264,10 +267,8 @@ class StageEngine:
         self, passes: Sequence[Pass], states: States | None, before_pass: Callable[[], None]
     ) -> States:
         before_pass()
-        outputs = self.stage.forward(passes, states)
-        for item in passes:
-            self._sequences.record(item)
-        return outputs
+        with self._recorded(passes):
+            return self.stage.forward(passes, states)
 
 
 def _with_states(

@@ -23,7 +23,7 @@ from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, f
 # Maximum number of idle slots between two passes in one run. Attention computes idle slots, too,
 # but a separate run would read all weights again.
 MOST_IDLE_BETWEEN = 4
-# Number of tokens per run when lost states are recomputed; equals the chunk of a prefill.
+# Number of tokens per run when lost states are recomputed; equals `engines.engine.CHUNK`.
 RECOMPUTE_TOKENS = 128
 # Maximum relative error of outputs by rounding, in half precision with 4-bit weights.
 PROBE_TOLERANCE = 0.1

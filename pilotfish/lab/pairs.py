@@ -14,7 +14,7 @@ from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
 
-_OWN_TOKENS = 2  # upper bound of the drafter tokens per target token, in ordinary text
+_DRAFT_TOKENS_PER_TOKEN = 2  # upper bound of the drafter tokens per target token, in ordinary text
 
 
 class OpenPair:
@@ -59,7 +59,7 @@ def most_tokens(prompt: Prompt, pair: Pair, most: int) -> int:
 
     The text is the prompt and an answer of ``most`` target tokens.
     """
-    draft_tokens = most if pair.trivial else _OWN_TOKENS * most
+    draft_tokens = most if pair.trivial else _DRAFT_TOKENS_PER_TOKEN * most
     return max(len(prompt.ids) + most, len(prompt.draft_ids) + draft_tokens)
 
 

@@ -2,10 +2,10 @@
 
 A node has a whole model (a worker of a federation) or one stage of a pipeline, with as many slots
 (places for a sequence) as the edge. The edge greets a node, attaches it, and sends it steps: passes
-over some slots, each with a whole sequence. Of a sequence, only what the slot does not hold is
-sent. A worker answers each step with the top K of every row. A stage sends the step on to the next
-stage, with the states that it computed, and the last stage answers. As between device and edge, a
-message is a msgpack header and raw little-endian frames.
+over some slots, each with a whole sequence. Of a sequence, only the tokens that are not in the
+slot's chain are sent. A worker answers each step with the top K of every row. A stage sends the
+step on to the next stage, with the states that it computed, and the last stage answers. As between
+device and edge, a message is a msgpack header and raw little-endian frames.
 
 Each attachment has a random name, its *incarnation*. A node that was restarted or attached again
 has empty slots, and refuses steps of other incarnations.

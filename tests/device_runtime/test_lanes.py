@@ -159,9 +159,10 @@ def test_who_gives_way_has_the_next_turn() -> None:
     assert order == ["other"] * 2
 
 
-def test_an_interrupt_while_others_have_their_turn_leaves_the_lock_whole() -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupts_while_others_have_their_turn_leave_the_lock_whole(count: int) -> None:
     class Interrupted(FairLock):
-        interrupts = 1
+        interrupts = count
 
         def __enter__(self) -> None:
             if self._taken and self.interrupts:

@@ -1,9 +1,10 @@
 """The text of `ahead` is the target's own, token for token, whatever hints do and whenever.
 
 Both halves as they ship, from drafting to the edge's passes and back: service, scheduler, rules,
-chain, purse; `Lead` and `drawn` at the device. Models are tables (`tests.support.enumeration`), and
-the schedule is hypothesis's: which end goes on, which hint arrives, twice, late or never, which is
-forged. The reference chooses token by token from the target's logits.
+chain of hints, budgets; `DraftAhead` and `draft_with_margin` at the device. Models are tables
+(`tests.support.enumeration`), and the schedule is hypothesis's: which end goes on, which hint
+arrives, twice, late or never, which is forged. The reference chooses token by token from the
+target's logits.
 """
 
 from __future__ import annotations

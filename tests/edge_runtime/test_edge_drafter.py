@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
 from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.generation_start import GenerationStarter
+from pilotfish.edge_runtime.sessions import Sessions
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.contents import Held, SlotContents
 from pilotfish.engines.engine import Engine
@@ -436,3 +439,18 @@ def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) 
     assert open_drafter(config, target).model.slots == 2
     with pytest.raises(PairMismatchError, match="same family"):
         open_drafter(replace(config, draft=tmp_path / "other"), target)
+
+
+def test_sessions_of_two_owners_have_different_keys_even_with_one_id() -> None:
+    """Otherwise the second owner could time what the drafter has read of the first one's text."""
+    keys = []
+    starter: Any = object.__new__(GenerationStarter)
+    starter._edge_drafter = SimpleNamespace(follow=lambda key, *rest: keys.append(key))
+    starter._logits_processors = SimpleNamespace(create=lambda *rest: None)
+    sessions = Sessions(2, 2, 60.0)
+    spec: Any = SimpleNamespace(begin=None, sampling_params=GREEDY)
+    for owner in (b"a", b"b", b"a"):
+        session = sessions.open(bytes(16), owner)
+        starter._trail_factory(session, spec, None)()
+        sessions.close(session)
+    assert keys[0] == keys[2] != keys[1]

@@ -239,6 +239,34 @@ def test_what_fails_leaves_the_slot_usable(engine: Engine) -> None:
     np.testing.assert_allclose(after, fresh, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("method", ["rollback", "keep_path", "forward"])
+def test_an_interrupt_leaves_no_wrong_record(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The model has changed its slot, but the engine does not get to record it."""
+    tree, parents = np.array([1, 2, 3, 4, 5]), np.array([-1, -1, 0, 1, 3])
+    engine.run([Work(0, np.concatenate([TEXT[:30], tree]), 6, parents)])
+    change = getattr(engine.model, method)
+
+    def interrupted(*arguments: Any) -> None:
+        monkeypatch.setattr(engine.model, method, change)
+        change(*arguments)
+        raise KeyboardInterrupt
+
+    text = np.concatenate([TEXT[:30], tree[[1, 3, 4]], [9]])
+    if method == "rollback":
+        text = np.concatenate([TEXT[:20], [9]])
+    monkeypatch.setattr(engine.model, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([Work(0, text)])
+    for token in (7, 8):
+        engine.clear(1)
+        got = engine.run([Work(0, text)])[0].logits.copy()
+        fresh = engine.run([Work(1, text)])[0].logits
+        np.testing.assert_allclose(got, fresh, atol=TOLERANCE)
+        text = np.append(text, token)
+
+
 class Malformed(NamedTuple):
     works: list[Work]
     named: str
@@ -254,9 +282,12 @@ class Malformed(NamedTuple):
         Malformed([Work(0, TEXT[:3], 4)], "4 rows"),
         Malformed([Work(0, TEXT[:3], -1)], "-1 rows"),
         Malformed([Work(0, TEXT[:1], 1, np.array([-1, 0]))], "2 nodes"),
+        Malformed([Work(0, TEXT[:2], 1, np.array([-1, 0]))], "2 nodes"),
+        Malformed([Work(0, np.array([3, -1]))], "token ids"),
+        Malformed([Work(0, np.array([3, 2**32]))], "token ids"),
         Malformed([Work(0, TEXT[:4], 1, np.array([1, 0]))], "parents"),
     ],
-    ids=lambda case: case.named,
+    ids=lambda case: f"{case.named} of {len(case.works[0].tokens)}",
 )
 def test_malformed_work_is_refused_and_changes_nothing(engine: Engine, case: Malformed) -> None:
     engine.run([Work(0, TEXT[:20])])

@@ -13,7 +13,7 @@ class PassCounter:
 
     def __init__(self, model: LanguageModel) -> None:
         self._forward = model.forward
-        model.forward = self._counted  # type: ignore[method-assign]
+        model.forward = self._counted  # type: ignore[method-assign]  # counts the real passes
         self.counts: list[int] = []
 
     def _counted(self, passes: Sequence[Pass]) -> list[Output]:

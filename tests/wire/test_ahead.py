@@ -1,4 +1,4 @@
-"""`Lead` and `HintChain`: hints come late, twice, in another order, forged or not at all.
+"""`DraftAhead` and `HintChain`: hints come late, twice, in another order, forged or not at all.
 
 Each is compared with a naive reference, which keeps plain lists and hashes the whole text anew.
 """
@@ -35,8 +35,8 @@ def frames(ids, odds=None):
     return [bytes(encode_ids(np.array(ids, np.uint32), VOCAB)), bytes(odds)]
 
 
-class NaiveLead:
-    """What `Lead` does, by lists."""
+class NaiveDraftAhead:
+    """What `DraftAhead` does, by lists."""
 
     def __init__(self, committed):
         self.committed, self.drafts = list(committed), []
@@ -80,7 +80,7 @@ steps = st.one_of(
 @given(prompts, st.lists(steps, max_size=40))
 @examples(400)
 def test_the_lead_is_that_of_plain_lists(prompt, moves):
-    prefix, naive = DraftAhead(), NaiveLead(prompt)
+    prefix, naive = DraftAhead(), NaiveDraftAhead(prompt)
     prefix.start(np.array(prompt, np.uint32))
     margins = []
     for number, (move, what) in enumerate(moves):

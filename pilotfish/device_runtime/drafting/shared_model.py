@@ -127,12 +127,16 @@ class FairLock:
 
     def give_way(self) -> None:
         """Let the waiting threads have the lock first; the caller holds it before and after."""
+        interrupt: BaseException | None = None
         self.__exit__()
-        try:
-            self.__enter__()
-        except BaseException:  # Ctrl-C: the caller's ``with`` block is going to release the lock
-            self.__enter__()
-            raise
+        while True:  # the caller's ``with`` block is going to release the lock, so it must hold it
+            try:
+                self.__enter__()
+                break
+            except BaseException as error:  # Ctrl-C, perhaps several times
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _pass_on(self) -> None:
         if self._waiting:

@@ -4,9 +4,10 @@ In:  the bytes of a body, and the service's default `Request`. Out: the body's f
      request that they state, or a `RefusalError` that names the field at fault.
 
 A route declares a subclass of `BodyFields` with its own fields. `read_body` adds the options of
-`wire.request.Request` and, in the object ``pilotfish``, options for measurements and the protocols'
-own options. If this object names a protocol, the service's defaults for its other options do not
-apply. If it sets any option of ``auto``, none of the service's defaults for ``auto`` apply.
+`wire.request.Request` and, in the object ``pilotfish``, options of protocol and drafter and the
+protocols' own options. If this object names a protocol, the service's defaults for its other
+options do not apply. If it sets any option of ``auto``, none of the service's defaults for ``auto``
+apply.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +57,7 @@ class BodyFields(msgspec.Struct, kw_only=True):
 
     inert: fields that are ignored, since they cannot change a text. neutral: unsupported fields
     that would change a text, with their values without effect; only these are accepted. pilotfish:
-    the object with options for measurements.
+    the object with the options of protocol and drafter.
     """
 
     inert: ClassVar[frozenset[str]] = frozenset()
@@ -93,8 +94,8 @@ _OF_AUTO: Final = _names(AutoOptions, "pilotfish")
 @cache
 def _body_type(kind: type[_Kind], options: tuple[type[ProtocolOptions], ...]) -> type[_Kind]:
     """Return the type of a route's whole bodies. options: the types of the protocols' options."""
-    measurements = msgspec.defstruct(
-        "Measurements",
+    pilotfish = msgspec.defstruct(
+        "Pilotfish",
         [
             *_optional(Request, _IN_OBJECT),
             *_optional(AutoOptions, _OF_AUTO),
@@ -109,7 +110,7 @@ def _body_type(kind: type[_Kind], options: tuple[type[ProtocolOptions], ...]) ->
     undecoded: list[_Field] = [
         (name, msgspec.Raw, _ABSENT) for name in dict.fromkeys((*kind.neutral, *kind.inert))
     ]
-    fields = [*_optional(Request, _IN_BODY), *undecoded, ("pilotfish", measurements | None, None)]
+    fields = [*_optional(Request, _IN_BODY), *undecoded, ("pilotfish", pilotfish | None, None)]
     whole = msgspec.defstruct(
         kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True
     )
@@ -162,7 +163,7 @@ def request_of(
     if body.stop is not None:
         changes["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     request = structs.replace(defaults, **changes)
-    return request if body.pilotfish is None else _measured(request, body.pilotfish)
+    return request if body.pilotfish is None else _with_object(request, body.pilotfish)
 
 
 def _present(fields: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def _present(fields: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(fields, name)) is not None}
 
 
-def _measured(request: Request, fields: msgspec.Struct) -> Request:
+def _with_object(request: Request, fields: msgspec.Struct) -> Request:
     """Return the request with the options that the object ``pilotfish`` sets."""
     changes, auto = _present(fields, _IN_OBJECT), _present(fields, _OF_AUTO)
     shared = {*_IN_OBJECT, *_OF_AUTO}
@@ -179,7 +180,7 @@ def _measured(request: Request, fields: msgspec.Struct) -> Request:
     )
     protocol = changes.get("protocol")
     if protocol is not None:
-        changes = {name: getattr(_NONE, name) for name in _IN_OBJECT} | changes
+        changes = {name: getattr(_DEFAULTS, name) for name in _IN_OBJECT} | changes
     if protocol not in (None, AUTO):
         try:
             expect_effective(protocol, protocol_options)
@@ -196,4 +197,4 @@ def _measured(request: Request, fields: msgspec.Struct) -> Request:
     return structs.replace(request, **changes, options={**request.options, **protocol_options})
 
 
-_NONE: Final = Request()  # a request without any option
+_DEFAULTS: Final = Request()  # a request without any option

@@ -5,7 +5,7 @@ fault. Unknown fields are refused, and so are unsupported fields that would chan
 Fields that cannot change a text are ignored.
 
 Further fields are vLLM's ``top_k``, ``min_p`` and ``repetition_penalty``, and the object
-``pilotfish`` for measurements (`body`).
+``pilotfish`` with the options of protocol and drafter (`body`).
 """
 
 from collections.abc import Mapping

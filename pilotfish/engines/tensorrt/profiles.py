@@ -18,7 +18,7 @@ from pilotfish.engines.device_cache import doubling_capacities
 from pilotfish.engines.manifest import Manifest
 
 NARROW = 16  # tokens per slot in `decode`: enough for a chain or a small tree
-CHUNK = 128  # tokens in `prefill`: the chunk of Decoder.prefill
+CHUNK = 128  # tokens in `prefill`: an engine's chunk (`engines.engine.CHUNK`)
 ALIGNMENT = 64  # capacities are multiples of this number of cells
 FIRST_CAPACITY = 256
 USUAL_CAPACITY = 1024

@@ -69,7 +69,7 @@ class AnswerCollector:
                 "the same command again to continue."
             ) from error
         collected = [examples.answers[selected.key] for selected, _ in fitting]
-        # skip answers that have more drafter tokens than `_OWN_TOKENS` allows
+        # skip answers that have more drafter tokens than the drafter reads
         readable = [
             example for example in collected if len(example.row.ids) <= self._device.context
         ]

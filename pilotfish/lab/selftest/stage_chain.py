@@ -16,7 +16,7 @@ from pilotfish.lab.selftest.checks import (
     CONTEXT,
     SLOTS,
     PlainReference,
-    Runner,
+    SequenceRunner,
     empty_slots,
     keep,
     logits,
@@ -53,7 +53,7 @@ class StageChain:
             stage.clear(slot)
 
 
-def stage_checks(runner: Runner, plain: PlainReference) -> Iterator[ComparedRows]:
+def stage_checks(runner: SequenceRunner, plain: PlainReference) -> Iterator[ComparedRows]:
     """Run an engine's checks on stages, without the checks that read long texts."""
     for check in (logits, tree, rollback, keep, slots):
         empty_slots(runner)

@@ -55,7 +55,8 @@ class AheadOptions(ProtocolOptions, frozen=True):
 class Ahead(Coupled):
     """Protocol `ahead`, with the draws of `coupled`.
 
-    `DraftAhead` is the device's half, `HintChain` the edge's.
+    `DraftAhead` is the half of an end that drafts (a device, or the edge's drafter); `HintChain`
+    receives a device's hints.
     """
 
     name = "ahead"
