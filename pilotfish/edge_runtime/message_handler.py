@@ -33,11 +33,11 @@ from pilotfish.edge_runtime.replies import Replies, Send
 from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import Session, Sessions, Submit
-from pilotfish.edge_runtime.streams import Streams
+from pilotfish.edge_runtime.streams import StreamServer
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.edge_runtime.transfers import Uploads
 from pilotfish.edge_runtime.vocabulary_server import VocabularyServer
-from pilotfish.edge_runtime.windows import Windows
+from pilotfish.edge_runtime.windows import WindowServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
@@ -104,7 +104,7 @@ class MessageHandler:
             limits.sessions, limits.sessions_per_client, limits.idle_s, metrics=self._metrics
         )
         prompts = Prompts(submit)
-        self._windows = Windows(
+        self._windows = WindowServer(
             submit,
             self._replies,
             prompts,
@@ -113,7 +113,7 @@ class MessageHandler:
             limits=wire_limits,
             draft_cost=draft_cost,
         )
-        self._streams = Streams(
+        self._streams = StreamServer(
             submit,
             self._replies,
             prompts,

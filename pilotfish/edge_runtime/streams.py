@@ -33,7 +33,7 @@ from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
 
-class Streams:
+class StreamServer:
     """Serves the streams of all sessions. Used by the serving loop.
 
     submit: function that queues a job. vocab_size: size of the target's vocabulary. context: upper

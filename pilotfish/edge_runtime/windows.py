@@ -36,7 +36,7 @@ from pilotfish.wire.protocols.protocol import Ids
 from pilotfish.wire.transport import Envelope
 
 
-class Windows:
+class WindowServer:
     """Serves the windows of all sessions. Used by the serving loop.
 
     submit: function that queues a job. vocab_size: size of the target's vocabulary.
