@@ -176,5 +176,5 @@ def replayed_drafters(recording: Sequence[Recorded], pace: Pace) -> Iterator[Non
     def opened(artifact: Artifact, *, slots: int, **_: object) -> ReplayedDecoder:
         return ReplayedDecoder(recording, pace, artifact, slots)
 
-    with patch("pilotfish.device_runtime.drafting.model_drafter.open_model", opened):
+    with patch("pilotfish.engines.engine.open_model", opened):
         yield
