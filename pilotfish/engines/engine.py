@@ -99,8 +99,8 @@ class _SlotEngine:
     def __init__(self, slots: _Slots) -> None:
         self._slots = slots
         self.contents = SlotContents(slots.slots, slots.context)
-        # of each slot: how many tokens before the tree the model numbers as nodes, because they
-        # were part of the tree's pass
+        # For each slot: the number of tokens before the tree that shared the tree's pass. The
+        # model numbers these tokens as nodes, too.
         self._offsets = [0] * slots.slots
 
     def clear(self, slot: int) -> None:

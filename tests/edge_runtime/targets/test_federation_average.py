@@ -57,7 +57,7 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
     yield from run(5, Work(5, three[:200], 0))
     parents = np.array([-1, -1, 0, 0, 1, 2], np.int64)
     yield from run(6, Work(1, two[:16], 7, parents, 1.5), Work(0, item[:31], 1))
-    # of the tree, nodes 0 and 2 go on
+    # the next text follows nodes 0 and 2 of the tree
     two = np.concatenate([two[:10], two[[10, 12]], two[20:]])
     yield from run(7, Work(1, two[:15], 3), Work(5, three[:205], 5, temperature=1.0))
     yield from run(8, Work(1, two[:15], 1), Work(2, two[:3], 3), Work(0, item[:33], 2))
@@ -136,7 +136,7 @@ def test_a_worker_that_was_late_is_told_what_it_missed(cast: Cast, tmp_path: Pat
     works = [
         Work(0, item[:20], 1),
         Work(0, item[:26], 6),  # it is late with this one
-        Work(0, again[:27], 6),  # of which it is told nothing
+        Work(0, again[:27], 6),  # this worker does not get this work
         Work(0, again[:31], 4),
         Work(0, again[:36], 5),
     ]
