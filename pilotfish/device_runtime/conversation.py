@@ -13,8 +13,8 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.answer import AnswerBuffer, answer_outline, explain_grammar_error
-from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.draft_advice import draft_advice
 from pilotfish.device_runtime.drafting import Drafter

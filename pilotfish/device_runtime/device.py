@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput, read_talk
+from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Conversation
 from pilotfish.device_runtime.drafting import Drafter
@@ -39,7 +39,7 @@ from pilotfish.wire.request import AUTO, Request
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pilotfish.device_runtime.bridge.prompt import TalkOptions
+    from pilotfish.bridge.prompt import TalkOptions
 
 
 class Device:

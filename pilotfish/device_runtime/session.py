@@ -26,7 +26,7 @@ from pilotfish.base.errors import (
     TokenOutOfRangeError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.draft_advice import DraftAdvice
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner

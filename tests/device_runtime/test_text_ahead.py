@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.device_runtime.bridge import TrivialBridge
+from pilotfish.bridge import TrivialBridge
 from pilotfish.device_runtime.drafting import TextDrafter
 from pilotfish.device_runtime.drafting.text_drafter import Recollection
 from pilotfish.device_runtime.drafting.text_memory import TextMemory

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafting.drafter
 import pilotfish.device_runtime.drafting.model_drafter
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.device_runtime.drafting import ModelDrafter, TextDrafter
 from pilotfish.device_runtime.drafting.text_drafter import Recollection
 from pilotfish.device_runtime.drafting.text_memory import TextMemory

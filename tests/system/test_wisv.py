@@ -26,8 +26,8 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
+from tests.bridge.test_drafter import OWN, THEIRS
 from tests.conftest import CONTEXT, HIDDEN, Pair
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.hostile import PROMPT
 from tests.support.judging import random_head, saved
 from tests.support.thinned import thinned

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
+from pilotfish.bridge import Bridge, Prompt, TrivialBridge
 from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
 from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.drafting.text_memory import MAX_OWNERS, TextMemory

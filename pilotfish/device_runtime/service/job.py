@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.drafting.text_folder import Owner
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.wire.request import Request

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PromptTooLongError
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.drafting import Drafter, ModelDrafter
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.sequences import common_prefix

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PromptTooLongError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.engines.engine_settings import EngineSettings

@@ -10,8 +10,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge.bridge import SharedTokensBridge
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose

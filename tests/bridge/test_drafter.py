@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import InterruptedGenerationError
-from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.bridge import Pair, Prompt
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary

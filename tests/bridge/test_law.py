@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pilotfish.device_runtime.drafting.drafter
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.speculation.acceptance import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
