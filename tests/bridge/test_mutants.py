@@ -12,7 +12,7 @@ import pytest
 
 from pilotfish.bridge.bridge import SharedTokensBridge
 from pilotfish.bridge.shared import SharedTokens
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose
 from pilotfish.speculation.distributions import Sampling, probabilities

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PromptTooLongError
 from pilotfish.bridge import Pair
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.field.agreement import GREEDY, agreement, count_accepted, count_by_depth
 from pilotfish.speculation.distributions import Sampling

@@ -13,7 +13,7 @@ from tests.support.shards import ROOT
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
     "deploy": ("pilotfish/systemd/",),
-    "device_runtime": ("pilotfish/drafting/", "pilotfish/wire/"),
+    "device_runtime": ("pilotfish/bridge/", "pilotfish/drafting/", "pilotfish/wire/"),
     "distill": (),
     "emulation": (),
     "edge_runtime": ("pilotfish/drafting/", "pilotfish/wire/", "pilotfish/engines/"),
@@ -34,6 +34,7 @@ SLOW_ROOMS = {
         "pilotfish/device_runtime/",
         "pilotfish/edge_runtime/",
         "pilotfish/emulation/",
+        "pilotfish/bridge/",
         "pilotfish/drafting/",
         "pilotfish/speculation/",
     ),

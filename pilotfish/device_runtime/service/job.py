@@ -5,8 +5,8 @@ from collections import deque
 from contextlib import suppress
 
 from pilotfish.bridge import Prompt
-from pilotfish.device_runtime.drafting.text_folder import Owner
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.drafting.lookup import Owner
 from pilotfish.wire.request import Request
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.retry import FAIL, RetryPolicy
 from pilotfish.device_runtime.vocabulary_fetch import target_vocabulary

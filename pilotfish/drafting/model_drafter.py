@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.bridge import Bridge, Prompt, TrivialBridge
-from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.shared_model import SharedModel
-from pilotfish.device_runtime.drafting.text_drafter import Recollection, rows
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner, Recollection
+from pilotfish.drafting.model import SharedModel
+from pilotfish.drafting.text_drafter import rows
+from pilotfish.drafting.window import Drafter, Ids, Level
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
 from pilotfish.engines.language_model import Output
