@@ -12,6 +12,7 @@ from tests.support.shards import ROOT
 
 # Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
 SLOW_ROOMS = {
+    "bridge": ("pilotfish/drafting/", "pilotfish/device_runtime/", "pilotfish/engines/"),
     "deploy": ("pilotfish/systemd/",),
     "device_runtime": ("pilotfish/bridge/", "pilotfish/drafting/", "pilotfish/wire/"),
     "distill": (),
