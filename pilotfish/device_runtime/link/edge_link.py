@@ -240,6 +240,7 @@ class EdgeLink(HandshakeLine):
             arrived = self.receive(0.0 if pending.late else SLICE_S)
             process_stall_s = stalled_s(checked_s)
             pending.stalled = pending.stalled or process_stall_s > 0.0
+            pending.on_wait_end()
             if arrived is not None:
                 reply = arrived.reply
                 if wanted(reply):
@@ -253,9 +254,11 @@ class EdgeLink(HandshakeLine):
                         error = self._note_refusal(error)
                     raise error
                 pending.behind_bytes += arrived.size
+                pending.on_wait_begin()
             else:
                 # without work, this thread waits for the reply, so the arrival time is known again
                 pending.late = on_idle is not None and _takes_long(on_idle)
+                pending.on_wait_begin()
                 disconnected = not self.holds(self._sent_on)
                 if disconnected:
                     self.on_lost()
