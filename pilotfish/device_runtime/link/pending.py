@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pilotfish.device_runtime.link.line import SLICE_S, ReceivedReply
+from pilotfish.device_runtime.link.line import SLICE_S
 from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.reassembly import ReceivedReply
 from pilotfish.device_runtime.link.retry import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, DeviceMessage
