@@ -30,9 +30,9 @@ from pilotfish.lab.field.opened_drafters import (
     open_sources,
     read_answers,
 )
-from pilotfish.lab.field.prompts import BUILT_IN, read_questions
 from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
 from pilotfish.lab.pairs import serving
+from pilotfish.lab.prompts import BUILT_IN, read_questions
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.request import Request

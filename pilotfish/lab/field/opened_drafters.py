@@ -21,7 +21,7 @@ from pilotfish.device_runtime.drafting.draft_source import DraftSource
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.pass_times import time_interleaved
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.lab.field.agreement import GREEDY, Agreed, agreement
+from pilotfish.lab.agreement import GREEDY, Agreed, agreement
 from pilotfish.lab.field.target_answers import AnswerRequest, TargetAnswer
 from pilotfish.lab.pairs import pair_vocabularies
 from pilotfish.wire.protocols.ahead import draft_with_margin
