@@ -100,8 +100,9 @@ class ProgressDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._hide_unknown()
-        self._progress.stop()
+        if self._stages:  # on a dumb terminal, `stop` would print an empty line without any
+            self._hide_unknown()
+            self._progress.stop()
         self._draws_bars = False  # a later stage gets lines, since another display may draw bars
 
 
