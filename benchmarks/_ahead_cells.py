@@ -21,9 +21,9 @@ from _parting import TIE, scores_at
 
 from pilotfish import Auto, Device, EdgeServer, Generation
 from pilotfish.base.cpus import pinned
-from pilotfish.device_runtime.drafting.text_drafter import TEXT
-from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Round
+from pilotfish.device_runtime.texts.text_memory import OFF
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire.protocols import STREAM

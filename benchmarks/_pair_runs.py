@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pilotfish import Device, Generation
-from pilotfish.device_runtime.bridge import Bridge
+from pilotfish.bridge import Bridge
 from pilotfish.device_runtime.record import STAGES, Round
 from pilotfish.engines.artifact import Artifact
 from pilotfish.wire.request import Options

@@ -15,7 +15,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish import PilotfishError
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.channel import EdgeChannel

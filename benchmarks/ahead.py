@@ -40,7 +40,7 @@ from msgspec import structs
 
 from pilotfish.cli.export import default_artifact
 from pilotfish.cli.options import write_json
-from pilotfish.device_runtime.drafting.text_drafter import TEXT
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.emulation.emulator import Conditions
 
 RTTS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)

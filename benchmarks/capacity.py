@@ -37,7 +37,7 @@ from _common import (
 from _replay import Recording, Replay, Tally, record, replay
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire.keys import DeviceKeys

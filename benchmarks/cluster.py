@@ -31,7 +31,7 @@ from _common import (
 from _replay import Recording, Replay, record, replay
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.wire.keys import DeviceKeys

@@ -17,7 +17,7 @@ as that run read, token by token or a window at once. The last table tells how m
 
 --out keeps a line for each prompt; a later run goes on behind the lines that are there. `--report`
 shows the tables of such a file. "bridge_…_ms" is what the bridge between the vocabularies costs the
-device in a round (`device_runtime.bridge`); it is a part of "draft_ms".
+device in a round (`bridge`); it is a part of "draft_ms".
 """
 
 import argparse

@@ -58,7 +58,7 @@ from _rounds import NODES, PROMPT, RATIOS, rounds
 from _stages import Bench, Edge, Pipeline
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Decoder

@@ -42,8 +42,8 @@ from _pair_prompts import CHATS
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.cpus import pinned, split_cpus
-from pilotfish.device_runtime.drafting.text_memory import OFF
 from pilotfish.device_runtime.record import Generation
+from pilotfish.device_runtime.texts.text_memory import OFF
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.speculation.corpus import MOST_TOKENS, Corpus
 from pilotfish.speculation.recall import Recall

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         PromptTooLongError,
         UnsupportedError,
     )
-    from pilotfish.device_runtime.bridge import Talk
+    from pilotfish.bridge import Talk
     from pilotfish.device_runtime.device import Device
     from pilotfish.device_runtime.plan import Auto
     from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
@@ -57,7 +57,7 @@ _HOME = {
     "PromptTooLongError": "pilotfish.base.errors",
     "Recovery": "pilotfish.device_runtime.record",
     "Round": "pilotfish.device_runtime.record",
-    "Talk": "pilotfish.device_runtime.bridge",
+    "Talk": "pilotfish.bridge",
     "Timings": "pilotfish.device_runtime.record",
     "ToolCall": "pilotfish.engines.chat_formats.reader",
     "Turn": "pilotfish.engines.chat_formats.reader",

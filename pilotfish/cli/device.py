@@ -16,12 +16,12 @@ from msgspec import structs
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import install_command
 from pilotfish.base.progress import FETCHING, ProgressDisplay
+from pilotfish.bridge import read_talk
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
-from pilotfish.device_runtime.bridge import read_talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.link.link_group import LINK_LOG

@@ -21,7 +21,7 @@ from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.manifest import Manifest
 
 if TYPE_CHECKING:
-    from pilotfish.device_runtime.bridge.pair_report import PairReport
+    from pilotfish.bridge.pair_report import PairReport
 
 _DESCRIPTION = """\
 A drafter can draft for a target with another vocabulary: it proposes shared tokens, from its own
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
             _same(drafter_manifest, target_manifest),
         )
         return 0
-    from pilotfish.device_runtime.bridge.pair_report import (  # late: imports the engines
+    from pilotfish.bridge.pair_report import (  # late: imports the engines
         SAMPLE,
         compare_vocabularies,
     )

@@ -169,7 +169,7 @@ def _print_summary(
 
 def _tokens_in_target(vocabulary: Vocabulary, target: Vocabulary) -> NDArray[np.bool_] | None:
     """Return which of our tokens the target has, bool [V]; None if the vocabularies are equal."""
-    from pilotfish.device_runtime.bridge import Pair
+    from pilotfish.bridge import Pair
 
     shared = Pair(vocabulary, target).shared
     if shared is None:

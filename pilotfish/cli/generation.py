@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 from pilotfish.base.errors import ConfigError, UnsupportedError
 from pilotfish.base.reading import read_text, reading_file
 from pilotfish.base.settings import Setting, settings
+from pilotfish.bridge.prompt import TalkOptions
 from pilotfish.cli.flags import add_flag, add_flags, flag_value, from_args
-from pilotfish.device_runtime.bridge.prompt import TalkOptions
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.plan import Auto, expect_effective
 from pilotfish.speculation.logits_options import Grammar

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from pilotfish.base.errors import BadGrammarError, UnsupportedError
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Piece, Round
 from pilotfish.engines.chat_formats.outline import Outline

@@ -13,12 +13,10 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.answer import AnswerBuffer, answer_outline, explain_grammar_error
-from pilotfish.device_runtime.bridge import Prompt
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.draft_advice import draft_advice
-from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import refresh
 from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, RetryPolicy
@@ -26,6 +24,8 @@ from pilotfish.device_runtime.pair_statistics import PairStatistics
 from pilotfish.device_runtime.plan import Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
 from pilotfish.device_runtime.session import Session
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
+from pilotfish.drafting.window import Drafter
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.channel import Channel
 from pilotfish.wire.link.meter import SMALL_BYTES

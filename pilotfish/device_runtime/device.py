@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt, PromptInput, read_talk
+from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Conversation
-from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import LinkGroup, load_keys
@@ -27,6 +25,8 @@ from pilotfish.device_runtime.plan import Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
 from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
+from pilotfish.drafting.window import Drafter
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.language_model import Execution
 from pilotfish.engines.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ from pilotfish.wire.request import AUTO, Request
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pilotfish.device_runtime.bridge.prompt import TalkOptions
+    from pilotfish.bridge.prompt import TalkOptions
 
 
 class Device:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.device_runtime.bridge import TrivialBridge
+from pilotfish.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.engine import Engine, Work, open_engine

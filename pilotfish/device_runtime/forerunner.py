@@ -12,10 +12,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from pilotfish.device_runtime.drafting import Drafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
+from pilotfish.drafting.window import Drafter
 from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.logits_options import LogitsProcessor

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.choice import POLICIES, Evidence
-from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.device_runtime.choice.costs import add_forecast_error, with_defaults
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice, Round
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols.protocol import PairSizes

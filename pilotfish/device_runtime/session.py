@@ -26,16 +26,16 @@ from pilotfish.base.errors import (
     TokenOutOfRangeError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.draft_advice import DraftAdvice
-from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
 from pilotfish.device_runtime.edge_session import EdgeSession, StreamedTokens, VerifiedWindow
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
+from pilotfish.drafting.window import Drafter
 from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats

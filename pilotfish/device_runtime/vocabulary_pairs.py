@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError, PairMismatchError
-from pilotfish.device_runtime.bridge import Pair
-from pilotfish.device_runtime.bridge.vocabulary_fetch import Progress, target_vocabulary
+from pilotfish.bridge import Pair
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.pair_statistics import PairStatistics
+from pilotfish.device_runtime.vocabulary_fetch import Progress, target_vocabulary
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols.protocol import PairSizes

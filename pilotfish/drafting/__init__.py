@@ -1,1 +1,1 @@
-"""Drafting rules that a device and an edge's own drafter share."""
+"""Draft, on either end: windows, drafts ahead, by a model or by repeated text."""

@@ -19,6 +19,16 @@ from pilotfish.wire.protocols.ahead import DraftAhead, DraftComparison, draft_wi
 from pilotfish.wire.protocols.protocol import Ids, SamplingParams
 
 
+class Proposal(NamedTuple):
+    """Drafts that follow the committed tokens, with acceptances.
+
+    acceptance: for each draft, its acceptance given that the drafts before it are accepted.
+    """
+
+    ids: Sequence[int]
+    acceptance: Sequence[float]
+
+
 class NextDraft(NamedTuple):
     """A draft, and its margin: the input of the acceptance estimate (`draft_with_margin`)."""
 

@@ -18,10 +18,9 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
+from pilotfish.drafting.ahead import Proposal, learn_acceptance, next_draft, wants_draft
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
-from pilotfish.edge_runtime.hint_sources import Proposal
 from pilotfish.edge_runtime.scheduler import NARROW
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import CHUNK, Engine, Work, open_engine

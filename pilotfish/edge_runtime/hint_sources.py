@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
-from pilotfish.speculation.prompt_lookup import LookupMatch, find_match
+from pilotfish.drafting.ahead import Proposal
+from pilotfish.drafting.lookup import TextHints
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
@@ -30,18 +30,7 @@ _FADE = 0.95  # factor by which the weight of older passes shrinks at each pass
 _PRIOR_TOKENS = 3.0  # initial value of the promised and of the accepted tokens
 _MOST_RELIABILITY = 1.5  # upper limit of reliability
 _FORGET = 0.01  # share by which both values return to their initial value, per committed token
-_MOST_REST = 4  # upper limit of passes between two searches for repeats
 _FIRST_TOKENS_PER_PASS = 2.0  # initial average of tokens per pass
-
-
-class Proposal(NamedTuple):
-    """Drafts that follow the committed tokens, with acceptances.
-
-    acceptance: for each draft, its acceptance given that the drafts before it are accepted.
-    """
-
-    ids: Sequence[int]
-    acceptance: Sequence[float]
 
 
 class HintSource(Protocol):
@@ -74,63 +63,6 @@ class DeviceHints:
     def record_tokens(self, ids: Sequence[int]) -> None:
         """Drop committed tokens from the chain."""
         self.chain.drop_committed(ids)
-
-
-class TextHints:
-    """Prompt lookup: proposes the tokens that followed an earlier occurrence of the last tokens.
-
-    After a search without success it pauses for one pass, after the next for two, up to four.
-    """
-
-    def __init__(self, committed: CommittedTokens) -> None:
-        self._committed = committed
-        self._estimator = AcceptanceEstimator(REPEAT_PRIOR)
-        self._match: LookupMatch | None = None
-        self._expected: list[int] = []
-        self._missed = self._rest = 0
-
-    def propose(self, limit: int) -> Proposal:
-        """Return the tokens that followed the earlier occurrence."""
-        self._update_match()
-        ids = self._expected[:limit]
-        return Proposal(
-            ids, self._estimator.estimate_each([self._match_length + at for at in range(len(ids))])
-        )
-
-    @property
-    def _match_length(self) -> int:
-        return self._match.length if self._match is not None else 0
-
-    def _update_match(self) -> None:
-        """Continue the present match, or search for a new one."""
-        ids = self._committed.ids
-        if self._match is not None and self._match.end == len(ids):
-            return
-        continued = self._match.extend(ids) if self._match is not None else None
-        self._expected = []
-        if continued is None and self._rest > 0:
-            self._match = None
-            return
-        self._match = continued or find_match(ids)
-        if self._match is not None:
-            self._expected = self._match.continuation(ids, MOST_DRAFTS).tolist()
-
-    def record_tokens(self, ids: Sequence[int]) -> None:
-        """Compare the expected tokens with the committed tokens, even if no pass took them."""
-        agreed = 0
-        for at, (expected, id) in enumerate(zip(self._expected, ids, strict=False)):
-            self._estimator.update(self._match_length + at, expected == id)
-            if expected != id:
-                break
-            agreed += 1
-        # a search before every pass would cost more than it gains in a text without repeats
-        self._rest -= 1
-        if agreed:
-            self._missed = 0
-        elif self._rest < 0:
-            self._missed += 1
-            self._rest = min(self._missed, _MOST_REST)
-        self._expected = []
 
 
 @dataclass(slots=True)

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PromptTooLongError
-from pilotfish.device_runtime.bridge import Prompt
-from pilotfish.device_runtime.drafting import Drafter, ModelDrafter
+from pilotfish.bridge import Prompt
+from pilotfish.drafting.model_drafter import ModelDrafter
+from pilotfish.drafting.window import Drafter
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams

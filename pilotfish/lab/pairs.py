@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.bridge import Pair, Prompt
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from pilotfish.speculation.distributions import Floats
 
+PRIOR_ACCEPTANCE = 0.8  # acceptance of a model's drafts before any evidence
 ENOUGH = 0.3  # lower limit of a window's joint acceptance: ``window="auto"`` ends a window below it
 MODEL_PRIOR = 0.5  # prior weight of a scale relative to the next smaller one, for a model's drafts
 REPEAT_PRIOR = 1.5  # prior weight of a scale relative to the next smaller one, for repeated drafts

@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer, Generation, Round
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting.shared_model import FairLock
+from pilotfish.drafting.model import FairLock
 from tests.conftest import Pair
 from tests.support.registered import LOSSLESS, temperature_of
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.device_runtime.bridge import TrivialBridge
-from pilotfish.device_runtime.drafting import TextDrafter
-from pilotfish.device_runtime.drafting.text_drafter import Recollection
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.bridge import TrivialBridge
 from pilotfish.device_runtime.forerunner import Forerunner
+from pilotfish.device_runtime.texts.text_memory import TextMemory
+from pilotfish.drafting.lookup import Recollection
+from pilotfish.drafting.text_drafter import TextDrafter
 from pilotfish.speculation.acceptance import MODEL_PRIOR, AcceptanceEstimator
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.protocols.ahead import DEVICE

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.files import write_whole
-from pilotfish.device_runtime.drafting.text_drafter import Recollection
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.device_runtime.texts.text_memory import TextMemory
+from pilotfish.drafting.lookup import Recollection
 from pilotfish.speculation.corpus import BREAK
 from tests.support.examples import examples
 
@@ -154,7 +154,7 @@ def test_off_keeps_nothing_and_none_keeps_it_in_memory(tmp_path, monkeypatch):
 
 HOLDS = """
 import sys
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.device_runtime.texts.text_memory import TextMemory
 memory = TextMemory(sys.argv[1])
 memory.texts(sys.argv[2], 100)
 print("held", flush=True)
@@ -233,7 +233,7 @@ def test_a_disk_without_locks_is_called_so(tmp_path, monkeypatch):
 FILLS = """
 import resource, sys
 import numpy as np
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.device_runtime.texts.text_memory import TextMemory
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 memory = TextMemory(sys.argv[1])
 for at in range(50):

@@ -12,12 +12,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting import text_folder as owners
-from pilotfish.device_runtime.drafting.text_drafter import Recollection
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
-from pilotfish.device_runtime.drafting.text_store import FileTextStore
 from pilotfish.device_runtime.service.access import ApiKeys, Client
+from pilotfish.device_runtime.texts import text_folder as owners
+from pilotfish.device_runtime.texts.text_memory import TextMemory
+from pilotfish.device_runtime.texts.text_store import FileTextStore
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner, Recollection
 from pilotfish.speculation.corpus import BREAK
 from pilotfish.wire.protocols import LOCAL, STREAM, lossless, names
 from tests.conftest import Pair

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.drafting.ahead import Proposal
+from pilotfish.drafting.lookup import TextHints
 from pilotfish.edge_runtime.hint_sources import (
     DeviceHints,
     HintSources,
-    Proposal,
     SourceBudget,
-    TextHints,
     create_hint_sources,
 )
 from pilotfish.wire.codecs.ids import encode_ids

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import ArtifactError, GrammarError

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pilotfish.bridge import pair_report as module
+from pilotfish.bridge.pair_report import HOPELESS, SAMPLE, compare_vocabularies
 from pilotfish.cli import export_bridge, main
-from pilotfish.device_runtime.bridge import pair_report as module
-from pilotfish.device_runtime.bridge.pair_report import HOPELESS, SAMPLE, compare_vocabularies
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PromptTooLongError
-from pilotfish.device_runtime.bridge import Pair
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.bridge import Pair
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.agreement import GREEDY, agreement, count_accepted, count_by_depth
 from pilotfish.speculation.distributions import Sampling

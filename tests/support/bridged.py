@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.support.enumeration import Model
 from tests.support.rounds import PROMPT, draft_window

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.acceptance import ENOUGH
 from pilotfish.speculation.randomness import Purpose

@@ -15,7 +15,7 @@ from tests.support.shards import ROOT
 # Rooms, and what else can break their slow tests besides the room itself and its tests.
 SLOW_ROOMS = {
     "deploy": ("pilotfish/systemd/",),
-    "device_runtime": ("pilotfish/drafting/", "pilotfish/wire/"),
+    "device_runtime": ("pilotfish/bridge/", "pilotfish/drafting/", "pilotfish/wire/"),
     "distill": (),
     "emulation": (),
     "edge_runtime": ("pilotfish/drafting/", "pilotfish/wire/", "pilotfish/engines/"),
@@ -36,6 +36,7 @@ SLOW_ROOMS = {
         "pilotfish/device_runtime/",
         "pilotfish/edge_runtime/",
         "pilotfish/emulation/",
+        "pilotfish/bridge/",
         "pilotfish/drafting/",
         "pilotfish/speculation/",
     ),

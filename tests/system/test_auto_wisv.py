@@ -10,7 +10,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import ping, refresh
 from pilotfish.device_runtime.plan import Auto

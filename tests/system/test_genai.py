@@ -7,7 +7,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.speculation.distributions import Sampling
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.bridge.test_drafter import OWN, THEIRS
 from tests.support.enumeration import p_value
 from tests.support.genai_folders import genai_artifact
 from tests.support.in_process import Reader, expect_the_same

@@ -14,11 +14,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
-from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.record import Generation
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.lab.field.papers import wisv
@@ -26,8 +26,8 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
+from tests.bridge.test_drafter import OWN, THEIRS
 from tests.conftest import CONTEXT, HIDDEN, Pair
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
 from tests.support.hostile import PROMPT
 from tests.support.judging import random_head, saved
 from tests.support.thinned import thinned

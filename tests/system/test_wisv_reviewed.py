@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import MalformedError, TooLargeError, UnsupportedError
-from pilotfish.device_runtime.drafting import ModelDrafter
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.session import Session
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.link.meter import LinkMeter

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pilotfish.device_runtime.drafting.drafter
-from pilotfish.device_runtime.drafting import ModelDrafter
+import pilotfish.drafting.window
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, dssd, protocol
 from tests.support.enumeration import (
     Ended,
@@ -122,7 +122,7 @@ def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_pa
     drafter = ModelDrafter.open(
         tiny_artifact(tmp_path, vocab=4, seed=4), provider="cpu", threads=1, context=None
     )
-    monkeypatch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", 0.7)
+    monkeypatch.setattr(pilotfish.drafting.window, "ENOUGH", 0.7)
     levels = set()
 
     def window(setting, exchange, law, committed):

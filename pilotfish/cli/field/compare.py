@@ -17,8 +17,8 @@ from pilotfish.cli.field.comparison_tables import as_json, print_comparison
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.text_drafter import TEXT
 from pilotfish.device_runtime.plan import plan
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.field.comparison import DrafterComparison, compare, target_passes

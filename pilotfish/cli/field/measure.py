@@ -26,7 +26,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.drafting.text_drafter import TEXT
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab import host
 from pilotfish.lab.field import matrix

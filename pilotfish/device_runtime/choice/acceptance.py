@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, counters
 
-PRIOR_ACCEPTANCE = 0.8  # α of a model's drafts before any evidence
 _PRIOR_WEIGHT = 4.0  # weight of the prior, in positions
 _POOL_WEIGHT = 16.0  # weight of other depths or protocols, in positions
 _FADE = 0.97  # factor by which the weight of the evidence shrinks with each answer

@@ -15,7 +15,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE, Acceptance
+from pilotfish.device_runtime.choice.acceptance import Acceptance
 from pilotfish.device_runtime.choice.hints import EdgeHints, hint_source
 from pilotfish.device_runtime.choice.pass_pace import (
     PassPace,
@@ -25,6 +25,7 @@ from pilotfish.device_runtime.choice.pass_pace import (
 )
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import LOCAL, STREAM

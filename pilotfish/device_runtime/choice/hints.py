@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.choice.acceptance import DepthCounts, smooth
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.wire.protocols.ahead import DEVICE, EDGE, TEXT, Ahead
 
 ALL = "all"
 # factor by which old evidence shrinks with each answer; low, since requests differ in their repeats
 _FADE = 0.8
-_PRIOR_ACCEPTANCE = 0.8  # α of the edge's drafter before any evidence
 # Four counts: passes that could use a repeat; passes with a repeat; tokens of the passes with a
 # repeat; positions (drafts plus one) of the same passes. The prior: one pass in 25 has a repeat of
 # one token, with the weight of 32 passes.
@@ -65,7 +65,7 @@ class EdgeHints:
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α of the edge's drafter for drafts that reach each depth; f64 [n]."""
         counts = self._drafts[plan.sampling.sampling.greedy]
-        return smooth(counts.reached, counts.agreed, _PRIOR_ACCEPTANCE)
+        return smooth(counts.reached, counts.agreed, PRIOR_ACCEPTANCE)
 
     def repeats(self, plan: Plan) -> tuple[float, float, float]:
         """Estimate the share of tokens that come from passes with a repeat.

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from pilotfish.base.errors import KeysError, ListenError
 from pilotfish.base.reading import without_bom
-from pilotfish.device_runtime.drafting.text_folder import Owner
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.drafting.lookup import Owner
 from pilotfish.wire.transport import is_loopback
 
 _FILE_BYTES = 256 * 1024

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pilotfish.base.errors import BadGrammarError
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.job import AnswerJob

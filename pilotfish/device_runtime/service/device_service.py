@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar, cast
 from weakref import WeakValueDictionary
 
-from pilotfish.device_runtime.bridge import Prompt, PromptInput
+from pilotfish.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus

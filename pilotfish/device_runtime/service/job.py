@@ -4,9 +4,9 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from pilotfish.device_runtime.bridge import Prompt
-from pilotfish.device_runtime.drafting.text_folder import Owner
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.drafting.lookup import Owner
 from pilotfish.wire.request import Request
 
 

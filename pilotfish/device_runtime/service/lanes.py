@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager, suppress
 from msgspec import structs
 
 from pilotfish.base.errors import DrainingError
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob

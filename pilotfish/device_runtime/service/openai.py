@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import structs
 
-from pilotfish.device_runtime.bridge import PromptInput, Talk
+from pilotfish.bridge import PromptInput, Talk
 from pilotfish.device_runtime.plan import plan
 from pilotfish.device_runtime.service.body import BodyFields, Values, read_body, request_of
 from pilotfish.device_runtime.service.formats import Format, FormatOfText

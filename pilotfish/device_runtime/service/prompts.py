@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 import msgspec
 
 from pilotfish.base.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
-from pilotfish.device_runtime.bridge import Prompt, PromptInput
+from pilotfish.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import calls_of

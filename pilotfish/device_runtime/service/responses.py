@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from pilotfish.device_runtime.bridge import Talk
+from pilotfish.bridge import Talk
 from pilotfish.device_runtime.service.body import BodyFields, Values, read_body
 from pilotfish.device_runtime.service.formats import FormatOfText, TextFormat
 from pilotfish.device_runtime.service.openai import (

@@ -17,11 +17,11 @@ from pilotfish.base.errors import ListenError
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
-from pilotfish.device_runtime.drafting.text_memory import OFF
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
 from pilotfish.device_runtime.service.tls import tls_context
+from pilotfish.device_runtime.texts.text_memory import OFF
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.transport import is_loopback
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pilotfish.base.reading import without_bom
-from pilotfish.device_runtime.bridge import PromptInput, Talk
+from pilotfish.bridge import PromptInput, Talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 
 from pilotfish.base.errors import EdgeLostError, UnsupportedError
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.retry import AWAY
 from pilotfish.lab.distill.answers import TrainingExample, TrainingExampleFile

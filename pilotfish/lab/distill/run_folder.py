@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.base.reading import read_content, reading_file
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.lab.runs import FOLDER_LOCK, Change, LineFile, changes, locked_folder
 
 _Facts = dict[str, Any]

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.bridge import Pair, Prompt
 from pilotfish.lab.agreement import count_by_depth
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 

@@ -26,7 +26,7 @@ from pilotfish.base.errors import (
     TooManySessionsError,
 )
 from pilotfish.base.settings import setting
-from pilotfish.device_runtime.bridge import Prompt
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.record import Generation, Round

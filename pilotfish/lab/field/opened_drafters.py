@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PromptTooLongError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.device_runtime.drafting import Drafter
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.bridge import Pair, Prompt
+from pilotfish.device_runtime.draft_source import DraftSource
+from pilotfish.drafting.window import Drafter
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.pass_times import time_interleaved
 from pilotfish.engines.vocabulary import Vocabulary

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.edge_runtime.relaxation_file import Outcome
 from pilotfish.lab.judge.model_passes import Procedure, Readers
 from pilotfish.lab.judge.question_reader import PairSettings, QuestionReader

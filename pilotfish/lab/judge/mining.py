@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pilotfish.base.settings import setting
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.lab.judge.episodes import Episode, LabelledMismatch, MiningRecord
 from pilotfish.lab.judge.model_passes import Procedure, Readers
 from pilotfish.lab.judge.question_reader import Mismatch, PairSettings, QuestionReader

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.settings import setting
-from pilotfish.device_runtime.bridge import Bridge, Pair, Prompt
+from pilotfish.bridge import Bridge, Pair, Prompt
 from pilotfish.edge_runtime.head_file import ModelIdentity
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.manifest import Manifest

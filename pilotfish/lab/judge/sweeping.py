@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from pilotfish.base.settings import setting
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.lab.judge.model_passes import Procedure, Readers

@@ -97,7 +97,7 @@ class Liveness:
         self._judge()
 
     def _judge(self) -> None:
-        """Set what the last reading says: once, since the results are read several times a round."""
+        """Set what the last reading says; once, since a round reads these values several times."""
         limit_s = HEARTBEAT_S + _MARGIN_S + 2.0 * self._rto_s
         self.limit_s = min(_LONGEST_LIMIT_S, max(limit_s, _PAUSE_TIMES * self._pause_s))
         unheard_s = self.updated_s - self._life_s

@@ -14,7 +14,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
 from tests import conftest
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.bridge.test_drafter import OWN, THEIRS
 from tests.device_runtime.bridged_devices.asking import (
     CONTEXT,
     OTHERS,

@@ -13,11 +13,11 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.bridge import Pair, Prompt
 from pilotfish.device_runtime.vocabulary_pairs import VocabularyPairs
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
-from tests.device_runtime.bridge.test_drafter import THEIRS
+from tests.bridge.test_drafter import THEIRS
 from tests.device_runtime.bridged_devices.asking import (
     CONTEXT,
     GREEDY,

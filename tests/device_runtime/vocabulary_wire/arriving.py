@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.device_runtime.bridge.vocabulary_fetch import target_vocabulary
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.retry import FAIL, RetryPolicy
+from pilotfish.device_runtime.vocabulary_fetch import target_vocabulary
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m

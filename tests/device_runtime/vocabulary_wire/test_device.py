@@ -15,7 +15,7 @@ from pilotfish.base.errors import (
     InterruptedGenerationError,
     PairMismatchError,
 )
-from pilotfish.device_runtime.drafting.draft_source import DraftSource
+from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.retry import FAIL, CancelToken
 from pilotfish.emulation.emulator import Conditions, Emulator

@@ -74,7 +74,7 @@ def test_frames_that_are_no_part(pair: Pair, liar, cache: Path, spoil: Callable)
 
 @given(st.binary(max_size=400), st.integers(0, 300), st.integers(0, 300))
 def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int) -> None:
-    from pilotfish.device_runtime.bridge.vocabulary_fetch import _unpack
+    from pilotfish.device_runtime.vocabulary_fetch import _unpack
 
     whole = zlib.compress(bytes(expected))
     assert _unpack(whole, expected) == bytes(expected)
@@ -88,7 +88,7 @@ def test_any_frame_is_the_part_or_malformed(noise: bytes, at: int, expected: int
 
 
 def test_no_more_is_made_of_a_frame_than_a_part_has() -> None:
-    from pilotfish.device_runtime.bridge.vocabulary_fetch import _unpack
+    from pilotfish.device_runtime.vocabulary_fetch import _unpack
 
     bomb = zlib.compress(bytes(2**26))
     assert len(bomb) < m.PART_BYTES

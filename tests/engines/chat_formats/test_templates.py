@@ -10,8 +10,8 @@ from zlib import crc32
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.bridge import Pair, Prompt, Talk
 from pilotfish.device_runtime.answer import answer_outline
-from pilotfish.device_runtime.bridge import Pair, Prompt, Talk
 from pilotfish.engines.chat import ChatTemplate
 from pilotfish.engines.chat_formats import CHAT_FORMATS, Tool, Tools, chat_format_of, tools
 from pilotfish.engines.dialogue import Dialogue

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.lab.judge.episodes import Episode
 from pilotfish.lab.judge.mining import SLACK, episode

@@ -36,7 +36,7 @@ from pilotfish.wire.protocols.decision_head import JudgedDraft
 from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairSizes, StatesNeeded
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.bridge.test_drafter import OWN, THEIRS
 from tests.lab.judge.test_trajectories import MOST, QUESTIONS, JudgedPair, models, random_head
 from tests.support.tiny import tiny_artifact
 

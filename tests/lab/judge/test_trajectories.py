@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotfish.device_runtime.bridge import Pair
+from pilotfish.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import HeadCard, LinkScale, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
@@ -20,7 +20,7 @@ from pilotfish.lab.judge.question_reader import QuestionReader
 from pilotfish.lab.judge.tasks import Question
 from pilotfish.lab.judge.trajectories import Trajectory, WalkSettings, walks
 from pilotfish.speculation.channel import Channel
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS
+from tests.bridge.test_drafter import OWN, THEIRS
 from tests.support.tiny import tiny_artifact
 
 MOST = 40

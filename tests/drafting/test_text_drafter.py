@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pilotfish.device_runtime.drafting.drafter
-import pilotfish.device_runtime.drafting.model_drafter
-from pilotfish.device_runtime.bridge import Pair
-from pilotfish.device_runtime.drafting import ModelDrafter, TextDrafter
-from pilotfish.device_runtime.drafting.text_drafter import Recollection
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
+import pilotfish.drafting.model_drafter
+import pilotfish.drafting.window
+from pilotfish.bridge import Pair
+from pilotfish.device_runtime.texts.text_memory import TextMemory
+from pilotfish.drafting.lookup import Recollection
+from pilotfish.drafting.model_drafter import ModelDrafter
+from pilotfish.drafting.text_drafter import TextDrafter
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import Grammar, LogitsOptions
 from pilotfish.speculation.randomness import Purpose
@@ -71,7 +72,7 @@ def windows_of(drafter, *, auto, ends=(), seen=None):
 
     def window(setting, exchange, law, committed):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", auto or 0.3)
+            patch.setattr(pilotfish.drafting.window, "ENOUGH", auto or 0.3)
             draft = drafter.draft(
                 ids(committed),
                 setting.expansion,
@@ -275,7 +276,7 @@ def test_a_model_with_which_the_text_grows_a_tree_is_exact(words, expansion, tmp
 
 def exactly(words, name, expansion, sure, folder, monkeypatch):
     """A round is exact, with fixed windows and "auto", by the model or by the text."""
-    monkeypatch.setattr(pilotfish.device_runtime.drafting.model_drafter, "_MIN_ACCEPTANCE", sure)
+    monkeypatch.setattr(pilotfish.drafting.model_drafter, "_MIN_ACCEPTANCE", sure)
     if words == "the same":
         pair, tokens = Pair(*[vocabulary(["a", "b", "ab"], END)] * 2), ["a", "b", "ab"]
     else:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.drafting.drafter import Drafter
-from pilotfish.device_runtime.drafting.model_drafter import ModelDrafter
-from pilotfish.device_runtime.drafting.text_drafter import TEXT, Recollection, TextDrafter
-from pilotfish.device_runtime.drafting.text_memory import TextMemory
+from pilotfish.device_runtime.texts.text_memory import TextMemory
+from pilotfish.drafting.lookup import Recollection
+from pilotfish.drafting.model_drafter import ModelDrafter
+from pilotfish.drafting.text_drafter import TEXT, TextDrafter
+from pilotfish.drafting.window import Drafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire.messages import VERSION, Hello

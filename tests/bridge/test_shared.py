@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.device_runtime.bridge import shared as module
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge import shared as module
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.engines.token_bytes import BYTE_OF_CHARACTER, BYTE_TOKEN
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary

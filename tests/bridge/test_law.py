@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pilotfish.device_runtime.drafting.drafter
-from pilotfish.device_runtime.bridge.shared import SharedTokens
-from pilotfish.device_runtime.drafting import ModelDrafter
+import pilotfish.drafting.window
+from pilotfish.bridge.shared import SharedTokens
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.speculation.acceptance import predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.projection import Projection
@@ -122,7 +122,7 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
     drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
     drafter.set_bridge(pair.bridge())
     drafter.start(pair.prompt(PROMPT))
-    monkeypatch.setattr(pilotfish.device_runtime.drafting.drafter, "ENOUGH", 0.7)
+    monkeypatch.setattr(pilotfish.drafting.window, "ENOUGH", 0.7)
     depths = set()
 
     def window(setting, exchange, law, committed):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
-from pilotfish.device_runtime.bridge import Pair, Prompt
+from pilotfish.bridge import Pair, Prompt
 from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary

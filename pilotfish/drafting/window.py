@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.bridge import Bridge, Prompt
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.bridge import Bridge, Prompt
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Floats

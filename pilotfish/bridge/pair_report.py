@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.engines.vocabulary import Vocabulary

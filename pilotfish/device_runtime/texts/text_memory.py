@@ -14,14 +14,14 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner, TextFolder
-from pilotfish.device_runtime.drafting.text_store import FileTextStore, TextStore
+from pilotfish.device_runtime.texts.text_folder import TextFolder
+from pilotfish.device_runtime.texts.text_store import FileTextStore, TextStore
+from pilotfish.drafting.lookup import DEFAULT_OWNER, MAX_OWNERS, Owner
 from pilotfish.speculation.corpus import MOST_TOKENS
 
 _log = logging.getLogger("pilotfish.device")
 
 OFF = "off"
-MAX_OWNERS = 64  # maximum number of owners in memory; the most recent ones stay
 
 
 class TextMemory:

@@ -20,9 +20,9 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.device_runtime.bridge import Pair, TrivialBridge
+from pilotfish.bridge import Pair, TrivialBridge
 from pilotfish.device_runtime.drafter_trial import try_drafters
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.onnx_decoder import Decoder

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pilotfish.base.files import write_whole
-from pilotfish.device_runtime.drafting.text_store import unusable_store_error
+from pilotfish.device_runtime.texts.text_store import unusable_store_error
+from pilotfish.drafting.lookup import DEFAULT_OWNER
 
 _log = logging.getLogger("pilotfish.device")
 
-DEFAULT_OWNER = ""  # the owner if the device has only one user
-Owner = str | None  # None: a client without a key; its texts are not kept
 _SUFFIX = ".texts"
 _SECRET, _SECRET_BYTES = "secret", 32
 # Maximum number and bytes of the files of all API keys and all vocabularies together.

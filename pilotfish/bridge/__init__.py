@@ -1,8 +1,8 @@
 """Translate between a drafter's vocabulary and its target's."""
 
-from pilotfish.device_runtime.bridge.bridge import Bridge, TrivialBridge
-from pilotfish.device_runtime.bridge.pair import Pair
-from pilotfish.device_runtime.bridge.prompt import (
+from pilotfish.bridge.bridge import Bridge, TrivialBridge
+from pilotfish.bridge.pair import Pair
+from pilotfish.bridge.prompt import (
     Prompt,
     PromptInput,
     Talk,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from pilotfish.device_runtime.bridge.context import ContextTranslator
+from pilotfish.bridge.context import ContextTranslator
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2

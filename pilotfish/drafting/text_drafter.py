@@ -11,23 +11,17 @@ even if the texts are shared.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
-from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
-from pilotfish.device_runtime.drafting.text_memory import MAX_OWNERS, TextMemory
-from pilotfish.device_runtime.drafting.text_store import TextStore
-from pilotfish.speculation.acceptance import REPEAT_PRIOR, AcceptanceEstimator
-from pilotfish.speculation.corpus import EMPTY_SNAPSHOT
+from pilotfish.bridge import Bridge, Prompt, TrivialBridge
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner, Recollection
+from pilotfish.drafting.window import Drafter, Ids, Level
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.recall import Echo, Recall
-from pilotfish.speculation.sequences import common_prefix
+from pilotfish.speculation.recall import Echo
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import SpeculationProtocol
@@ -38,86 +32,10 @@ if TYPE_CHECKING:
 TEXT = "text"  # name of this drafter, given in place of an artifact's folder
 _BOUNDLESS = 1 << 31
 _NODE_S = 50e-6  # upper bound of a lookup's seconds; a test checks it
-_OVERLAP_TOKENS = 2  # stored tokens repeated before new ones: the context of a later match
-
-
-class Recollection(Recall):
-    """A lane's `Recall`, which searches the owner's earlier texts and adds to them."""
-
-    def __init__(self, memory: TextMemory) -> None:
-        super().__init__()
-        self._memory = memory
-        self._texts: list[TextStore] = []  # stores to which the conversation is added
-        self._vocabulary = ""
-        self._owner: Owner = DEFAULT_OWNER
-        # acceptance of repetitions, per owner: a common estimate would reveal texts to other owners
-        self._estimators: OrderedDict[Owner, AcceptanceEstimator] = OrderedDict(
-            {DEFAULT_OWNER: self._odds}
-        )
-        self._saved: Ids = np.empty(0, np.uint32)  # the conversation when it was last stored
-        self._released = False
-        memory.acquire()
-
-    def fork(self) -> Recollection:
-        """Make a recollection for another lane."""
-        return Recollection(self._memory)
-
-    def release(self) -> None:
-        """Stop using the memory."""
-        if not self._released:
-            self._released = True
-            self._memory.release()
-
-    def start(
-        self,
-        vocabulary: str,
-        vocab_size: int,
-        owner: Owner = DEFAULT_OWNER,
-        *,
-        lossless: bool = True,
-    ) -> None:
-        """Begin a generation of this owner, and search the texts in this vocabulary.
-
-        lossless: whether the answer's protocol is lossless, so that other owners' texts may be
-        searched.
-        """
-        # in case opening the texts fails: search and keep nothing
-        self._texts = []
-        self.set_corpus(EMPTY_SNAPSHOT)
-        if owner != self._owner:
-            self._forget(0)  # the lane's last text belongs to another owner
-        if (vocabulary, owner) != (
-            self._vocabulary,
-            self._owner,
-        ):  # ids of another vocabulary mean other words
-            self._vocabulary, self._owner = vocabulary, owner
-            self._saved = np.empty(0, np.uint32)
-            self.set_estimator(
-                self._estimators.setdefault(owner, AcceptanceEstimator(REPEAT_PRIOR))
-            )
-            self._estimators.move_to_end(owner)
-            if len(self._estimators) > MAX_OWNERS:
-                self._estimators.popitem(last=False)
-        own_texts = self._memory.texts(vocabulary, vocab_size, owner)
-        shared_texts = self._memory.shared_texts(vocabulary, vocab_size)
-        self._texts = [own_texts] if shared_texts is None else [own_texts, shared_texts]
-        self.set_corpus(
-            (own_texts if shared_texts is None or not lossless else shared_texts).snapshot()
-        )
-
-    def end(self, committed: Ids) -> None:
-        """Store the tokens that were added to the conversation u32 [n] since it was last stored."""
-        known = common_prefix(self._saved, committed)
-        if known == len(committed) or not self._texts:
-            return
-        self._saved = committed.copy()
-        for texts in self._texts:
-            texts.add(committed[max(0, known - _OVERLAP_TOKENS) :])
-        self._memory.trim()
 
 
 class TextDrafter(Drafter):
-    """Drafts the tokens that followed the same words in earlier text (`Recall`).
+    """Drafts the tokens that followed the same words in earlier text (`Recollection`).
 
     Forks share the memory.
     """

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.bridge import Bridge, Prompt, TrivialBridge
-from pilotfish.device_runtime.choice.acceptance import PRIOR_ACCEPTANCE
-from pilotfish.device_runtime.drafting.drafter import Drafter, Ids, Level
-from pilotfish.device_runtime.drafting.shared_model import SharedModel
-from pilotfish.device_runtime.drafting.text_drafter import Recollection, rows
-from pilotfish.device_runtime.drafting.text_folder import DEFAULT_OWNER, Owner
+from pilotfish.bridge import Bridge, Prompt, TrivialBridge
+from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner, Recollection
+from pilotfish.drafting.model import SharedModel
+from pilotfish.drafting.text_drafter import rows
+from pilotfish.drafting.window import Drafter, Ids, Level
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
 from pilotfish.engines.language_model import Output
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
 from pilotfish.speculation.distributions import Floats, mix_logits
 from pilotfish.speculation.recall import Echo
 from pilotfish.speculation.tree import Expansion, Tree, nodes_at_most

@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pilotfish.device_runtime.bridge.bridge import SharedTokensBridge
-from pilotfish.device_runtime.bridge.shared import SharedTokens
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.bridge.bridge import SharedTokensBridge
+from pilotfish.bridge.shared import SharedTokens
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.candidates import choose
 from pilotfish.speculation.distributions import Sampling, probabilities

@@ -15,7 +15,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.device_runtime.service.device_service import DeviceService
-from tests.device_runtime.bridge.test_drafter import OWN, THEIRS, common
+from tests.bridge.test_drafter import OWN, THEIRS, common
 from tests.support.pass_counter import PassCounter
 from tests.support.serving import Serving, chat, content_of, eventually, serving
 from tests.support.tiny import tiny_artifact

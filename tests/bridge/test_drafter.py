@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import InterruptedGenerationError
-from pilotfish.device_runtime.bridge import Pair, Prompt
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.bridge import Pair, Prompt
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Sampling

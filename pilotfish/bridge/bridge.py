@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.bridge.context import ContextTranslator
-from pilotfish.device_runtime.bridge.prompt import Prompt
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge.context import ContextTranslator
+from pilotfish.bridge.prompt import Prompt
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.projection import Projection
 

@@ -13,10 +13,10 @@ from pilotfish.base.errors import (
     TokenOutOfRangeError,
     UnsupportedError,
 )
-from pilotfish.device_runtime.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
-from pilotfish.device_runtime.bridge.context import ContextTranslator
-from pilotfish.device_runtime.bridge.prompt import Messages, Prompt, PromptInput, Talk, are_messages
-from pilotfish.device_runtime.bridge.shared import SharedTokens
+from pilotfish.bridge.bridge import Bridge, SharedTokensBridge, TrivialBridge
+from pilotfish.bridge.context import ContextTranslator
+from pilotfish.bridge.prompt import Messages, Prompt, PromptInput, Talk, are_messages
+from pilotfish.bridge.shared import SharedTokens
 from pilotfish.engines.chat_formats.chat_format import system_into_first_user
 from pilotfish.engines.dialogue import Dialogue
 from pilotfish.engines.engine_errors import TemplateError, TextTooLongError

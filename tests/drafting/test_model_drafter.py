@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pilotfish.device_runtime.drafting import ModelDrafter
+from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.distributions import Sampling
