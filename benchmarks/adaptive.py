@@ -47,8 +47,8 @@ from _common import (
 from _pair_runs import Results, pair_name
 
 from pilotfish import Device, EdgeServer, Generation
-from pilotfish.lab.field.report.statistics import share_interval
 from pilotfish.lab.judge.tasks import TASKS, Question, Task, make_task, read_task_questions
+from pilotfish.lab.statistics import share_interval
 from pilotfish.wire.request import Options
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8)

@@ -33,7 +33,7 @@ PASSES_MS = np.geomspace(8, 160, 40)
 LINES = (1.2, 1.5, 2.0, 2.5, 3.0)
 POSITION = 0.01  # of a pass: what each further position in it takes
 RTT_TICKS, PASS_TICKS = (0, 5, 10, 20, 50, 100, 200), (10, 20, 40, 80, 130)
-COLOURS = ("#888888", "#0072B2", "#D55E00")  # as in `field.drawing`
+COLOURS = ("#888888", "#0072B2", "#D55E00")  # as in `lab.drawing`
 Grid = NDArray[np.float64]  # [paces, RTTs]
 
 
@@ -83,7 +83,7 @@ def draw(path: Path, drafters: Sequence[Drafter], points: Sequence[Mapping[str, 
     """Write the picture, as SVG in which text stays text."""
     from matplotlib import rc_context
 
-    from pilotfish.lab.field.drawing import panels
+    from pilotfish.lab.drawing import panels
 
     title = "What is fastest, and how many times as fast as stream"
     ylabels = ["target's pass (ms)"] * len(drafters)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.support import shards
 from tests.support.reaper import Reaper
-from tests.support.selection import SLOW_ROOMS, changed_rooms
+from tests.support.selection import SLOW_ROOMS, changed_rooms, room_of_test
 from tests.support.shards import NO_TESTS, ROOT, Results, Shards, known_seconds
 
 CORES = len(os.sched_getaffinity(0))
@@ -66,7 +66,7 @@ class Plan:
             tests,
             ["-m", f"{self.chosen} and {kind}", *self.words],
             workers,
-            seconds=known_seconds(lambda file: room_of(file) in self.rooms),
+            seconds=known_seconds(lambda file: room_of_test(file) in self.rooms),
             least_s=self.least_s,
             verbose=any(word.startswith(SHOWN) for word in self.words),
             stop_early=self.stops_early,
@@ -186,12 +186,7 @@ def files_of(options: argparse.Namespace) -> list[str]:
     """Return every file of tests, but those that need torch, or only those."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [path.relative_to(ROOT).as_posix() for path in paths]
-    return [name for name in names if (room_of(name) == "reference") == options.reference]
-
-
-def room_of(file: str) -> str:
-    """Return the room that a file of tests belongs to."""
-    return Path(file).parts[1]
+    return [name for name in names if (room_of_test(name) == "reference") == options.reference]
 
 
 def timing_files(tests: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from tests.support import forking
 from tests.support.judging import random_head, saved
 from tests.support.measuring import PROMPTS
 from tests.support.reaper import Reaper, own_mounts
+from tests.support.rooms import room_of
 from tests.support.tiny import tiny_artifact, tiny_pair
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ settings.register_profile("thorough", deadline=None)  # of `make test-all`
 settings.load_profile("pilotfish")
 
 TESTS = Path(__file__).parent
-ROOMS = sorted(path.name for path in TESTS.iterdir() if (path / "__init__.py").exists())
+ROOMS = sorted(
+    {room_of(path.relative_to(TESTS).as_posix()) for path in TESTS.glob("*/**/__init__.py")}
+)
 
 REAPER = pytest.StashKey[Reaper]()
 VOCAB = 64
@@ -48,7 +51,7 @@ HIDDEN = 64  # d of both models' states
 def pytest_configure(config: pytest.Config) -> None:
     """Each room is a marker: ``-m "slow and deploy"``. No process or mount outlives the run."""
     for room in ROOMS:
-        config.addinivalue_line("markers", f"{room}: tests/{room}")
+        config.addinivalue_line("markers", f"{room}: tests of this room")
     own_mounts()
     config.stash[REAPER] = Reaper()
     forking.install()
@@ -64,7 +67,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark every test with its room."""
-    if (room := item.path.relative_to(TESTS).parts[0]) in ROOMS:
+    if (room := room_of(item.path.relative_to(TESTS).as_posix())) in ROOMS:
         item.add_marker(room)
 
 

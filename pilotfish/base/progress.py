@@ -20,8 +20,8 @@ class ProgressDisplay:
     """The progress of a command's stages, with the time left; use it in a ``with`` block.
 
     On a terminal each stage has a bar; a stage of unknown length has it until the next stage
-    begins. In a log a stage has a line when it begins, and then a line at most every 20 s. Nothing
-    is drawn before the first `show`.
+    begins. In a log, and after the block, a stage has a line when it begins, and then a line at
+    most every 20 s. Nothing is drawn before the first `show`.
 
     waves: number of steps that run at the same time, by the label of the stage, if more than one.
     The time left is unknown until that number of steps is done.
@@ -37,9 +37,9 @@ class ProgressDisplay:
             console=self._console,
             disable=not self._console.is_terminal,
         )
+        self._draws_bars = self._console.is_terminal
         self._waves = waves or {}
         self._stages: dict[str, _Stage] = {}
-        self._over = False
 
     def show(self, label: str, done: int, total: int | None, left_s: float | None = None) -> None:
         """Show that ``done`` of ``total`` steps of the stage called ``label`` are finished.
@@ -58,7 +58,7 @@ class ProgressDisplay:
             stage.task, completed=done, total=total, count=count, left=left, visible=True
         )
         now_s = time.monotonic()
-        if count and not self._console.is_terminal and now_s - stage.line_s > _LINE_EVERY_S:
+        if count and not self._draws_bars and now_s - stage.line_s > _LINE_EVERY_S:
             stage.line_s = now_s
             self.print_above(", ".join(filter(None, (f"{label}: {count}", left))))
 
@@ -79,10 +79,10 @@ class ProgressDisplay:
         self._hide_unknown()
         task = self._progress.add_task(label, total=total, count="", left="")
         self._stages[label] = stage = _Stage(task, line_s=time.monotonic())
-        if self._over or not self._console.is_terminal:
-            self.print_above(f"{label} …")
-        else:
+        if self._draws_bars:
             self._progress.start()  # started only now, when there is something to show
+        else:
+            self.print_above(f"{label} …")
         return stage
 
     def _hide_unknown(self) -> None:
@@ -100,10 +100,10 @@ class ProgressDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over = True  # a later stage gets a line, since other bars may be drawn then
-        if self._stages:
+        if self._stages:  # on a dumb terminal, `stop` would print an empty line without any
             self._hide_unknown()
             self._progress.stop()
+        self._draws_bars = False  # a later stage gets lines, since another display may draw bars
 
 
 @dataclass

@@ -10,6 +10,7 @@ description has no flag. A field with a struct as its type is a group of setting
 """
 
 from collections.abc import Iterator
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -85,8 +86,13 @@ class Setting(NamedTuple):
         return is_struct and "live" not in self.extra
 
 
-def settings(struct: type[Struct]) -> Iterator[Setting]:
-    """Yield the settings of a struct: its own fields in order, then the inherited fields."""
+@cache  # type hints take a while to evaluate, and each answer's options are checked
+def settings(struct: type[Struct]) -> tuple[Setting, ...]:
+    """Return the settings of a struct: its own fields in order, then the inherited fields."""
+    return tuple(_declared(struct))
+
+
+def _declared(struct: type[Struct]) -> Iterator[Setting]:
     hints = get_type_hints(struct, include_extras=True)
     defaults = {field.name: _default(field) for field in structs.fields(struct)}
     for owner in struct.__mro__:

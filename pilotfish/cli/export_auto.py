@@ -109,7 +109,7 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     from pilotfish.device_runtime.drafter_trial import (
         try_drafters,  # imports the engines
     )
-    from pilotfish.lab.field.prompts import BUILT_IN
+    from pilotfish.lab.prompts import BUILT_IN
 
     target = None if pair.target is None else Artifact.open(pair.target)
     with replacing(out) as partial:

@@ -186,7 +186,7 @@ def _ask_target(
     source: "WeightSource", vocabulary: Vocabulary, target: str, settings: KeepSettings, show: _Show
 ) -> _TargetTexts:
     """Generate texts with a target, on an edge or here."""
-    from pilotfish.lab.field.prompts import BUILT_IN, read_prompts
+    from pilotfish.lab.prompts import BUILT_IN, read_prompts
     from pilotfish.wire.protocols import LOCAL, STREAM
 
     prompts = BUILT_IN * _TIMES if settings.prompts is None else read_prompts(settings.prompts)

@@ -69,6 +69,8 @@ class ModelDrafter(Drafter):
         self._states = np.empty((MAX_WINDOW, model.hidden_size), dtype=np.float32)
         self._known_states = 0
         self._mixes_text = False  # True: the text may draft in the open window
+        # what `catch_up` has found read: committed tokens, drafts, and their draft ids
+        self._caught_up: tuple[Ids, Ids, NDArray[Any]] | None = None
 
     @classmethod
     def open(
@@ -146,6 +148,7 @@ class ModelDrafter(Drafter):
         context = self._draft_context(committed, drafts)
         unread = self._unread(context)
         if unread <= _SHORT_CHUNK:
+            self._caught_up = committed, drafts, context
             return False
         self._run(context[: len(context) - unread + _SHORT_CHUNK], rows=0)
         return True
@@ -163,6 +166,10 @@ class ModelDrafter(Drafter):
             self._text.update(committed)
             if (level := self._look_up_text(drafts.tolist())) is not None:
                 return level
+        caught_up, self._caught_up = self._caught_up, None
+        # the same array, so that the engine does not compare it with the slot again
+        if caught_up is not None and caught_up[0] is committed and caught_up[1] is drafts:
+            return Level(self._run(caught_up[2]))
         return Level(self._run(self._draft_context(committed, drafts)))
 
     def _draft_context(self, committed: Ids, drafts: Ids) -> NDArray[Any]:

@@ -23,12 +23,13 @@ from pilotfish.edge_runtime.metrics_server import MetricsServer, MetricsSources
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.replies import create_sender
 from pilotfish.edge_runtime.resources import EdgeResources
-from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Scheduler
+from pilotfish.edge_runtime.scheduler import NARROW, Scheduler
 from pilotfish.edge_runtime.serving import event_handlers
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.targets import Target, TargetOptions, open_target
 from pilotfish.edge_runtime.targets.target import time_pass
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine import CHUNK
 from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.inspection import Inspection
 from pilotfish.engines.manifest import Manifest

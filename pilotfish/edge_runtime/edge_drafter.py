@@ -21,8 +21,9 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.drafting.ahead import Proposal, learn_acceptance, next_draft, wants_draft
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.scheduler import NARROW
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine import Engine, Work, open_engine
+from pilotfish.engines.engine import CHUNK, Engine, Work, open_engine
 from pilotfish.engines.engine_errors import GrammarError
 from pilotfish.engines.manifest import Manifest
 from pilotfish.engines.pass_times import pass_times
@@ -38,8 +39,6 @@ from pilotfish.wire.protocols.protocol import Ids
 _log = logging.getLogger("pilotfish.edge")
 
 _WIDTHS = (1, 2, 4)  # sizes (tokens) of the passes timed at the start
-_CHUNK = 128  # upper limit of a prompt's tokens in one pass
-_NARROW = 32  # upper limit of a session's tokens in a shared pass
 _MOST = 2 * MOST_DRAFTS  # upper limit of a session's drafts: enough for two target passes
 _MOST_COMPARISONS = 1024  # upper limit of comparisons that wait for the drafter's thread
 _FULL_EDGE_COST = 1.0  # draft cost (tokens) from which the edge drafts nothing
@@ -275,7 +274,7 @@ class EdgeDrafter(threading.Thread):
             unread, work = self._next_work(task)
             if unread <= 0:
                 task.trail.read_hash = task.hash
-            elif unread <= _NARROW:
+            elif unread <= NARROW:
                 planned.append((task, work))
             elif not planned:
                 return [(task, work)]
@@ -289,7 +288,7 @@ class EdgeDrafter(threading.Thread):
             self._sessions[slot] = session
         wanted = len(task.text) if task.drafts else len(task.text) - 1
         cached = self._engine.cached(slot, task.text)
-        end = min(cached + _CHUNK, wanted)
+        end = min(cached + CHUNK, wanted)
         return wanted - cached, Work(slot, task.text[:end], rows=int(end == len(task.text)))
 
     def _forward(self, planned: Sequence[tuple[_Task, Work]]) -> None:

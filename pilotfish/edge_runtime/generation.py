@@ -105,15 +105,6 @@ class Generation:
         """Temperature of the target's distribution."""
         return self.sampling_params.sampling.temperature
 
-    def unscored_prompt(self, length: int) -> PromptLogprobs | None:
-        """Return the prompt's log-probabilities if parts may be missing that no job computes.
-
-        length: number of committed tokens. After the first tokens of the answer the result is None,
-        since the log-probabilities were sent with them.
-        """
-        prompt = self.prompt_logprobs
-        return prompt if prompt is not None and not self.jobs and prompt.start == length else None
-
     def stop(self) -> None:
         """Cancel all work under way: jobs, stream, and undecided window."""
         for job in self.jobs:
@@ -144,13 +135,13 @@ class GenerationSpec:
 class QueuedGeneration:
     """Generation that waits for its grammar, with the messages that wait for it.
 
-    request: the latest window, states or pull. hints: the latest hints.
+    message: the latest window, states or pull. hints: the latest hints.
     """
 
     spec: GenerationSpec
     envelope: Envelope
     compilation: Compilation
-    request: ReceivedMessage | None = None
+    message: ReceivedMessage | None = None
     hints: list[ReceivedMessage] = field(default_factory=list)
 
     @property
@@ -159,11 +150,11 @@ class QueuedGeneration:
         return self.spec.begin.generation
 
     @property
-    def requests(self) -> list[ReceivedMessage]:
+    def messages(self) -> list[ReceivedMessage]:
         """All waiting messages, in the order in which they will be served."""
-        return self.hints if self.request is None else [self.request, *self.hints]
+        return self.hints if self.message is None else [self.message, *self.hints]
 
     @property
     def size(self) -> int:
         """Size of all waiting messages, bytes."""
-        return sum(envelope.size for _, envelope, _ in self.requests)
+        return sum(envelope.size for _, envelope, _ in self.messages)

@@ -1,10 +1,10 @@
 """Start generations: check a device's `Begin`, and compile its grammar in another thread.
 
-In:  a `Begin`, and the requests for its generation that arrive before its grammar is compiled.
+In:  a `Begin`, and the messages for its generation that arrive before its grammar is compiled.
 Out: a session with a running generation, and a job that reads the prompt; or a typed refusal.
 
 Cheap checks come first. A generation with a grammar then waits for the `GrammarCompiler`, and so do
-its requests; meanwhile the session's previous generation continues.
+its messages; meanwhile the session's previous generation continues.
 """
 
 import time
@@ -49,7 +49,7 @@ Charge = Callable[[bytes, float], None]
 class GenerationStarter:
     """Starts generations in sessions. Used by the serving loop.
 
-    serve: function that serves a request after its wait for a grammar. charge: function that
+    serve: function that serves a message after its wait for a grammar. charge: function that
     charges a client for time of this thread. vocab_size: size of the target's vocabulary.
     """
 
@@ -127,19 +127,19 @@ class GenerationStarter:
         self._logits_processors.check(begin, sampling_params, length)
         return GenerationSpec(begin, new, sampling_params, protocol)
 
-    def queue_request(
+    def queue_message(
         self,
         queued: QueuedGeneration,
-        request: m.DeviceMessage,
+        message: m.DeviceMessage,
         envelope: Envelope,
         received_ns: int,
     ) -> None:
-        """Queue a request until its generation begins.
+        """Queue a message until its generation begins.
 
-        Only one window or pull is stored: a later one is the same request, sent again.
+        Only one window or pull is stored: a later one is the same message, sent again.
         """
-        received = (request, envelope, received_ns)
-        if isinstance(request, m.Hint):
+        received = (message, envelope, received_ns)
+        if isinstance(message, m.Hint):
             queued.hints = [*queued.hints, received][-_MOST_HINTS:]
             return
         others = (each.queued for each in self._sessions if each.owner == envelope.owner)
@@ -148,12 +148,12 @@ class GenerationStarter:
             raise RateLimitedError(
                 "Too many bytes of this key's requests already wait for grammars; slow down."
             )
-        queued.request = received
+        queued.message = received
 
     def cancel(self, session: Session, error: PilotfishError | None = None) -> None:
         """Cancel the session's generation that waits for a grammar, if there is one.
 
-        error: the refusal to send to its requests; None: send nothing.
+        error: the refusal to send for its messages; None: send nothing.
         """
         queued, session.queued = session.queued, None
         if queued is not None:
@@ -162,7 +162,7 @@ class GenerationStarter:
                 self._refuse_all(queued, error)
 
     def cancel_ended(self, session: Session) -> None:
-        """Refuse the requests that wait for a grammar, when the edge ends their session."""
+        """Refuse the messages that wait for a grammar, when the edge ends their session."""
         self.cancel(session, UnknownSessionError("The edge has dropped this session."))
 
     def give_up(self, session: Session) -> None:
@@ -185,7 +185,7 @@ class GenerationStarter:
             self._refuse_all(queued, error)
         self._charge(session.owner, time.thread_time() - begun_s)
         if error is None:
-            for waiting in queued.requests:
+            for waiting in queued.messages:
                 self._serve(*waiting)
 
     def _start_queued(self, session: Session, queued: QueuedGeneration) -> PilotfishError | None:
@@ -199,8 +199,8 @@ class GenerationStarter:
 
     def _refuse_all(self, queued: QueuedGeneration, error: PilotfishError) -> None:
         self._replies.refuse(queued.envelope, queued.spec.begin, error)
-        for request, envelope, _ in queued.requests:
-            self._replies.refuse(envelope, request, error)
+        for message, envelope, _ in queued.messages:
+            self._replies.refuse(envelope, message, error)
 
     def _start(
         self, session: Session, spec: GenerationSpec, constraints: Sequence[GrammarConstraint] = ()
@@ -228,8 +228,8 @@ class GenerationStarter:
             hints=self._create_hints(session, spec, constraints),
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
-        if (prompt := generation.unscored_prompt(len(committed))) is not None:
-            self._prompts.score(session, generation, prompt)
+        if generation.prompt_logprobs is not None:
+            self._prompts.score_rest(session, generation)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
             self._prompts.read(session, generation)
 

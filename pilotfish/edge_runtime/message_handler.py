@@ -1,6 +1,6 @@
 """Serve the devices' messages. The serving loop calls these functions; they never wait.
 
-Every request gets a reply, except where the protocol has none. A fault in a client's message causes
+Every message gets a reply, except where the protocol has none. A fault in a client's message causes
 a typed failure for this client only.
 """
 
@@ -157,7 +157,7 @@ class MessageHandler:
         """End sessions and drop transfers that have been idle for too long."""
         self.sessions.expire(self._expire_s)
         self._uploads.expire()
-        self._replies.downloads.expire()
+        self._replies.expire()
 
     def drain(self) -> None:
         """Refuse new work, and cancel all work except the windows under way."""
@@ -184,7 +184,7 @@ class MessageHandler:
     # Messages in
 
     def handle(self, envelope: Envelope) -> None:
-        """Serve one message of a device: check it, admit it, and serve its request."""
+        """Serve one message of a device: check it, admit it, and serve it."""
         now_ns = time.monotonic_ns()
         self._metrics.bytes_in += envelope.size
         admitted = False
@@ -195,70 +195,70 @@ class MessageHandler:
             self._admission.admit(envelope.owner, now_ns * 1e-9, optional=optional)
             admitted = True
             check_size(envelope, self._message_bytes)
-            request = m.decode_device_message(envelope.header)
+            message = m.decode_device_message(envelope.header)
         except PilotfishError as error:  # a cheap refusal: no frame was decoded
             self._replies.refuse(envelope, None, error, admitted=admitted)
             return
-        self._serve(request, envelope, now_ns - envelope.queued_ns())
+        self._serve(message, envelope, now_ns - envelope.queued_ns())
 
-    def _serve(self, request: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
-        """Serve an admitted request, and charge its client for the time of this thread."""
+    def _serve(self, message: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
+        """Serve an admitted message, and charge its client for the time of this thread."""
         begun_s = time.thread_time()
-        self._attempt(request, envelope, received_ns)
+        self._attempt(message, envelope, received_ns)
         self._admission.charge(envelope.owner, time.thread_time() - begun_s)
 
-    def _attempt(self, request: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
+    def _attempt(self, message: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
         try:
-            self._dispatch(request, envelope, received_ns)
+            self._dispatch(message, envelope, received_ns)
         except Exception as error:
             error = to_client_error(error, "a message could not be served")
-            self._replies.refuse(envelope, request, error)
+            self._replies.refuse(envelope, message, error)
 
-    def _dispatch(self, request: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
+    def _dispatch(self, message: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
         while_draining = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
-        if self._draining and not isinstance(request, while_draining):
+        if self._draining and not isinstance(message, while_draining):
             raise _draining_error()
-        match request:
+        match message:
             case m.Window() | m.States() | m.Pull():
-                self._serve_round(request, envelope, received_ns)
+                self._serve_round(message, envelope, received_ns)
             case m.Hint():
-                self._hint(request, envelope, received_ns)
+                self._hint(message, envelope, received_ns)
             case m.Begin():
-                self._starter.begin(request, envelope)
+                self._starter.begin(message, envelope)
             case m.Ping():
-                self._ping(request, envelope, received_ns)
+                self._ping(message, envelope, received_ns)
             case m.Hello():
-                self._hello(request, envelope, received_ns)
+                self._hello(message, envelope, received_ns)
             case m.Fetch():
                 check_frame_count(envelope.frames, 0)
                 self._replies.expect_room(envelope)
-                self._replies.send_cheap(envelope, *self._vocabulary_server.get_part(request))
+                self._replies.send_cheap(envelope, *self._vocabulary_server.get_part(message))
             case m.Chunk():
-                self._chunk(request, envelope, received_ns)
+                self._chunk(message, envelope, received_ns)
             case m.More():
                 check_frame_count(envelope.frames, 0)
-                self._replies.send_slice(request, envelope)
+                self._replies.send_slice(message, envelope)
             case m.Cancel() | m.Close():
                 with suppress(UnknownSessionError):
-                    self._end(request, self.sessions.find(request.session, envelope.owner))
+                    self._end(message, self.sessions.find(message.session, envelope.owner))
 
     def _serve_round(
-        self, request: m.Window | m.States | m.Pull, envelope: Envelope, received_ns: int
+        self, message: m.Window | m.States | m.Pull, envelope: Envelope, received_ns: int
     ) -> None:
-        """Serve a request of a running generation, or queue it if its generation waits."""
-        session = self.sessions.use(request.session, envelope.owner)
+        """Serve a message of a running generation, or queue it if its generation waits."""
+        session = self.sessions.use(message.session, envelope.owner)
         queued = session.queued
-        if queued is not None and queued.number == request.generation:
-            self._starter.queue_request(queued, request, envelope, received_ns)
+        if queued is not None and queued.number == message.generation:
+            self._starter.queue_message(queued, message, envelope, received_ns)
             return
-        generation = session.find_generation(request.generation)
-        match request:
+        generation = session.find_generation(message.generation)
+        match message:
             case m.Window():
-                self._windows.serve_window(session, generation, request, envelope, received_ns)
+                self._windows.serve_window(session, generation, message, envelope, received_ns)
             case m.States():
-                self._windows.serve_states(session, generation, request, envelope, received_ns)
+                self._windows.serve_states(session, generation, message, envelope, received_ns)
             case m.Pull():
-                self._streams.serve_pull(session, generation, request, envelope, received_ns)
+                self._streams.serve_pull(session, generation, message, envelope, received_ns)
 
     def _hint(self, hint: m.Hint, envelope: Envelope, received_ns: int) -> None:
         """Add a hint to its generation, and count the outcome; a hint never gets a reply."""
@@ -267,26 +267,26 @@ class MessageHandler:
             session = self.sessions.find(hint.session, envelope.owner)
             queued, generation = session.queued, session.generation
             if queued is not None and queued.number == hint.generation:
-                self._starter.queue_request(queued, hint, envelope, received_ns)
+                self._starter.queue_message(queued, hint, envelope, received_ns)
                 return
             if generation is not None and generation.number == hint.generation:
                 outcome = self._streams.add_hint(generation, hint, envelope)
         self._metrics.hints[outcome] += 1
 
-    def _end(self, request: m.Cancel | m.Close, session: Session) -> None:
+    def _end(self, message: m.Cancel | m.Close, session: Session) -> None:
         """Stop a generation (`Cancel`), or close the session (`Close`)."""
         queued = session.queued
-        if isinstance(request, m.Close):
+        if isinstance(message, m.Close):
             self._starter.cancel(session)
             self.sessions.close(session)
-        elif session.generation_number == request.generation:
+        elif session.generation_number == message.generation:
             session.stop()
-        elif queued is not None and queued.number == request.generation:
+        elif queued is not None and queued.number == message.generation:
             self._starter.give_up(session)
 
     def _hello(self, hello: m.Hello, envelope: Envelope, received_ns: int) -> None:
         welcome = self._handshake.welcome(hello, received_ns)
-        self._replies.downloads.set_slice_limit(envelope.client, envelope.owner, hello.reply_bytes)
+        self._replies.set_slice_limit(envelope.client, envelope.owner, hello.reply_bytes)
         self._replies.expect_room(envelope)
         self._replies.send_cheap(envelope, welcome)
 
@@ -304,13 +304,13 @@ class MessageHandler:
             size = envelope.size
         whole = Envelope(envelope.client, envelope.owner, header, frames, size)
         check_size(whole, self._message_bytes)
-        request = m.decode_device_message(header)
-        if isinstance(request, m.Chunk):
+        message = m.decode_device_message(header)
+        if isinstance(message, m.Chunk):
             raise MalformedError("A message that was sent in chunks cannot itself be a chunk.")
         # a `Begin` must not be served twice, and has no reply that could be lost
-        keep = not isinstance(request, m.Begin)
+        keep = not isinstance(message, m.Begin)
         self._uploads.mark_served(envelope.owner, chunk.transfer, keep=keep)
-        self._attempt(request, whole, received_ns)
+        self._attempt(message, whole, received_ns)
 
     def _ping(self, ping: m.Ping, envelope: Envelope, received_ns: int) -> None:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:

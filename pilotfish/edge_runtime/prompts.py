@@ -5,7 +5,6 @@ In:  a session and its running generation. Out: jobs for the scheduler, without 
 """
 
 from pilotfish.edge_runtime.generation import Generation
-from pilotfish.edge_runtime.reply_logprobs import PromptLogprobs
 from pilotfish.edge_runtime.sessions import Session, Submit
 from pilotfish.speculation.distributions import Floats
 
@@ -25,11 +24,15 @@ class Prompts:
         tokens = session.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
         self._submit(session.create_job(generation, tokens, 0, None))
 
-    def score(self, session: Session, generation: Generation, prompt: PromptLogprobs) -> None:
-        """Queue jobs that compute the log-probability of each prompt token after the first.
+    def score_rest(self, session: Session, generation: Generation) -> None:
+        """Queue jobs for the prompt's requested log-probabilities that no job computes.
 
-        Parts of the prompt that an earlier pass has computed are skipped.
+        Parts of the prompt that an earlier pass has computed are skipped. After the first tokens of
+        the answer there is nothing to do, since the log-probabilities were sent with them.
         """
+        prompt = generation.prompt_logprobs
+        if prompt is None or generation.jobs or prompt.start != len(session.committed):
+            return
         tokens = prompt.ids[:-1]
         for begin in range(0, len(tokens), _SCORED_ROWS):
             part = tokens[: begin + _SCORED_ROWS]

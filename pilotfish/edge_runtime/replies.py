@@ -51,7 +51,7 @@ def create_sender(listener: Listener, metrics: EdgeMetrics) -> Send:
 
 
 def job_times(job: Job, received_ns: int) -> m.Times:
-    """Return the times of a finished job whose request arrived at ``received_ns``."""
+    """Return the times of a finished job whose message arrived at ``received_ns``."""
     return m.Times(
         received_ns=received_ns,
         held_ns=time.monotonic_ns() - received_ns,
@@ -158,8 +158,10 @@ class Replies:
     """
 
     def __init__(self, send: Send, admission: Admission, metrics: EdgeMetrics) -> None:
-        self.downloads = Downloads(send)
-        self.send: Send = self.downloads.send
+        self._downloads = Downloads(send)
+        self.send: Send = self._downloads.send
+        self.set_slice_limit = self._downloads.set_slice_limit
+        self.expire = self._downloads.expire
         self._admission = admission
         self._metrics = metrics
 
@@ -199,24 +201,24 @@ class Replies:
         self.charge(envelope, sum(map(len, frames)))
 
     def charge(self, envelope: Envelope, size: int) -> None:
-        """Charge a cheap reply with ``size`` bytes of frames: the bytes beyond its request's."""
+        """Charge a cheap reply with ``size`` bytes of frames: the bytes beyond its message's."""
         beyond = max(0, _HEADER_BYTES + size - envelope.size)
         self._admission.charge_bytes(envelope.owner, beyond)
 
     def send_slice(self, more: m.More, envelope: Envelope) -> None:
         """Send the requested slice of a large reply; bytes that are sent again are charged."""
         self.expect_room(envelope)
-        self.charge(envelope, self.downloads.more(envelope.client, envelope.owner, more))
+        self.charge(envelope, self._downloads.more(envelope.client, envelope.owner, more))
 
     def refuse(
         self,
         envelope: Envelope,
-        request: m.DeviceMessage | None,
+        message: m.DeviceMessage | None,
         error: PilotfishError,
         *,
         admitted: bool = True,
     ) -> None:
-        """Refuse a message. request: None if it was not decoded. admitted: within its rate."""
+        """Refuse a message. message: None if it was not decoded. admitted: within its rate."""
         if m.is_hint(envelope.header):
             self._metrics.hints["refused"] += 1  # a hint never gets a reply
             return
@@ -225,7 +227,7 @@ class Replies:
         if not admitted and not self._admission.may_send(envelope.owner):
             self._metrics.dropped_replies += 1
             return
-        about = request if isinstance(request, m.Begin | m.Window | m.States | m.Pull) else None
+        about = message if isinstance(message, m.Begin | m.Window | m.States | m.Pull) else None
         failure = m.Failure(
             code=error.code,
             message=str(error)[:1024],

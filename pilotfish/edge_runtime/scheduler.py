@@ -40,7 +40,7 @@ from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.targets.target import Scores, Target
-from pilotfish.engines.engine import Work
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.language_model import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
@@ -49,7 +49,6 @@ _log = logging.getLogger("pilotfish.edge")
 
 _COSTLY_S = 0.01  # processor time (s) above which a verification is costly; one such job per pass
 _POSTPONED_S = 0.02  # interval (s) between checks whether an owner still owes time
-CHUNK = 128  # upper limit of a prompt's tokens in a pass
 NARROW = 32  # upper limit of a session's tokens in a pass over windows; more count as a prompt
 _PATIENCE = 0.125  # longest wait for devices that are due, as a share of a pass's duration
 _OWNERS = 1024  # upper limit of owners with recorded times

@@ -116,8 +116,7 @@ class StreamServer:
         if stream.remaining <= 0 or len(session.committed) >= self._context:
             generation.stream = None
             return
-        if (prompt := generation.unscored_prompt(len(session.committed))) is not None:
-            self._prompts.score(session, generation, prompt)  # a pass over the prompt has failed
+        self._prompts.score_rest(session, generation)  # if a pass over the prompt has failed
         tokens = session.committed.ids.copy()
         job = session.create_job(generation, tokens, 1, partial(_verify, generation, tokens, ()))
         job.temperature = generation.temperature

@@ -90,8 +90,7 @@ class WindowServer:
         self._expect_room(session, pending, drafted)
         draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
-        if (prompt := generation.unscored_prompt(len(session.committed))) is not None:
-            self._prompts.score(session, generation, prompt)  # a pass over the prompt has failed
+        self._prompts.score_rest(session, generation)  # if a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )

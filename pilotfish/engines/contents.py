@@ -41,6 +41,15 @@ class Held(NamedTuple):
         return self.chain + len(self.path) + self.grown
 
 
+class _Finding(NamedTuple):
+    """The last answer of `SlotContents.find` for a slot, and the arrays that it was about."""
+
+    tokens: Ids
+    rows: int
+    parents: Parents | None
+    held: Held
+
+
 class SlotContents:
     """The content of `slots` slots with `context` positions: each has a chain, then maybe a tree.
 
@@ -52,10 +61,13 @@ class SlotContents:
         self._ids = np.empty((slots, context), np.uint32)  # chains, then the nodes of trees
         self._chains = [0] * slots
         self._parents = [_NO_PARENTS] * slots  # i64 [nodes] of each slot's tree; −1: its chain
+        # the last finding of each slot; None: none since the slot's last change
+        self._findings: list[_Finding | None] = [None] * slots
 
     def clear(self, slot: int) -> None:
         """Record a slot as empty."""
         self._chains[slot], self._parents[slot] = 0, _NO_PARENTS
+        self._findings[slot] = None
 
     def clear_all(self) -> None:
         """Record all slots as empty."""
@@ -76,7 +88,23 @@ class SlotContents:
         The last `rows` tokens, and at least one token, count as not held. parents: i64 [m] of the
         sequence's last m tokens, if these are a tree. If the slot's tree is the beginning of this
         tree, its nodes count as held; else no node of the tree does.
+
+        Call it again with the same arrays, unchanged, and the sequence is not compared again. So a
+        caller may ask what a slot lacks, and then run the sequence, for one comparison.
         """
+        last = self._findings[slot]
+        if (
+            last is not None
+            and last.tokens is tokens
+            and last.rows == rows
+            and last.parents is parents
+        ):
+            return last.held
+        held = self._compare(slot, tokens, rows, parents)
+        self._findings[slot] = _Finding(tokens, rows, parents, held)
+        return held
+
+    def _compare(self, slot: int, tokens: Ids, rows: int, parents: Parents | None) -> Held:
         nodes = 0 if parents is None else len(parents)
         tree = self._parents[slot]
         if parents is not None and 0 < len(tree) <= nodes - max(rows, 1):
@@ -98,6 +126,7 @@ class SlotContents:
         """Drop all that is not part of this finding; its path joins the chain."""
         if held.grown:
             return
+        self._findings[slot] = None
         end = held.chain + len(held.path)
         if held.path:
             nodes = self._ids[slot, held.chain :]
@@ -110,6 +139,7 @@ class SlotContents:
         parents: None: the tokens join the chain. i64 [m]: the slot's last m tokens are now a tree
         with these parents; tokens before it join the chain.
         """
+        self._findings[slot] = None
         start = self.length(slot)
         self._ids[slot, start : start + len(tokens)] = tokens
         if parents is None:

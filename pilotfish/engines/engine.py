@@ -33,7 +33,7 @@ class Work(NamedTuple):
     """What to compute in one slot.
 
     Attributes:
-        tokens: the whole sequence, integers [n].
+        tokens: the whole sequence, integers [n]. It must not change before the run.
         rows: number of last tokens that need an output; 0: none, the sequence is only read.
         parents: i64 [m], if the last m tokens are a token tree: the parent of each node, numbered
             within the tree; −1 is the token before the tree.

@@ -172,7 +172,7 @@ class EdgeChannel:
         None: ``timeout_s`` is over, or the link has changed, which `connected` and `attempts` show.
         """
         self._polled_s = time.monotonic()
-        if self.attempts.due or self._dual_stack.due:
+        if not self.connected and (self.attempts.due or self._dual_stack.due):
             self.reconnect_now()
         if self._unreported:
             self._unreported = False
@@ -273,13 +273,15 @@ class EdgeChannel:
 
         most_s: how old a reading that shows life may be; 0: read the counters now.
         """
+        liveness = self._liveness
+        if liveness is None or not self._port:
+            return liveness
+        if not liveness.overdue and time.monotonic() - liveness.updated_s <= most_s:
+            return liveness
         with self._events_lock:
-            liveness = self._liveness
-            if liveness is not None and self._port:
-                now_s = time.monotonic()
-                if liveness.overdue or now_s - liveness.updated_s > most_s:
-                    with borrow_socket(self._descriptor, has_peer_port(self._port)) as connection:
-                        liveness.poll(connection)
+            if (liveness := self._liveness) is not None:
+                with borrow_socket(self._descriptor, has_peer_port(self._port)) as connection:
+                    liveness.poll(connection)
             return liveness
 
     @property

@@ -6,7 +6,8 @@ counts. (CURVE adds 35 bytes to each frame; there memory is at most 4 times the 
 on bytes suffices.) ZeroMQ does not report how many frames of a message it holds. But one thread of
 a ZeroMQ context reads all its connections, and for each thread the kernel counts the pages that it
 touches for the first time (minor faults). If that thread touches more memory than the bytes that it
-read explain, the rest is charged to the connections that it read, in proportion to their bytes.
+read explain, the rest is charged to the connections that it read, in proportion to the most memory
+that each may have caused: what its bytes take as tiny frames, and a buffer for each TCP segment.
 Model passes, grammars and a device's models do not disturb the count: other threads run them.
 """
 
@@ -27,6 +28,9 @@ _MINFLT_FIELD = 7  # index of minflt among the fields after the name in a thread
 _CONTEXT_NUMBERS = count(1)  # numbers for the names of the contexts' threads
 _EXPLAINED_PER_BYTE = 4  # bytes of memory that one byte read explains
 _MAX_MEMORY_PER_BYTE = 32  # bytes of memory that one byte of tiny frames takes
+# ZeroMQ reads into a buffer of this size (bytes), which even one small frame keeps. A read takes a
+# segment or more, so there are at most as many buffers as segments, besides full ones.
+_BUFFER_BYTES = 8192
 # Maximum memory (bytes) that is explained by bytes read, but that the thread touches only later.
 _MAX_CREDIT_BYTES = 8 << 20
 # If a connection ended, its last bytes are unknown, and it may have caused the touched memory. So
@@ -89,17 +93,19 @@ class OverheadMeter:
     def charge(
         self, counters: Collection[ReceiveCounter], *, connection_ended: bool = False
     ) -> None:
-        """Charge the unexplained bytes to these connections, in proportion to their new bytes.
+        """Charge the unexplained bytes to these connections.
 
+        Each is charged in proportion to the most memory that it may have caused.
         connection_ended: a connection has ended since the last call.
         """
         read = sum(each.new_bytes for each in counters)
         self._unexplained_bytes -= _EXPLAINED_PER_BYTE * read
         if self._unexplained_bytes > 0:
-            parts = read * (_ENDED_DIVISOR if connection_ended else 1)
-            for each in counters:
-                if each.new_bytes and each.incomplete:
-                    each.overhead_bytes += self._unexplained_bytes * each.new_bytes // parts
+            shares = [_most_memory(each.new_bytes, each.new_segments) for each in counters]
+            parts = sum(shares) * (_ENDED_DIVISOR if connection_ended else 1)
+            for each, share in zip(counters, shares, strict=True):
+                if share and each.incomplete:
+                    each.overhead_bytes += self._unexplained_bytes * share // parts
                 each.shared_overhead_bytes += self._unexplained_bytes
             self._unexplained_bytes = 0
         self._unexplained_bytes = max(self._unexplained_bytes, -_MAX_CREDIT_BYTES)
@@ -107,7 +113,12 @@ class OverheadMeter:
 
 def clear_overhead(cut: Collection[ReceiveCounter], others: Collection[ReceiveCounter]) -> None:
     """Reduce the charges of ``others`` by the memory that the ``cut`` connections can explain."""
-    most = _MAX_MEMORY_PER_BYTE * sum(each.incomplete_bytes for each in cut)
+    most = sum(_most_memory(each.incomplete_bytes, each.incomplete_segments) for each in cut)
     rest = max(0.0, 1.0 - most / max(1, *(each.shared_overhead_bytes for each in cut)))
     for each in others:
         each.overhead_bytes = int(rest * each.overhead_bytes)
+
+
+def _most_memory(read_bytes: int, segments: int) -> int:
+    """Return the maximum memory (bytes) that frames of ``read_bytes`` in ``segments`` take."""
+    return _MAX_MEMORY_PER_BYTE * read_bytes + _BUFFER_BYTES * segments

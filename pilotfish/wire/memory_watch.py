@@ -64,9 +64,10 @@ class ReceiveCounter:
 
     delivered_bytes: approximate bytes on the wire of the messages delivered. held_bytes: bytes
     received but not delivered; 0 if they may be mere overhead. new_bytes: bytes that ZeroMQ read
-    since the last check. incomplete: a message has begun. incomplete_bytes: bytes read since it
-    began. overhead_bytes: memory charged to this connection for that message (`wire.io_memory`).
-    shared_overhead_bytes: memory charged to all connections in that time.
+    since the last check. new_segments: segments that brought them. incomplete: a message has begun.
+    incomplete_bytes, incomplete_segments: bytes and segments read since it began. overhead_bytes:
+    memory charged to this connection for that message (`wire.io_memory`). shared_overhead_bytes:
+    memory charged to all connections in that time.
     """
 
     encrypted: bool
@@ -74,11 +75,14 @@ class ReceiveCounter:
     delivered_bytes: int = 0
     held_bytes: int = 0
     new_bytes: int = 0
+    new_segments: int = 0
     incomplete: bool = False
     incomplete_bytes: int = 0
+    incomplete_segments: int = 0
     overhead_bytes: int = 0
     shared_overhead_bytes: int = 0
     _read: int = 0
+    _segments: int = 0  # arrived when bytes were last read
     _drained_messages: int = 0  # this and the next two: counts when the queue was last empty
     _drained_delivered: int = 0
     _drained_received: int = 0
@@ -116,7 +120,11 @@ class ReceiveCounter:
             max(0, volume.read - self._read),
             max(self._read, volume.read),
         )
+        self.new_segments = 0
+        if self.new_bytes:
+            self.new_segments, self._segments = volume.segments - self._segments, volume.segments
         self.incomplete_bytes += self.new_bytes
+        self.incomplete_segments += self.new_segments
         return self.held_bytes
 
     @property
@@ -131,7 +139,8 @@ class ReceiveCounter:
         return self._received - self._drained_received - delivered - unfinished
 
     def _start_message(self) -> None:
-        self.overhead_bytes = self.shared_overhead_bytes = self.incomplete_bytes = 0
+        self.overhead_bytes = self.shared_overhead_bytes = 0
+        self.incomplete_bytes = self.incomplete_segments = 0
 
 
 class MemoryWatch:

@@ -139,3 +139,13 @@ def test_a_terminal_has_a_bar_and_a_later_stage_gets_a_line(
     assert "reading [all] …" not in drawn
     display.show("later", 0, 1)
     assert "later …" in capsys.readouterr().err
+
+
+def test_a_display_without_stages_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    with ProgressDisplay():
+        pass
+    assert capsys.readouterr().err == ""

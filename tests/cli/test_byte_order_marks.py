@@ -21,7 +21,7 @@ from pilotfish.device_runtime.service.tokens import detokenize_request
 from pilotfish.edge_runtime.targets.node_list import Federation, read_node_list
 from pilotfish.emulation.traces import Trace
 from pilotfish.export.head_tokens import read_texts
-from pilotfish.lab.field.prompts import read_prompts
+from pilotfish.lab.prompts import read_prompts
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.request import Request
 

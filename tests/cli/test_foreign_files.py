@@ -33,11 +33,11 @@ from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
 from pilotfish.lab.distill.prompt_selection import read_prompts as read_asked
 from pilotfish.lab.distill.run_folder import RunFolder
-from pilotfish.lab.field.prompts import read_questions
-from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerHeader
 from pilotfish.lab.judge.episodes import MiningRecord
 from pilotfish.lab.judge.sweep_file import SweepFile
 from pilotfish.lab.judge.tasks import Exact, read_task_questions
+from pilotfish.lab.prompts import read_questions
 from pilotfish.wire.keys import read_public
 from tests.conftest import Pair
 from tests.engines.test_damaged_files import RELAXATION
@@ -76,7 +76,7 @@ def learnt(path: Path) -> object:
 
 
 def answered(path: Path) -> object:
-    asking = AnswerRequest(prompts=["a"], **ASKING)
+    asking = AnswerHeader(prompts=["a"], **ASKING)
     with AnswerFile(path, asking, 10, resume=True) as file:
         return file.answers
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.device_runtime.link.absence import AbsenceClock, LinkPhase
 from pilotfish.device_runtime.link.pending import PendingRequest, SentRequest
-from pilotfish.device_runtime.link.retry import CONNECT_S, GRACE_S, RESEND_S, RetryPolicy
+from pilotfish.device_runtime.link.retry import (
+    CONNECT_S,
+    GRACE_S,
+    RESEND_S,
+    AbsenceClock,
+    LinkPhase,
+    RetryPolicy,
+)
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.link.tcp import Volume
 from pilotfish.wire.messages import Ping

@@ -111,6 +111,14 @@ def test_what_this_end_does_meanwhile_is_no_rtt(link: EdgeLink) -> None:
     assert ping(link, hold_the_interpreter) == 0.0
 
 
+def test_a_thread_that_holds_the_interpreter_is_no_rtt(
+    link: EdgeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel does not tell how long a reply was here if more bytes came after it."""
+    monkeypatch.setattr(link.channel, "queued_s", lambda: 0.0)
+    assert ping(link, hold_the_interpreter) == 0.0
+
+
 def test_what_keeps_a_request_from_leaving_is_no_rtt(
     link: EdgeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

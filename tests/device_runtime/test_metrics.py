@@ -32,7 +32,7 @@ from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.language_model import Execution
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import names
-from tests.field.test_host import sensor
+from tests.lab.test_host import sensor
 
 UP, DOWN = (
     LinkStatus.from_state(state, "tcp://edge.example:7077", keys=True)

@@ -8,10 +8,9 @@ import pytest
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.device_runtime.link.flow import ChunkFlow
-from pilotfish.device_runtime.link.line import REPLY_BYTES, Line, ReceivedReply
-from pilotfish.device_runtime.link.reassembly import Reassembly
+from pilotfish.device_runtime.link.line import Line
+from pilotfish.device_runtime.link.reassembly import REPLY_BYTES, Reassembly, ReceivedReply
 from pilotfish.device_runtime.link.retry import CancelToken
-from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
 from tests.device_runtime.test_bad_edge import TIMES
@@ -149,12 +148,12 @@ def test_over_another_connection_nothing_is_asked_for_before_it_is_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two questions at once get two slices in one segment, which some paths lose for its size."""
-    line = SlicedLine("tcp://127.0.0.1:1", None, CancelToken())
+    line = Line("tcp://127.0.0.1:1", None, CancelToken())
     requests: list[m.More] = []
     pong = ReceivedReply(m.Pong(nonce=1, received_ns=1, sent_ns=1), [], 10)
     arriving = [part(0, BODY[:1000]), pong]
     connection = 1
-    monkeypatch.setattr(Line, "receive", lambda self, timeout_s: arriving.pop(0))
+    monkeypatch.setattr(Line, "_receive_message", lambda self, timeout_s: arriving.pop(0))
     monkeypatch.setattr(Line, "connection", property(lambda self: connection))
     monkeypatch.setattr(line, "try_send", requests.append)
     try:

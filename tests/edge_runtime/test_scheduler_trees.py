@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotfish.edge_runtime.scheduler import CHUNK, NARROW, Job, Scheduler
+from pilotfish.edge_runtime.scheduler import NARROW, Job, Scheduler
 from pilotfish.edge_runtime.targets.local import LocalTarget
-from pilotfish.engines.engine import Engine, Work
+from pilotfish.engines.engine import CHUNK, Engine, Work
 from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.sequences import path_along

@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from pilotfish.edge_runtime.scheduler import CHUNK, Job
+from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.engines.engine import CHUNK
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import messages as m

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.support.rooms import room_of
 from tests.support.shards import ROOT
 
-# Rooms, and what else can break their slow tests besides `tests/ROOM` and the room itself.
+# Rooms, and what else can break their slow tests besides the room itself and its tests.
 SLOW_ROOMS = {
     "bridge": ("pilotfish/drafting/", "pilotfish/device_runtime/", "pilotfish/engines/"),
     "deploy": ("pilotfish/systemd/",),
@@ -63,8 +65,7 @@ def rooms_of(names: list[str]) -> set[str]:
         room
         for room, others in SLOW_ROOMS.items()
         for name in names
-        if name.startswith((f"pilotfish/{room}/", f"tests/{room}/", *others))
-        or (room in LAB and is_of_lab_room(name, room))
+        if room in rooms_of_file(name) or name.startswith(others)
     }
     for name in names:
         if name.startswith("tests/") and name.endswith(".py"):
@@ -74,10 +75,15 @@ def rooms_of(names: list[str]) -> set[str]:
     return rooms & set(SLOW_ROOMS)
 
 
-def is_of_lab_room(name: str, room: str) -> bool:
-    """Whether a file belongs to this room of the lab, or to all of them."""
-    parts = Path(name).parts
-    return parts[:2] == ("pilotfish", "lab") and (len(parts) == 3 or parts[2] == room)
+def rooms_of_file(name: str) -> Sequence[str]:
+    """Return the room of a file; for a file that the rooms of the lab share, all of them."""
+    folder, _, path = name.partition("/")
+    if folder == "tests":
+        return (room_of_test(name),)
+    if folder != "pilotfish":
+        return ()
+    room = room_of(path)
+    return LAB if room == "lab" else (room,)
 
 
 @cache
@@ -85,7 +91,7 @@ def importing_rooms() -> dict[str, set[str]]:
     """For each file below `tests`: the rooms whose tests import it, directly or through others."""
     paths = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("*.py"))]
     imports = {path.as_posix(): imported_files(path) for path in paths}
-    users = {name: {Path(name).parts[1]} for name in imports if not is_shared(name)}
+    users = {name: {room_of_test(name)} for name in imports if not is_shared(name)}
     users["tests/conftest.py"] = set(SLOW_ROOMS)
     changed = True
     while changed:
@@ -97,6 +103,11 @@ def importing_rooms() -> dict[str, set[str]]:
                 rooms |= more
                 changed |= bool(more)
     return users
+
+
+def room_of_test(name: str) -> str:
+    """Return the room of a file below `tests`."""
+    return room_of(name.removeprefix("tests/"))
 
 
 def is_shared(name: str) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.rooms import room_of
+
 SLOT_METHODS = ("keep_path", "rollback")
 # Classes that record which tokens a K/V slot holds, with the attributes that hold the record. A
 # rename looks like a deletion: `measure` lists what is missing, and `per_slot` what may be new.
@@ -42,7 +44,6 @@ TYPES = {
 }
 TYPE_ROOMS = ("edge_runtime", "engines", "wire")
 BEGINNINGS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)  # tokens before a statement
-NESTED = ("lab",)  # folders of rooms: `lab/field` counts as `field`
 
 Classes = Sequence[tuple[str, ast.ClassDef]]  # each class, with its file
 
@@ -179,14 +180,6 @@ def existing(classes: Classes, types: Sequence[str]) -> list[str]:
     """List the classes of these names that are defined in the rooms of a pass."""
     names = {owner.name for path, owner in classes if room_of(path) in TYPE_ROOMS}
     return [name for name in types if name in names]
-
-
-def room_of(path: str) -> str:
-    """Return the room of a file: the first folder of its path, without a folder of rooms."""
-    folders = path.split("/")[:-1]
-    if folders and folders[0] in NESTED and len(folders) > 1:
-        return folders[1]
-    return folders[0] if folders else "(root)"
 
 
 def rooms(code: dict[str, int]) -> dict[str, dict[str, int]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rooms import room_of
 from tests.support.selection import SLOW_ROOMS, changed_rooms, rooms_of
 from tests.support.shards import ROOT
 
@@ -17,6 +18,8 @@ from tests.support.shards import ROOT
         ("pilotfish/lab/judge/mining.py", {"judge", "reference"}),
         ("pilotfish/lab/selftest/checks.py", {"selftest"}),
         ("pilotfish/lab/__init__.py", {"distill", "field", "judge", "selftest"}),
+        ("tests/lab/field/test_resume.py", {"field"}),
+        ("tests/lab/test_runs.py", set()),
         ("tests/deploy/booted/machine.py", {"deploy"}),
         ("pilotfish/systemd/pilotfish-edge.service", {"deploy"}),
         ("pilotfish/edge_runtime/loop.py", {"edge_runtime", "system"}),
@@ -41,5 +44,5 @@ def test_without_history_all_are_called_for() -> None:
 
 def test_every_room_with_slow_tests_is_known() -> None:
     marked = [p for p in Path(ROOT, "tests").rglob("test_*.py") if "mark.slow" in p.read_text()]
-    rooms = {path.relative_to(ROOT / "tests").parts[0] for path in marked}
+    rooms = {room_of(path.relative_to(ROOT / "tests").as_posix()) for path in marked}
     assert rooms <= set(SLOW_ROOMS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -192,6 +194,21 @@ def full(sent: int) -> Serve:
     return hang_up
 
 
+def resets_first(serve: Serve) -> Serve:
+    """A peer that ends its first connections with FIN and RST, before a byte was sent."""
+    ended = []
+
+    def hang_up(connection: socket.socket) -> None:
+        if len(ended) == 2:
+            return serve(connection)
+        ended.append(connection)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
+        return None
+
+    return hang_up
+
+
 def drip(connection: socket.socket) -> None:
     """What would hold a look for minutes."""
     for _ in range(20):
@@ -208,8 +225,9 @@ def drip(connection: socket.socket) -> None:
         (drip, AddressState.NO_EDGE),
         (full(10), AddressState.HANGS_UP),
         (full(64), AddressState.HANGS_UP),
+        (resets_first(full(64)), AddressState.HANGS_UP),
     ],
-    ids=["hangs-up", "web", "mute", "drip", "full-early", "full-late"],
+    ids=["hangs-up", "web", "mute", "drip", "full-early", "full-late", "full-resets"],
 )
 def test_what_is_no_edge_is_not_taken_for_one(serve: Serve, finding: AddressState) -> None:
     with listening(serve) as port:
@@ -318,11 +336,17 @@ def test_a_channel_comes_again_by_itself_after_a_broken_handshake() -> None:
         context.destroy(linger=0)
 
 
-def test_who_hangs_up_while_we_connect_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy without an edge resets so quickly that `connect` itself may report it."""
+@pytest.mark.parametrize("number", [errno.ECONNRESET, errno.EPIPE])
+def test_who_hangs_up_while_we_connect_is_there(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A proxy without an edge resets so quickly that `connect` itself may report it.
+
+    After a FIN and a reset, Linux reports EPIPE.
+    """
 
     def reset(*_: object) -> socket.socket:
-        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(socket, "create_connection", reset)
     assert diagnose("127.0.0.1", 7) is AddressState.NO_EDGE

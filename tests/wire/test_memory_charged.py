@@ -19,8 +19,10 @@ from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.connections import Bounds
+from pilotfish.wire.io_memory import OverheadMeter
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
-from pilotfish.wire.memory_watch import MemorySample
+from pilotfish.wire.link.tcp import Volume
+from pilotfish.wire.memory_watch import MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import UNFINISHED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
@@ -236,3 +238,22 @@ def test_of_too_much_under_way_in_all_no_more_is_cut_than_must_be() -> None:
                 peer.sendall(b"\x00\x00")
         for _ in range(4):
             await_message(lambda: served_size(listener), 8 * 120_000)
+
+
+def test_small_frames_that_come_alone_are_charged_a_buffer_each() -> None:
+    """One peer sends 20,000 bytes in two segments, another 100,000 in frames of 36 bytes each."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        meter, honest, hostile = (
+            OverheadMeter(context),
+            ReceiveCounter(False),
+            ReceiveCounter(False),
+        )
+        meter._unexplained_bytes = 20 << 20
+        sample = MemorySample(time.monotonic(), urgent=True)
+        for counter, read, segments in ((honest, 20_000, 2), (hostile, 100_000, 2778)):
+            counter.update(Volume(read, read, 0, segments=segments), sample, drained=False)
+        meter.charge([honest, hostile])
+    finally:
+        context.destroy(linger=0)
+    assert hostile.overhead_bytes > 30 * honest.overhead_bytes > 0

@@ -30,9 +30,9 @@ from pilotfish.lab.field.opened_drafters import (
     open_sources,
     read_answers,
 )
-from pilotfish.lab.field.prompts import BUILT_IN, read_questions
-from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer, answer_all
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerHeader, TargetAnswer, answer_all
 from pilotfish.lab.pairs import serving
+from pilotfish.lab.prompts import BUILT_IN, read_questions
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.request import Request
@@ -84,15 +84,13 @@ def _run(args: argparse.Namespace) -> int:
     if settings.out is not None:
         private_folder(settings.out)
     with _edge(settings) as address:
-        request, answers, welcome, vocabulary = _collect_answers(
-            settings, names, questions, address
-        )
+        header, answers, welcome, vocabulary = _collect_answers(settings, names, questions, address)
     # an edge started here has ended by now, so its memory is free
-    comparison = _compare_drafters(settings, names, request, answers, welcome, vocabulary)
+    comparison = _compare_drafters(settings, names, header, answers, welcome, vocabulary)
     if args.json != "-":
         # printed before any file is written, since the disk may be full
-        print_comparison(comparison, request.target)
-    figures = as_json(request, comparison)
+        print_comparison(comparison, header.target)
+    figures = as_json(header, comparison)
     if args.json:
         write_json(args.json, figures)
     if settings.out is not None:
@@ -117,13 +115,13 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
 
 def _collect_answers(
     settings: CompareSettings, names: Sequence[str], questions: Sequence[Any], address: str
-) -> tuple[AnswerRequest, list[TargetAnswer], Welcome, Vocabulary]:
-    """Let the target answer; return request, answers, and the edge's welcome and vocabulary."""
+) -> tuple[AnswerHeader, list[TargetAnswer], Welcome, Vocabulary]:
+    """Let the target answer; return the header, answers, and the edge's welcome and vocabulary."""
     with _device(settings, names, address) as device:
         welcome, vocabulary = device.welcome, device.vocabulary
         assert welcome is not None
         expect_pairs(names, vocabulary)  # fail before the answers if a drafter does not fit
-        request = AnswerRequest(
+        header = AnswerHeader(
             target=welcome.model,
             digest=welcome.digest,
             prompts=list(questions),
@@ -136,13 +134,13 @@ def _collect_answers(
             file = None
             if path is not None:
                 answer_file = AnswerFile(
-                    path, request, vocabulary.vocab_size, resume=settings.resume
+                    path, header, vocabulary.vocab_size, resume=settings.resume
                 )
                 file = stack.enter_context(answer_file)
-            answers = _answers(device, request, file)
+            answers = _answers(device, header, file)
     if not any(answer.tokens for answer in answers):
         raise UnsupportedError("No prompt was answered: all are too long for target and drafter.")
-    return request, [answer for answer in answers if answer.tokens], welcome, vocabulary
+    return header, [answer for answer in answers if answer.tokens], welcome, vocabulary
 
 
 def _device(settings: CompareSettings, names: Sequence[str], address: str) -> Device:
@@ -160,13 +158,13 @@ def _device(settings: CompareSettings, names: Sequence[str], address: str) -> De
             return open_(models[0], provider=settings.provider, threads=settings.threads)
 
 
-def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) -> list[TargetAnswer]:
+def _answers(device: Device, header: AnswerHeader, file: AnswerFile | None) -> list[TargetAnswer]:
     """Return all answers: the answers in the file, and new answers to the other prompts."""
     done = {} if file is None else dict(file.answers)
     with ProgressDisplay() as display:
-        report = display.counter("the target answers, prompts", len(request.prompts) - len(done))
+        report = display.counter("the target answers, prompts", len(header.prompts) - len(done))
         try:
-            for number, answer in enumerate(answer_all(device, request, dict(done)), 1):
+            for number, answer in enumerate(answer_all(device, header, dict(done)), 1):
                 if file is not None:
                     file.add(answer)
                 done[answer.prompt] = answer
@@ -187,7 +185,7 @@ def _answers(device: Device, request: AnswerRequest, file: AnswerFile | None) ->
 def _compare_drafters(
     settings: CompareSettings,
     names: Sequence[str],
-    request: AnswerRequest,
+    header: AnswerHeader,
     answers: Sequence[TargetAnswer],
     welcome: Welcome,
     vocabulary: Vocabulary,
@@ -199,9 +197,9 @@ def _compare_drafters(
     try:
         with ProgressDisplay() as display:
             report = display.counter("reading, answers", len(answers) * len(contenders))
-            for done, _ in enumerate(read_answers(contenders, request, answers), 1):
+            for done, _ in enumerate(read_answers(contenders, header, answers), 1):
                 report(done)
-            seconds = measure_draft_s(contenders, request, answers, display.show)
+            seconds = measure_draft_s(contenders, header, answers, display.show)
     finally:
         for contender in contenders:
             contender.drafter.release()
@@ -222,7 +220,7 @@ def _compare_drafters(
             target_s=target_passes(welcome, answers, settings.target_ms),
             rtts_s=settings.rtts_s,
             longest=welcome.limits.window,
-            in_rounds="coupled" if request.temperature else "greedy",
+            in_rounds="coupled" if header.temperature else "greedy",
             progress=display.show,
         )
 

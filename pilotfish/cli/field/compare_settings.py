@@ -6,7 +6,7 @@ from typing import Annotated
 from pilotfish.base.settings import setting
 from pilotfish.cli.quantities import duration
 from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.lab.field.prompts import BUILT_IN
+from pilotfish.lab.prompts import BUILT_IN
 
 _RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 

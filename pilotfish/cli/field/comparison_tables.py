@@ -11,7 +11,7 @@ from rich.table import Table
 
 from pilotfish.lab.field.comparison import WINDOWS, DrafterComparison, Recommendation
 from pilotfish.lab.field.resampling import FEWEST, Estimate
-from pilotfish.lab.field.target_answers import AnswerRequest
+from pilotfish.lab.field.target_answers import AnswerHeader
 
 # numbers k of drafts accepted in a row; the tables have a column S(k) for each
 _SHOWN = (1, 2, 4, 8)
@@ -157,13 +157,13 @@ def _share(estimate: Estimate) -> str:
     return f"{value:.2f}\n±{(high - low) / 2:.2f}".replace("0.", ".")
 
 
-def as_json(request: AnswerRequest, comparison: DrafterComparison) -> dict[str, Any]:
+def as_json(header: AnswerHeader, comparison: DrafterComparison) -> dict[str, Any]:
     """Return the comparison as JSON: times in seconds, shares from 0 to 1, with their intervals."""
     return {
-        "target": request.target,
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "seed": request.seed,
+        "target": header.target,
+        "max_tokens": header.max_tokens,
+        "temperature": header.temperature,
+        "seed": header.seed,
         **_plain(asdict(comparison)),
     }
 

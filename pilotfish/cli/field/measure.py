@@ -28,9 +28,9 @@ from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
-from pilotfish.lab.field import host, matrix
+from pilotfish.lab import host
+from pilotfish.lab.field import matrix
 from pilotfish.lab.field.measure import Measurement, MeasureSettings, RoundLog
-from pilotfish.lab.field.prompts import BUILT_IN, read_prompts
 from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, figures, flatten
 from pilotfish.lab.field.resumption import (
@@ -39,6 +39,7 @@ from pilotfish.lab.field.resumption import (
     host_changes,
 )
 from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.prompts import BUILT_IN, read_prompts
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(

@@ -19,7 +19,6 @@ from pilotfish.edge_runtime.relaxation_file import (
     expect_writable,
     write_relaxation,
 )
-from pilotfish.lab.field.prompts import read_prompts
 from pilotfish.lab.judge.calibrating import (
     CalibrateSettings,
     ObservedPositions,
@@ -32,6 +31,7 @@ from pilotfish.lab.judge.model_passes import Readers
 from pilotfish.lab.judge.question_reader import model_card, select_fitting
 from pilotfish.lab.judge.tasks import Question, make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
+from pilotfish.lab.prompts import read_prompts
 
 _EXAMPLE = """\
 Protocol adaptive verifies key tokens strictly, and all other tokens against a target distribution

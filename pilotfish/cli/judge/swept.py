@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.cli.options import write_json
-from pilotfish.lab.field.report.statistics import share_interval
 from pilotfish.lab.judge.costs import FULL, GREEDY, JUDGED, Cost, ModelPace
 from pilotfish.lab.judge.figures import Figure, costs, figures
 from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
+from pilotfish.lab.statistics import share_interval
 
 _HEADINGS = (
     *("ρ", "right, %", "less greedy's", "forg.", "AAL", "rounds"),
@@ -130,7 +130,7 @@ def _accuracy(figure: Figure) -> str:
 
 def draw(path: Path, sweep_file: SweepFile) -> None:
     """Draw accuracy over threshold, a line for each link, at the first window (wisv figure 3)."""
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     assert sweep_file.plan is not None
     plan, rows = sweep_file.plan, figures(sweep_file.plan, list(sweep_file.tallies.values()))

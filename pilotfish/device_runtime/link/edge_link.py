@@ -22,8 +22,8 @@ from pilotfish.base.errors import (
     PilotfishError,
     from_code,
 )
-from pilotfish.device_runtime.link.absence import AbsenceClock
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
+from pilotfish.device_runtime.link.flow import LEAST_BYTES
 from pilotfish.device_runtime.link.handshake_line import NO_CONNECTION, HandshakeLine
 from pilotfish.device_runtime.link.line import SLICE_S, stalled_s
 from pilotfish.device_runtime.link.link_estimator import TimedReply
@@ -32,6 +32,7 @@ from pilotfish.device_runtime.link.retry import (
     BUSY,
     FAIL,
     GRACE_S,
+    AbsenceClock,
     CancelToken,
     RetryPolicy,
     backoff,
@@ -197,15 +198,17 @@ class EdgeLink(HandshakeLine):
         self, message: DeviceMessage, frames: Sequence[Buffer] = (), *, again: bool = False
     ) -> SentRequest:
         """Send a request after the handshake; again: it was sent before, and may have been lost."""
-        if not again:
+        if self._replies.has_begun and not again:
             self._replies.abandon()
         give_up = time.monotonic() + self._retry_policy.silent_s
         while True:
             self.await_handshake()
-            large = sum(map(len, frames)) > LARGE_BYTES
-            position, sent_ns = self.channel.position(exact=large), time.monotonic_ns()
-            size = chunked = self._uploads.send(message, frames, again=again)
-            if size is None:
+            array_bytes = sum(map(len, frames))
+            position = self.channel.position(exact=array_bytes > LARGE_BYTES)
+            sent_ns, chunked = time.monotonic_ns(), None
+            if array_bytes > LEAST_BYTES:
+                chunked = self._uploads.send(message, frames, array_bytes, again=again)
+            if (size := chunked) is None:
                 size = self.try_send(message, frames)
             if size is not None:
                 self._sent_on = self.connection
@@ -240,6 +243,7 @@ class EdgeLink(HandshakeLine):
             arrived = self.receive(0.0 if pending.late else SLICE_S)
             process_stall_s = stalled_s(checked_s)
             pending.stalled = pending.stalled or process_stall_s > 0.0
+            pending.on_wait_end()
             if arrived is not None:
                 reply = arrived.reply
                 if wanted(reply):
@@ -253,9 +257,11 @@ class EdgeLink(HandshakeLine):
                         error = self._note_refusal(error)
                     raise error
                 pending.behind_bytes += arrived.size
+                pending.on_wait_begin()
             else:
                 # without work, this thread waits for the reply, so the arrival time is known again
                 pending.late = on_idle is not None and _takes_long(on_idle)
+                pending.on_wait_begin()
                 disconnected = not self.holds(self._sent_on)
                 if disconnected:
                     self.on_lost()

@@ -12,9 +12,9 @@ import msgspec
 
 from pilotfish.base.errors import AccessDeniedError, PairMismatchError, PilotfishError, from_code
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus, state_of_error
+from pilotfish.device_runtime.link.line import Line
 from pilotfish.device_runtime.link.link_estimator import LinkEstimator
 from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, CancelToken
-from pilotfish.device_runtime.link.sliced_line import SlicedLine
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Failure, Hello, Welcome
 
@@ -24,7 +24,7 @@ NO_CONNECTION = 0
 _WHOLE_REPLY_BYTES = 64 << 10  # maximum bytes of an unsliced reply over a link of unknown rate
 
 
-class HandshakeLine(SlicedLine):
+class HandshakeLine(Line):
     """A line with the handshake.
 
     welcomed: the last welcome, also from an unsuitable edge. welcome: the last welcome, or None if

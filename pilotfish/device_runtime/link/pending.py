@@ -4,13 +4,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pilotfish.device_runtime.link.line import ReceivedReply
+from pilotfish.device_runtime.link.line import SLICE_S
 from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.reassembly import ReceivedReply
 from pilotfish.device_runtime.link.retry import RESEND_S
 from pilotfish.wire.link.liveness import Liveness
 from pilotfish.wire.messages import Buffer, DeviceMessage
 
 SOON_S = 0.005  # longest delay (s) at this end that does not distort a measurement of the link
+_OVERRUN_S = 0.02  # longest excess (s) of a wait over `SLICE_S` that the scheduler explains
 
 
 class SentRequest(NamedTuple):
@@ -44,6 +46,16 @@ class PendingRequest:
         # bytes of the request that were acknowledged on this connection, and the maximum over all
         self._acknowledged = self._furthest = 0
         self._overdue_s = RESEND_S
+        self._wait_s = time.monotonic()  # time at which the present wait began
+        self._overran = False  # whether the last wait ended long after its time
+
+    def on_wait_begin(self) -> None:
+        """Record that a wait begins now; the first one begins with the request."""
+        self._wait_s = time.monotonic()
+
+    def on_wait_end(self) -> None:
+        """Record that a wait of at most `SLICE_S` ended now."""
+        self._overran = time.monotonic() - self._wait_s > SLICE_S + _OVERRUN_S
 
     def advances(self, liveness: Liveness | None) -> bool:
         """Whether the edge's kernel has acknowledged more of the request than ever before."""
@@ -81,6 +93,7 @@ class PendingRequest:
         queued_s: asks the kernel for the minimum time that the reply has been queued (takes 10 µs).
         """
         received_ns = time.monotonic_ns()
+        self.stalled = self.stalled or self._overran  # the reply came at an unknown time
         useless = self.late or self.stalled or self._resent or arrived.sliced
         if (
             not useless and received_ns - self.sent.sent_ns > SOON_S * 1e9

@@ -6,16 +6,25 @@ In:  arriving messages. Out: whole replies in order, and requests for more slice
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from pilotfish.base.errors import BusyError, MalformedError
 from pilotfish.device_runtime.link.flow import ChunkFlow
-from pilotfish.device_runtime.link.line import REPLY_BYTES, ReceivedReply
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import PACKING_BYTES, unpack
 
+REPLY_BYTES: Final = 16 << 20  # maximum bytes of a reply; the longest replies (`dssd`) have 1 MB
 _MAX_QUEUED: Final = 256  # maximum replies that wait for an earlier, large reply
 _MAX_SETBACKS: Final = 8  # maximum times that the edge may lose a reply during its transfer
+
+
+class ReceivedReply(NamedTuple):
+    """A reply, its frames and size. sliced: it came in slices, so its time measures nothing."""
+
+    reply: m.Reply
+    frames: list[m.Buffer]
+    size: int
+    sliced: bool = False
 
 
 @dataclass(slots=True)
@@ -30,7 +39,8 @@ class _ReplyDownload:
 class Reassembly:
     """The replies of one link. flow: the chunks in flight on its downlink.
 
-    is_lost: the edge has lost the rest of a reply, so the request must be sent again.
+    has_begun: a slice has arrived; before, every message is a whole reply. is_lost: the edge has
+    lost the rest of a reply, so the request must be sent again.
     """
 
     def __init__(self, flow: ChunkFlow) -> None:
@@ -42,7 +52,7 @@ class Reassembly:
         # highest number of bytes of the expected reply that had arrived
         self._furthest = self._reported = 0
         self._setbacks = 0
-        self.is_lost = False
+        self.has_begun = self.is_lost = False
 
     @property
     def is_incomplete(self) -> bool:
@@ -61,6 +71,7 @@ class Reassembly:
     def take(self, arrival: ReceivedReply) -> None:
         """Add an arriving message."""
         reply, current = arrival.reply, self._current
+        self.has_begun = self.has_begun or isinstance(reply, m.Slice)
         if isinstance(reply, m.Slice) and (current is None or reply.transfer == current.transfer):
             self._take_slice(reply, arrival)
         elif current is None or not _is_ordered(reply):

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from pilotfish.base.errors import BusyError, from_code
-from pilotfish.device_runtime.link.flow import LEAST_BYTES, SEGMENT_BYTES, ChunkFlow
-from pilotfish.device_runtime.link.line import ReceivedReply
+from pilotfish.device_runtime.link.flow import SEGMENT_BYTES, ChunkFlow
 from pilotfish.device_runtime.link.link_estimator import LinkEstimator
+from pilotfish.device_runtime.link.reassembly import ReceivedReply
 from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, RetryingLink
 from pilotfish.wire import messages as m
 from pilotfish.wire.transfer import pack
@@ -112,15 +112,15 @@ class ChunkedUploads:
         self._upload: _ChunkedUpload | None = None
 
     def send(
-        self, message: m.DeviceMessage, frames: Sequence[m.Buffer], *, again: bool
+        self, message: m.DeviceMessage, frames: Sequence[m.Buffer], size: int, *, again: bool
     ) -> int | None:
         """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
-        Returns None if the message must go in one piece: it is small, or the edge takes no chunks.
-        again: the message was sent before, and may be lost.
+        Returns None if the message must go in one piece: the link carries it in a short time, or
+        the edge takes no chunks. size: bytes of the frames, more than `LEAST_BYTES`. again: the
+        message was sent before, and may be lost.
         """
-        size = sum(map(len, frames))
-        if size <= LEAST_BYTES or not self._link.takes_chunks:
+        if not self._link.takes_chunks:
             return None
         self._flow.follow(self._link.connection)
         upload = self._upload

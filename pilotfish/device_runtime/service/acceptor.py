@@ -3,10 +3,10 @@
 In:  a listening socket. Out: a protocol on each connection.
 
 The last descriptors are reserved for connections to the edge, a reload or the trial of a grammar. A
-client that would take a reserved descriptor is accepted if an idle connection can be closed.
-Otherwise the client's connection is closed, and further clients wait in the kernel until there is
-room. The begin and the end of a shortage are logged once each. (asyncio's own `accept` would log
-each failure, thousands a second.)
+client that would take a reserved descriptor is accepted if an idle connection can be closed, or if
+connections that are closing free enough descriptors. Otherwise the client's connection is closed,
+and further clients wait in the kernel until there is room. The begin and the end of a shortage are
+logged once each. (asyncio's own `accept` would log each failure, thousands a second.)
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _log = logging.getLogger("pilotfish.service")
 _OWN = 128
 _RESERVE = 16  # free descriptors that clients must not take
 _PAUSE_S = 0.25  # pause before the next accept, if no idle connection could be closed
-_CLOSING_S = 0.005  # pause after an idle connection was closed, until the next accept
+_CLOSING_S = 0.005  # time in which closing connections free their descriptors
 _OVER_S = 3.0  # time since the last failed accept, after which a shortage may be over
 _SPARE = 4  # free descriptors, beyond the reserve, that end a shortage
 
@@ -81,13 +81,16 @@ class Acceptor:
         """Check whether the shortage is over; call it each second."""
         if not self.crowded or time.monotonic() - self._short_s < _OVER_S:
             return
-        try:
-            used = open_files()
-        except OSError:  # counting open files needs a free descriptor
-            return
-        if used + self._reserve + _SPARE <= self._limit:
+        if self._is_free(self._reserve + _SPARE):
             self.crowded = False
             _log.warning("there is room for connections again")
+
+    def _is_free(self, descriptors: int) -> bool:
+        """Return whether this many descriptors are free."""
+        try:
+            return open_files() + descriptors <= self._limit
+        except OSError:  # counting open files needs a free descriptor
+            return False
 
     def _accept(self) -> None:
         try:
@@ -97,19 +100,23 @@ class Acceptor:
                 self._note_shortage()
                 self._pause(_CLOSING_S if self._make_room() else _PAUSE_S)
             return  # any other error: the client left before it was accepted
+        room = True
         if connection.fileno() >= self._limit - self._reserve:
             self._note_shortage()
-            if not self._make_room():
-                self.turned_away += 1
-                connection.close()
-                self._pause(_PAUSE_S)
-                return
-            self._pause(_CLOSING_S)
-        entering = self._loop.create_task(self._enter(connection))
+            room = self._make_room()
+            self._pause(_CLOSING_S if room else _PAUSE_S)
+        entering = self._loop.create_task(self._enter(connection, room))
         self._entering.add(entering)
         entering.add_done_callback(self._entering.discard)
 
-    async def _enter(self, connection: socket.socket) -> None:
+    async def _enter(self, connection: socket.socket, room: bool) -> None:
+        """Give the connection a protocol; without room, close it unless room appears shortly."""
+        if not room:
+            await asyncio.sleep(_CLOSING_S)
+            if not (self._is_free(self._reserve) or self._make_room()):
+                self.turned_away += 1
+                connection.close()
+                return
         try:
             await self._loop.connect_accepted_socket(self._protocol_factory, connection)
         except (OSError, MemoryError):

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -40,13 +40,13 @@ from pilotfish.device_runtime.service.tokens import (
     tokenize_response,
 )
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
-from pilotfish.wire.request import Request as AnswerRequest
+from pilotfish.wire.request import Request
 
 
 def application(service: DeviceService) -> ASGIApp:
     """Build the service as an ASGI application."""
 
-    async def refuse(_: Request, error: Exception) -> Response:
+    async def refuse(_: HttpRequest, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
         service.count_refusal(refusal)
         headers = error.headers if isinstance(error, HTTPException) and error.headers else {}
@@ -76,7 +76,9 @@ def _as_refusal(error: Exception) -> Exception:
     return error
 
 
-def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], *methods: str) -> Route:
+def _route(
+    path: str, endpoint: Callable[[HttpRequest], Awaitable[Response]], *methods: str
+) -> Route:
     """Return a route for exactly these methods, GET if none is named."""
     route = Route(path, endpoint, methods=methods or None)
     route.methods = set(methods or ["GET"])  # Starlette adds HEAD to GET
@@ -85,7 +87,7 @@ def _route(path: str, endpoint: Callable[[Request], Awaitable[Response]], *metho
 
 def _completions(service: DeviceService) -> list[Route]:
     async def complete(
-        request: Request, parse: Callable[[bytes, AnswerRequest], CompletionRequest]
+        request: HttpRequest, parse: Callable[[bytes, Request], CompletionRequest]
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
         completion = parse(body, service.defaults)
@@ -108,10 +110,10 @@ def _completions(service: DeviceService) -> list[Route]:
         read = partial(service.read, client.name)
         return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
 
-    async def chat(request: Request) -> Completion:
+    async def chat(request: HttpRequest) -> Completion:
         return await complete(request, chat_request)
 
-    async def text(request: Request) -> Completion:
+    async def text(request: HttpRequest) -> Completion:
         return await complete(request, text_request)
 
     return [
@@ -123,7 +125,7 @@ def _completions(service: DeviceService) -> list[Route]:
 def _responses(service: DeviceService) -> list[Route]:
     store = service.responses
 
-    async def respond(request: Request) -> Completion:
+    async def respond(request: HttpRequest) -> Completion:
         client = _client(request)
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
@@ -136,7 +138,7 @@ def _responses(service: DeviceService) -> list[Route]:
         read = partial(service.read, client.name)
         return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
 
-    async def again(request: Request) -> Response:
+    async def again(request: HttpRequest) -> Response:
         if request.query_params.get("stream", "false") != "false":
             raise RefusalError(
                 400,
@@ -148,7 +150,7 @@ def _responses(service: DeviceService) -> list[Route]:
         body = store.body(_client(request).identity, request.path_params["name"])
         return Response(body, media_type="application/json")
 
-    async def forget(request: Request) -> Response:
+    async def forget(request: HttpRequest) -> Response:
         name = request.path_params["name"]
         store.forget(_client(request).identity, name)
         return json_response({"id": name, "object": "response", "deleted": True})
@@ -160,7 +162,7 @@ def _responses(service: DeviceService) -> list[Route]:
     ]
 
 
-def _client(request: Request) -> Client:
+def _client(request: HttpRequest) -> Client:
     client: Client = request.scope["state"]["client"]
     return client
 
@@ -178,17 +180,17 @@ def _check(service: DeviceService, completion: CompletionRequest) -> CompletionR
 
 
 def _tokens(service: DeviceService) -> list[Route]:
-    async def tokenize(request: Request) -> Response:
+    async def tokenize(request: HttpRequest) -> Response:
         prompt, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
         work = partial(tokenize_response, service.device, prompt, chat=chat, words=words)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
-    async def detokenize(request: Request) -> Response:
+    async def detokenize(request: HttpRequest) -> Response:
         tokens = detokenize_request(await bounded_body(request, service.body_bytes))
         work = partial(detokenize_response, service.device, tokens)
         return json_response(await service.run_in_thread(_client(request).name, work))
 
-    async def embeddings(_: Request) -> Response:
+    async def embeddings(_: HttpRequest) -> Response:
         raise RefusalError(
             404,
             "This service has no embeddings: drafter and target only generate text.",
@@ -248,10 +250,10 @@ def _models(service: DeviceService) -> list[Route]:
             "max_model_len": service.context,
         }
 
-    async def models(_: Request) -> Response:
+    async def models(_: HttpRequest) -> Response:
         return json_response({"object": "list", "data": [model()]})
 
-    async def named_model(request: Request) -> Response:
+    async def named_model(request: HttpRequest) -> Response:
         _check_model(service, request.path_params["name"])
         return json_response(model())
 
@@ -259,15 +261,15 @@ def _models(service: DeviceService) -> list[Route]:
 
 
 def _state(service: DeviceService) -> list[Route]:
-    async def health(_: Request) -> Response:
+    async def health(_: HttpRequest) -> Response:
         well, body = service.health()
         return json_response(body, 200 if well else 503)
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(_: HttpRequest) -> Response:
         service.metrics.set_link(service.link_status, service.link_state)
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE)
 
-    async def status(_: Request) -> Response:
+    async def status(_: HttpRequest) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
         service.status.set_link(service.link_status, service.link_state)
         snapshot = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)

@@ -9,8 +9,7 @@ import msgspec
 from pilotfish.base.files import PRIVATE, write_whole
 from pilotfish.lab.distill.measuring import ALL
 from pilotfish.lab.distill.outcome import DEPTH, Distilled
-from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
-from pilotfish.lab.field.report.canvas import escape_math, legend_below
+from pilotfish.lab.drawing import MARKERS, PALETTE, escape_math, legend_below, plot
 from pilotfish.lab.page import Picture, Table, render_page
 
 _HEADINGS = ("kind", "positions", "α before", "α after", "change", "S({}) before", "S({}) after")

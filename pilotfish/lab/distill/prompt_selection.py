@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.lab.field.prompts import PromptLine, question_of, read_lines
+from pilotfish.lab.prompts import PromptLine, question_of, read_lines
 
 # Built-in kinds that training never uses. Agreement on them shows what the drafter forgets.
 UNTRAINED = ("stories", "translation")

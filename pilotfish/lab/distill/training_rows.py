@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.bridge import Pair, Prompt
-from pilotfish.lab.field.agreement import count_by_depth
+from pilotfish.lab.agreement import count_by_depth
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
 NOWHERE = -1  # instead of a position: the row has none; instead of an id: the drafter has none

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pilotfish.lab.drawing import Axes, escape_math, legend_below, panels
 from pilotfish.lab.field.comparison import DrafterComparison
 from pilotfish.lab.field.drafter_figures import DrafterFigures
-from pilotfish.lab.field.drawing import Axes, panels
-from pilotfish.lab.field.report.canvas import PlotStyle, escape_math, legend_below
+from pilotfish.lab.field.report.canvas import PlotStyle
 from pilotfish.lab.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)

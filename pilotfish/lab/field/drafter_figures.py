@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.device_runtime.choice.acceptance import smooth
-from pilotfish.lab.field.agreement import Agreed, count_accepted, count_by_depth
+from pilotfish.lab.agreement import Agreed, count_accepted, count_by_depth
 from pilotfish.lab.field.resampling import Estimate, estimate
 from pilotfish.speculation.ahead import survival
 from pilotfish.speculation.speeds import best_window, hinted_token_s

@@ -30,9 +30,9 @@ from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.record import Generation, Round
-from pilotfish.lab.field.prompts import BUILT_IN
 from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.run import Answer, Cell, MatrixSettings
+from pilotfish.lab.prompts import BUILT_IN
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.request import Options
 

@@ -21,8 +21,8 @@ from pilotfish.drafting.window import Drafter
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.pass_times import time_interleaved
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.lab.field.agreement import GREEDY, Agreed, agreement
-from pilotfish.lab.field.target_answers import AnswerRequest, TargetAnswer
+from pilotfish.lab.agreement import GREEDY, Agreed, agreement
+from pilotfish.lab.field.target_answers import AnswerHeader, TargetAnswer
 from pilotfish.lab.pairs import pair_vocabularies
 from pilotfish.wire.protocols.ahead import draft_with_margin
 
@@ -54,9 +54,9 @@ class Contender:
             return 0
         return sum(file.stat().st_size for file in artifact.path.rglob("*") if file.is_file())
 
-    def prompt(self, request: AnswerRequest, prompt: int) -> Prompt:
-        """Tokenise a prompt of the request with this pair. prompt: number of the prompt."""
-        return self.pair.prompt(request.prompts[prompt])
+    def prompt(self, header: AnswerHeader, prompt: int) -> Prompt:
+        """Tokenise one of the header's prompts with this pair. prompt: number of the prompt."""
+        return self.pair.prompt(header.prompts[prompt])
 
 
 def open_contenders(
@@ -103,7 +103,7 @@ def _shorten_names(names: Sequence[str]) -> list[str]:
 
 
 def read_answers(
-    contenders: Sequence[Contender], request: AnswerRequest, answers: Sequence[TargetAnswer]
+    contenders: Sequence[Contender], header: AnswerHeader, answers: Sequence[TargetAnswer]
 ) -> Iterator[None]:
     """Read each answer with each drafter; add the result to the drafter's ``agreed``.
 
@@ -112,10 +112,10 @@ def read_answers(
     """
     for answer in answers:
         for contender in contenders:
-            prompt = contender.prompt(request, answer.prompt)
+            prompt = contender.prompt(header, answer.prompt)
             try:
                 agreed = agreement(
-                    contender.drafter, prompt, answer.tokens, request.sampling(answer.prompt)
+                    contender.drafter, prompt, answer.tokens, header.sampling(answer.prompt)
                 )
             except PromptTooLongError:
                 pass
@@ -130,7 +130,7 @@ def read_answers(
 
 def measure_draft_s(
     contenders: Sequence[Contender],
-    request: AnswerRequest,
+    header: AnswerHeader,
     answers: Sequence[TargetAnswer],
     progress: Progress = lambda label, done, total: None,
 ) -> list[float]:
@@ -151,11 +151,11 @@ def measure_draft_s(
             middle = readable[len(readable) // 2]
             timers.append(
                 _timer(
-                    contender.drafter, contender.prompt(request, middle), tokens_by_prompt[middle]
+                    contender.drafter, contender.prompt(header, middle), tokens_by_prompt[middle]
                 )
             )
         else:
-            first = contender.prompt(request, answers[0].prompt).ids[:1]
+            first = contender.prompt(header, answers[0].prompt).ids[:1]
             timers.append(_timer(contender.drafter, contender.pair.prompt(first.tolist()), []))
     return time_interleaved(timers, progress)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.lab.field.report.statistics import LEVEL
+from pilotfish.lab.statistics import LEVEL
 
 Floats = NDArray[np.float64]
 

@@ -103,7 +103,7 @@ class Start:
     """
 
     unix_s: float
-    host: dict[str, Any]  # result of `field.host.facts`
+    host: dict[str, Any]  # result of `host.facts`
 
 
 @dataclass(frozen=True)

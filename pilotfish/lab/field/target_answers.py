@@ -1,8 +1,8 @@
 """Get the target's answer to each prompt through a device, and store the answers in a file.
 
-In:  a device, and a request. Out: each answer when it is finished.
+In:  a device, and the header of a file. Out: each answer when it is finished.
 
-The file has JSON lines: first the request, which names the target, then one line for each answer.
+The file has JSON lines: first the header, which names the target, then one line for each answer.
 Each line is on the disk before the next answer begins. So a kill or a power cut loses only the
 current answer. Resuming removes an incomplete last line.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompts, the target and the options that determine the answers in a file.
+class AnswerHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a file of answers: the prompts, the target and the options that determine them.
 
     digest: hash of the target's artifact; "" if the edge does not send a hash. prompts: each is a
     text, or a list of messages.
@@ -63,21 +63,21 @@ class TargetAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer_all(
-    device: Device, request: AnswerRequest, done: dict[int, TargetAnswer]
+    device: Device, header: AnswerHeader, done: dict[int, TargetAnswer]
 ) -> Iterator[TargetAnswer]:
     """Yield the answers that are not in ``done``; raise the same errors as `Device.generate`."""
-    for prompt, question in enumerate(request.prompts):
+    for prompt, question in enumerate(header.prompts):
         if prompt not in done:
-            yield _answer(device, request, prompt, question)
+            yield _answer(device, header, prompt, question)
 
 
-def _answer(device: Device, request: AnswerRequest, prompt: int, question: Any) -> TargetAnswer:
-    params = request.sampling(prompt)
+def _answer(device: Device, header: AnswerHeader, prompt: int, question: Any) -> TargetAnswer:
+    params = header.sampling(prompt)
     try:
         generation = device.generate(
             question,
             protocol=STREAM,
-            max_tokens=request.max_tokens,
+            max_tokens=header.max_tokens,
             temperature=params.sampling.temperature,
             seed=params.seed,
         )
@@ -97,12 +97,10 @@ class AnswerFile:
     vocab_size: size of the target's vocabulary; a file with larger token ids counts as damaged.
 
     Raises `RunFileError` in four cases: the file exists and ``resume`` is false; it is not a file
-        of answers; it began with a different request; another process is writing it.
+        of answers; it began with a different header; another process is writing it.
     """
 
-    def __init__(
-        self, path: Path, request: AnswerRequest, vocab_size: int, *, resume: bool
-    ) -> None:
+    def __init__(self, path: Path, header: AnswerHeader, vocab_size: int, *, resume: bool) -> None:
         if path.exists() and not resume:
             raise RunFileError(
                 f"{path} exists: continue with its answers by --resume, or name "
@@ -113,28 +111,28 @@ class AnswerFile:
         self._lines = LineFile(path, synced=True)
         self._lock = WriterLock(path, f"Another process is writing {path}: wait until it ends.")
         try:
-            self.answers = self._read(request, vocab_size)
+            self.answers = self._read(header, vocab_size)
         except BaseException:
             self._lock.close()
             raise
 
-    def _read(self, request: AnswerRequest, vocab_size: int) -> dict[int, TargetAnswer]:
-        """Read the answers; write the request into a new file."""
+    def _read(self, header: AnswerHeader, vocab_size: int) -> dict[int, TargetAnswer]:
+        """Read the answers; write the header into a new file."""
         path = self._lines.path
         values = self._lines.read(_decode, self._damage_error)
         if not values:
-            self._lines.append(request)
+            self._lines.append(header)
             sync(path.parent)
         answers: dict[int, TargetAnswer] = {}
         for value in values:
-            if isinstance(value, AnswerRequest):
-                _expect_same(path, value, request)
+            if isinstance(value, AnswerHeader):
+                _expect_same(path, value, header)
             elif any(token >= vocab_size for token in value.tokens):
                 raise RunFileError(
                     f"{path} is damaged: its answers have tokens that the target "
-                    f"{request.target} lacks."
+                    f"{header.target} lacks."
                 )
-            elif value.prompt < len(request.prompts):
+            elif value.prompt < len(header.prompts):
                 answers[value.prompt] = value
         return answers
 
@@ -160,15 +158,15 @@ class AnswerFile:
         self._lock.close()
 
 
-def _decode(number: int, line: bytes) -> AnswerRequest | TargetAnswer:
-    """Decode a line: the first one is the request, all others are answers."""
+def _decode(number: int, line: bytes) -> AnswerHeader | TargetAnswer:
+    """Decode a line: the first one is the header, all others are answers."""
     if number == 1:
-        return msgspec.json.decode(line, type=AnswerRequest)
+        return msgspec.json.decode(line, type=AnswerHeader)
     return msgspec.json.decode(line, type=TargetAnswer)
 
 
-def _expect_same(path: Path, header: AnswerRequest, request: AnswerRequest) -> None:
-    for name, original, value in changes(structs.asdict(header), structs.asdict(request)):
+def _expect_same(path: Path, old: AnswerHeader, header: AnswerHeader) -> None:
+    for name, original, value in changes(structs.asdict(old), structs.asdict(header)):
         difference = "other prompts"
         if name != "prompts":
             before, now = (str(each) if each != "" else "unknown" for each in (original, value))

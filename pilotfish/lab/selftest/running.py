@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from pilotfish.base.child import ChildProcess
 from pilotfish.engines.runtime import runtime_version
-from pilotfish.lab.field.host import facts
+from pilotfish.lab.host import facts
 from pilotfish.lab.selftest.check_artifacts import CheckArtifacts, Show
 from pilotfish.lab.selftest.check_result import CheckResult, Status
 from pilotfish.lab.selftest.providers import BUILDING

@@ -40,10 +40,11 @@ class AddressState(Enum):
     CURVE = auto()  # an edge with keys
 
 
-_STATE_BY_ERRNO = {
-    errno.ECONNREFUSED: AddressState.REFUSED,
-    errno.ECONNRESET: AddressState.NO_EDGE,  # the peer hung up before `connect` returned
-}
+# Errors of `connect` if the peer hung up before it returned: a reset, alone or after a FIN.
+_HUNG_UP_ERRNOS = {errno.ECONNRESET, errno.EPIPE}
+# A peer that hangs up at once may reset the connection before its greeting was read. So a probe
+# tries so many times to read a byte.
+_TRIES = 4
 
 
 def diagnose(host: str, port: int, timeout_s: float = _TIMEOUT_S) -> AddressState:
@@ -51,6 +52,12 @@ def diagnose(host: str, port: int, timeout_s: float = _TIMEOUT_S) -> AddressStat
 
     Raises `OSError` if this machine lacks descriptors or memory.
     """
+    states = (_try(host, port, timeout_s) for _ in range(_TRIES))
+    return next((state for state in states if state is not None), AddressState.NO_EDGE)
+
+
+def _try(host: str, port: int, timeout_s: float) -> AddressState | None:
+    """Return the state of an address; None: the peer hung up, and no byte was read."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             return _read_greeting(connection, timeout_s)
@@ -61,10 +68,13 @@ def diagnose(host: str, port: int, timeout_s: float = _TIMEOUT_S) -> AddressStat
     except OSError as error:
         if error.errno in _LOCAL_ERRNOS:
             raise
-        return _STATE_BY_ERRNO.get(error.errno or 0, AddressState.NO_ROUTE)
+        if error.errno in _HUNG_UP_ERRNOS:
+            return None
+        refused = error.errno == errno.ECONNREFUSED
+        return AddressState.REFUSED if refused else AddressState.NO_ROUTE
 
 
-def _read_greeting(connection: socket.socket, timeout_s: float) -> AddressState:
+def _read_greeting(connection: socket.socket, timeout_s: float) -> AddressState | None:
     try:
         connection.sendall(_GREETING)
         received = _read(connection, _GREETING_BYTES, timeout_s)
@@ -72,7 +82,9 @@ def _read_greeting(connection: socket.socket, timeout_s: float) -> AddressState:
     except TimeoutError:
         return AddressState.MUTE
     except OSError:
-        return AddressState.NO_EDGE
+        return None
+    if not received:
+        return None
     if (received[:1], received[9:10]) != _SIGNATURE:
         return AddressState.NO_EDGE
     if ends:

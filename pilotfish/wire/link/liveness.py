@@ -41,7 +41,9 @@ class Liveness:
     """The liveness of one connection, from successive readings of its counters.
 
     Times are monotonic seconds. updated_s: time of the last reading. outstanding: bytes that were
-    not acknowledged then.
+    not acknowledged then. limit_s: longest time without a sign of life that this path explains.
+    quiet_s: time from the last sign of life to the last reading. quiet: the last sign of life is
+    older than the limit. overdue: a sign of life is late enough to doubt the path.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -60,6 +62,7 @@ class Liveness:
         self._pause_s, self._pause_seen_s = 0.0, now_s  # longest recent pause, and its time
         self._longest_step_s = 0.0
         self._retry_s = 0.0
+        self._judge()
 
     def poll(self, connection: socket | None) -> Volume | None:
         """Read and note the connection's counters; return them, or None if they cannot be read."""
@@ -91,6 +94,17 @@ class Liveness:
             self._acknowledged_s = now_s
         self._received, self.acknowledged = counters.received, counters.acknowledged
         self.outstanding = counters.outstanding
+        self._judge()
+
+    def _judge(self) -> None:
+        """Set what the last reading says; once, since a round reads these values several times."""
+        limit_s = HEARTBEAT_S + _MARGIN_S + 2.0 * self._rto_s
+        self.limit_s = min(_LONGEST_LIMIT_S, max(limit_s, _PAUSE_TIMES * self._pause_s))
+        unheard_s = self.updated_s - self._life_s
+        unacknowledged_s = self.updated_s - self._acknowledged_s
+        self.quiet_s = max(unheard_s, unacknowledged_s)
+        self.quiet = self.quiet_s > self.limit_s
+        self.overdue = unheard_s > HEARTBEAT_S + self._rto_s or unacknowledged_s > self._rto_s
 
     def _note_rate(self, received: int, now_s: float) -> None:
         """Note whether bytes arrive at a higher rate than heartbeats."""
@@ -108,31 +122,6 @@ class Liveness:
             self._pause_s, self._pause_seen_s = min(pause_s, _LONGEST_PAUSE_S), came_s
         self._received_s = came_s
         self._life_s = max(self._life_s, came_s)
-
-    @property
-    def quiet_s(self) -> float:
-        """Seconds from the last sign of life to the last update."""
-        return self.updated_s - min(self._life_s, self._acknowledged_s)
-
-    @property
-    def limit_s(self) -> float:
-        """Longest time (s) without a sign of life that this path explains."""
-        limit_s = HEARTBEAT_S + _MARGIN_S + 2.0 * self._rto_s
-        return min(_LONGEST_LIMIT_S, max(limit_s, _PAUSE_TIMES * self._pause_s))
-
-    @property
-    def quiet(self) -> bool:
-        """Whether the last sign of life is older than the limit."""
-        return self.quiet_s > self.limit_s
-
-    @property
-    def overdue(self) -> bool:
-        """Whether a sign of life is late enough to doubt the path."""
-        unheard_s = self.updated_s - self._life_s
-        return (
-            unheard_s > HEARTBEAT_S + self._rto_s
-            or self.updated_s - self._acknowledged_s > self._rto_s
-        )
 
     @property
     def transfers(self) -> bool:

@@ -20,6 +20,7 @@ _TCP_INFO = 11  # Linux; the socket module has the name from Python 3.14 on
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # offsets of u64 fields
 _ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
+_SEGMENTS_AT = _ARRIVED_AT + 3 * 4
 # Error (s) of times that the kernel counts in ticks and rounds to milliseconds: one tick (the
 # resolution of CLOCK_MONOTONIC_COARSE, clock 6) and one millisecond.
 _TICK_S = time.clock_getres(6) + 0.001
@@ -47,7 +48,8 @@ class Volume(NamedTuple):
     received: bytes that arrived. read: bytes of these that the process has read. acknowledged:
     bytes that the peer acknowledged. outstanding: bytes written and not acknowledged. idle_s:
     seconds since bytes last arrived. rtt_s, deviation_s: TCP's round-trip time and its mean
-    deviation. arrived: packets that arrived, with or without new bytes.
+    deviation. arrived: packets that arrived, with or without new bytes. segments: data segments
+    that arrived.
     """
 
     received: int
@@ -58,6 +60,7 @@ class Volume(NamedTuple):
     rtt_s: float = 0.0
     deviation_s: float = 0.0
     arrived: int = 0
+    segments: int = 0
 
 
 @contextmanager
@@ -110,7 +113,7 @@ def read_volume(connection: socket.socket | None) -> Volume | None:
     waiting = _read_queue(connection, termios.FIONREAD)
     outstanding = _read_queue(connection, termios.TIOCOUTQ)
     info = _info(connection)
-    if len(info) < _ARRIVED_AT + 4:
+    if len(info) < _SEGMENTS_AT + 4:  # a kernel older than 4.6
         return None
     received = _u64(info, _RECEIVED_AT)
     return Volume(
@@ -122,6 +125,7 @@ def read_volume(connection: socket.socket | None) -> Volume | None:
         _u32(info, _RTT_AT) * 1e-6,
         _u32(info, _DEVIATION_AT) * 1e-6,
         _u32(info, _ARRIVED_AT),
+        _u32(info, _SEGMENTS_AT),
     )
 
 

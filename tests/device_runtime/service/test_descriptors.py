@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import socket
 import time
 from contextlib import ExitStack, suppress
@@ -65,6 +66,25 @@ def test_a_service_without_open_files_goes_on(pair: Pair, edge: EdgeServer, busy
         assert count(service, ROOM) == count(service, AGAIN) == 1
         assert len(service.lines) - lines < 30
         assert count(service, "Traceback") == 0
+
+
+def test_who_asks_as_others_leave_is_answered(pair: Pair, edge: EdgeServer) -> None:
+    """Their descriptors are not free yet, and nobody idle is left to make room."""
+    with serving(pair.draft, edge.endpoint) as service:
+        resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        for _ in range(3):
+            with ExitStack() as crowd:
+                for _ in range(FILES):
+                    crowd.callback(connected(service, b"").close)
+                eventually(lambda: service.get("/status").json()["connections"]["crowded"])
+                for _ in range(2):  # take the place of who asked
+                    crowd.callback(connected(service, b"").close)
+                time.sleep(0.5)
+                service.tell(signal.SIGSTOP)  # it notices all that follows at once, in this order
+            with socket.create_connection(("127.0.0.1", service.port), 20.0) as asking:
+                asking.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                service.tell(signal.SIGCONT)
+                assert asking.recv(1 << 10).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
-from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine import Work
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision

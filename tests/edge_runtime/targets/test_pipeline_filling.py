@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.edge_runtime.scheduler import CHUNK, Job, Scheduler
+from pilotfish.edge_runtime.scheduler import Job, Scheduler
 from pilotfish.edge_runtime.targets.pipeline import PipelineDepth, PipelineTarget
 from pilotfish.emulation.emulator import Emulator
-from pilotfish.engines.engine import Work
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.wire.protocols import Decision
 from tests.support.passes import collect, run
 from tests.support.pipelines import Row, cut, made_pair, opened, row

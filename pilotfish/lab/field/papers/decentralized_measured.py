@@ -97,7 +97,7 @@ def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
 
 
 def _draw_rounds(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     path, window = folder / "decentralized_rounds.png", 4
     title = f"A round over N stages, γ = {window}, medians of {rows[0]['rounds']}"
@@ -120,7 +120,7 @@ def _draw_rounds(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
 
 
 def _draw_gain(rows: Sequence[Mapping[str, Value]], folder: Path) -> Path:
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     path, nodes = folder / "decentralized_gain.png", max(number(row, "nodes") for row in rows)
     title = f"Speculation over {nodes:g} stages, medians of {rows[0]['rounds']} rounds"

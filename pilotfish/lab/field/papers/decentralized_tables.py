@@ -132,7 +132,7 @@ def claims() -> Sheet:
 
 def draw(folder: Path) -> list[Path]:
     """Draw the speed-up against nodes, and the measured rounds and gains; return the files."""
-    from pilotfish.lab.field.drawing import PALETTE, plot
+    from pilotfish.lab.drawing import PALETTE, plot
 
     paths = []
     for ratio in (0.1, 3.0):

@@ -231,7 +231,7 @@ def best_windows() -> Sheet:
 
 def draw(folder: Path) -> list[Path]:
     """Draw the speed-up and the communication time against γ; return the files' paths."""
-    from pilotfish.lab.field.drawing import PALETTE, plot
+    from pilotfish.lab.drawing import PALETTE, plot
 
     gammas = range(1, 17)
     speed_path, time_path = folder / "dssd_speed_up.png", folder / "dssd_communication.png"

@@ -53,7 +53,7 @@ def measurements() -> Sheet:
 
 def draw(rows: Sequence[Mapping[str, Value]], folder: Path) -> list[Path]:
     """Draw figures 2 and 3 for one federation; return the files' paths."""
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     paths = []
     temperatures = sorted({number(row, "T") for row in rows})

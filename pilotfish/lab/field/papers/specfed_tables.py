@@ -173,7 +173,7 @@ def bounds() -> Sheet:
 
 def draw(folder: Path) -> list[Path]:
     """Draw uplink time and computed error against K, and the measured figures 2 and 3."""
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     time_path, bias_path = folder / "specfed_uplink.png", folder / "specfed_bias.png"
     title = f"Upload of a worker, L = {LENGTH}\nclosed form; the last point is the full vocabulary"

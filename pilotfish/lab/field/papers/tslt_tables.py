@@ -231,7 +231,7 @@ def misprints(rates_mbps: Sequence[int] = (1, 10, 100, 1000)) -> Sheet:
 
 def draw(folder: Path) -> list[Path]:
     """Draw figures 5 and 6; return the files' paths."""
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     paths = []
     for candidates in (SINGLE, MULTIPLE):

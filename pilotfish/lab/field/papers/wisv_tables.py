@@ -301,7 +301,7 @@ def thresholds() -> Sheet:
 
 def draw(folder: Path) -> list[Path]:
     """Draw the four panels of figure 4; return the files' paths."""
-    from pilotfish.lab.field.drawing import MARKERS, PALETTE, plot
+    from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     paths = []
     for mbps, rtt_ms in SETTINGS:

@@ -1,11 +1,11 @@
-"""The size, titles, legends, colours and markers of the report's plots."""
+"""The size, titles, colours and markers of the report's plots."""
 
 import re
 from collections.abc import Iterable
 from textwrap import fill
 
-from pilotfish.lab.field.drawing import MARKERS, PALETTE, Axes
-from pilotfish.lab.field.report.statistics import Spread
+from pilotfish.lab.drawing import MARKERS, PALETTE, escape_math
+from pilotfish.lab.statistics import Spread
 
 # width of a plot (inches); equals 360 CSS pixels, so that a phone does not shrink letters
 WIDTH = 3.75
@@ -31,11 +31,6 @@ class PlotStyle:
         return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
 
 
-def escape_math(text: str) -> str:
-    """Escape text from a file, so that matplotlib does not interpret it as a formula."""
-    return text.replace("$", r"\$")
-
-
 def shorten(text: str, letters: int) -> str:
     """Shorten a name to at most ``letters`` letters, so that it fits an axis."""
     return text if len(text) <= letters else text[: letters - 1] + "…"
@@ -56,13 +51,6 @@ def format_counts(counts: Iterable[int], what: str) -> str:
         what = re.sub(r"s\b", "", what, count=1)
     span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]}"
     return f"n = {span} {what}"
-
-
-def legend_below(axes: Axes, columns: int = 3) -> None:
-    """Put the legend below the axes, where it does not hide the lines."""
-    figure = axes.get_figure()
-    assert figure is not None
-    figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.0)
 
 
 def whiskers(spread: Spread) -> list[list[float]] | None:

@@ -5,12 +5,10 @@ In: the `Hindsight` of one run. Out: files, and descriptions of them in words.
 
 from pathlib import Path
 
-from pilotfish.lab.field.drawing import MARKERS, PALETTE, MaxNLocator, plot
+from pilotfish.lab.drawing import MARKERS, PALETTE, MaxNLocator, escape_math, legend_below, plot
 from pilotfish.lab.field.report.canvas import (
     WIDTH,
-    escape_math,
     format_counts,
-    legend_below,
     title,
     whiskers,
 )

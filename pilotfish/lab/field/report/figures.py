@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
-from pilotfish.lab.field.report.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.lab.field.run import Answer, Configuration
+from pilotfish.lab.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.wire.protocols import (
     PROTOCOL_REGISTRY,
     RoundCounter,

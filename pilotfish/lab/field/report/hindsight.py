@@ -11,8 +11,8 @@ from statistics import median
 
 from pilotfish.device_runtime.record import Choice
 from pilotfish.lab.field.report.figures import order, steady_token_ms
-from pilotfish.lab.field.report.statistics import Spread, spread
 from pilotfish.lab.field.run import Answer, Configuration
+from pilotfish.lab.statistics import Spread, spread
 from pilotfish.wire.request import AUTO
 
 

@@ -6,21 +6,19 @@ In: the results of runs. Out: files, and descriptions of them in words (alternat
 from collections.abc import Sequence
 from pathlib import Path
 
-from pilotfish.lab.field.drawing import Axes, plot
+from pilotfish.lab.drawing import Axes, escape_math, legend_below, plot
 from pilotfish.lab.field.report.canvas import (
     WIDTH,
     PlotStyle,
-    escape_math,
     format_counts,
-    legend_below,
     shorten,
     title,
     whiskers,
 )
 from pilotfish.lab.field.report.figures import Figures, lowest, protocols_of
-from pilotfish.lab.field.report.statistics import Spread
 from pilotfish.lab.field.run import WindowSetting
 from pilotfish.lab.page import Picture
+from pilotfish.lab.statistics import Spread
 
 _WITHOUT_WINDOW = "no γ"
 

@@ -10,8 +10,8 @@ from pilotfish.lab.field.report.figures import Figures, figures, flatten
 from pilotfish.lab.field.report.hindsight import Hindsight, hindsight
 from pilotfish.lab.field.report.link import unmeasured_names
 from pilotfish.lab.field.report.plausible import expect_plausible
-from pilotfish.lab.field.report.statistics import LEVEL, RESAMPLES
 from pilotfish.lab.field.run import Answer, Facts, Run
+from pilotfish.lab.statistics import LEVEL, RESAMPLES
 
 
 @dataclass(frozen=True, kw_only=True)

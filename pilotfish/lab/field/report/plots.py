@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pilotfish.device_runtime.record import STAGES
-from pilotfish.lab.field.drawing import (
+from pilotfish.lab.drawing import (
     MARKERS,
     PALETTE,
     Axes,
     FuncFormatter,
     MaxNLocator,
     NullFormatter,
+    escape_math,
+    legend_below,
     panels,
     plot,
 )
 from pilotfish.lab.field.report.canvas import (
     WIDTH,
     PlotStyle,
-    escape_math,
     format_counts,
-    legend_below,
     title,
 )
 from pilotfish.lab.field.report.figures import Figures, protocols_of
-from pilotfish.lab.field.report.statistics import PositionCounts, share_interval
 from pilotfish.lab.page import Picture
+from pilotfish.lab.statistics import PositionCounts, share_interval
 
 _ROW = 0.27  # height of a row (inches); each (protocol, window) has a row
 _ROWS = 7  # minimum height of a plot, in rows

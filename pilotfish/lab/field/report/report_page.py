@@ -14,9 +14,9 @@ from pilotfish.lab.field.report.link import unmeasured_names
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.pictures import Gallery, draw
 from pilotfish.lab.field.report.plots import FEW
-from pilotfish.lab.field.report.statistics import RESAMPLES
 from pilotfish.lab.field.report.template import TEMPLATE
 from pilotfish.lab.page import render_page
+from pilotfish.lab.statistics import RESAMPLES
 
 PAGE = "report.html"
 

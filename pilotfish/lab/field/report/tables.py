@@ -10,9 +10,9 @@ from typing import Any
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, lowest
 from pilotfish.lab.field.report.hindsight import Hindsight
 from pilotfish.lab.field.report.measured import MeasuredRun
-from pilotfish.lab.field.report.statistics import Spread
 from pilotfish.lab.field.run import Model
 from pilotfish.lab.page import Table
+from pilotfish.lab.statistics import Spread
 from pilotfish.wire.protocols import RoundCounter
 
 NONE = "–"  # text of a cell without a measured value

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pilotfish.lab.field.drawing import PALETTE, Axes, panels
+from pilotfish.lab.drawing import PALETTE, Axes, panels
 from pilotfish.lab.field.report.canvas import WIDTH, title
 from pilotfish.lab.field.report.link import Quantity, measured_quantities
 from pilotfish.lab.field.run import Answer

@@ -37,7 +37,7 @@ from pilotfish.wire.protocols.protocol import VERDICT_BYTES, WINDOW_BYTES, PairS
 from pilotfish.wire.protocols.wisv_full import WisvFull
 from pilotfish.wire.protocols.wisv_selective import WisvSelective
 from tests.bridge.test_drafter import OWN, THEIRS
-from tests.judge.test_trajectories import MOST, QUESTIONS, JudgedPair, models, random_head
+from tests.lab.judge.test_trajectories import MOST, QUESTIONS, JudgedPair, models, random_head
 from tests.support.tiny import tiny_artifact
 
 SIZES = PairSizes(vocabulary=151_665, hidden=576)

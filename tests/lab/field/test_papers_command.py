@@ -12,7 +12,7 @@ from matplotlib.image import imread
 
 from pilotfish.base.extras import install_command
 from pilotfish.cli import main
-from pilotfish.lab.field.drawing import PALETTE
+from pilotfish.lab.drawing import PALETTE
 from pilotfish.lab.field.papers import PAPERS
 from tests.support.thinned import thinned
 

@@ -16,7 +16,7 @@ from pilotfish.engines.cache import replace_file
 from pilotfish.lab.distill.answers import TrainingExampleFile
 from pilotfish.lab.distill.run_folder import RunFolder
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerHeader
 from pilotfish.lab.judge.episodes import MiningRecord
 from tests.conftest import Pair
 from tests.support.made_answers import facts
@@ -48,7 +48,7 @@ def test_a_run_file_and_what_lies_beside_it_while_it_is_written(tmp_path: Path) 
 
 
 def test_answers_that_drafters_are_compared_by(tmp_path: Path) -> None:
-    asking = AnswerRequest(
+    asking = AnswerHeader(
         target="t", digest="d", prompts=["a"], max_tokens=1, temperature=0.0, seed=None
     )
     with AnswerFile(tmp_path / "answers", asking, 10, resume=False):

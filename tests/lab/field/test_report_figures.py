@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.lab.field.report.figures import figures, lowest, steady_token_ms
 from pilotfish.lab.field.report.hindsight import hindsight
-from pilotfish.lab.field.report.statistics import median_interval, positions, share_interval, spread
 from pilotfish.lab.field.run import Run
+from pilotfish.lab.statistics import median_interval, positions, share_interval, spread
 from tests.support.made_answers import answer, chain, chosen
 
 # Statistics

@@ -18,7 +18,7 @@ from pilotfish.cli import main
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
 from pilotfish.lab.field.report.pictures import draw
 from pilotfish.lab.field.report.report_page import page, write
-from tests.field.conftest import HOSTILE
+from tests.lab.field.conftest import HOSTILE
 from tests.support.made_answers import answer, chain, linked, recorded
 
 

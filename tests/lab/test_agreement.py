@@ -1,4 +1,4 @@
-"""`field.agreement`: what one reading of an answer foretells, rounds over the wire accept."""
+"""`lab.agreement`: what one reading of an answer foretells, rounds over the wire accept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pilotfish.base.errors import PromptTooLongError
 from pilotfish.bridge import Pair
 from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.lab.field.agreement import GREEDY, agreement, count_accepted, count_by_depth
+from pilotfish.lab.agreement import GREEDY, agreement, count_accepted, count_by_depth
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
 from tests.support.bridged import SMALL

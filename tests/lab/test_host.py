@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.device_runtime import energy
-from pilotfish.lab.field import host
+from pilotfish.lab import host
 
 # What a Jetson Orin Nano with JetPack 6 shows.
 JETSON = {

@@ -20,7 +20,7 @@ from pilotfish.lab.field.report.measured import read_run
 from pilotfish.lab.field.report.report_page import write
 from pilotfish.lab.field.run import Run
 from pilotfish.speculation.latency import Link
-from tests.field.test_run import CHOICE, FACTS, LINK, a_round, requests
+from tests.lab.field.test_run import CHOICE, FACTS, LINK, a_round, requests
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 BLOAT = "hex(zeroblob(400000000))"

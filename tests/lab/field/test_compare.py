@@ -15,13 +15,13 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
 from pilotfish.cli.field.comparison_tables import print_comparison
+from pilotfish.lab.agreement import count_accepted
+from pilotfish.lab.drawing import panels
 from pilotfish.lab.field import comparison, comparison_picture
-from pilotfish.lab.field.agreement import count_accepted
 from pilotfish.lab.field.comparison import compare
 from pilotfish.lab.field.drafter_figures import DrafterEntry
-from pilotfish.lab.field.drawing import panels
-from pilotfish.lab.field.prompts import read_questions
-from pilotfish.lab.field.target_answers import AnswerFile, AnswerRequest, TargetAnswer
+from pilotfish.lab.field.target_answers import AnswerFile, AnswerHeader, TargetAnswer
+from pilotfish.lab.prompts import read_questions
 from pilotfish.speculation.speeds import best_window, hinted_token_s
 from tests.device_runtime.test_unigram import artifact as unigram_artifact
 from tests.support.tiny import tiny_artifact
@@ -271,7 +271,7 @@ def test_hints_that_are_always_right_fill_every_pass():
 
 def asking(**changes):
     usual = {"target": "t", "digest": "d", "prompts": ["a", "b", "c"], "max_tokens": 4}
-    return AnswerRequest(**{**usual, "temperature": 0.0, "seed": 0, **changes})
+    return AnswerHeader(**{**usual, "temperature": 0.0, "seed": 0, **changes})
 
 
 def test_a_broken_line_is_dropped_and_the_rest_is_kept(tmp_path):

@@ -32,6 +32,8 @@ __all__ = [
     "FuncFormatter",
     "MaxNLocator",
     "NullFormatter",
+    "escape_math",
+    "legend_below",
     "panels",
     "plot",
 ]
@@ -101,3 +103,15 @@ def panels(
             # suppress a warning, since a run's name may have letters that the font lacks
             warnings.filterwarnings("ignore", "Glyph")
             figure.savefig(path)
+
+
+def legend_below(axes: Axes, columns: int = 3) -> None:
+    """Put the legend below the axes, where it does not hide the lines."""
+    figure = axes.get_figure()
+    assert figure is not None
+    figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.0)
+
+
+def escape_math(text: str) -> str:
+    """Escape text from a file, so that matplotlib does not interpret it as a formula."""
+    return text.replace("$", r"\$")

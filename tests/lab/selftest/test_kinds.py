@@ -27,7 +27,7 @@ from pilotfish.lab.selftest.models import (
     write_model,
 )
 from pilotfish.lab.selftest.worker import STAGES
-from tests.selftest.test_faults import MIXTURES, differing, findings, job, shelf
+from tests.lab.selftest.test_faults import MIXTURES, differing, findings, job, shelf
 from tests.support import tensorrt_double
 
 __all__ = ["shelf"]
