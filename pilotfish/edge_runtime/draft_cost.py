@@ -14,6 +14,7 @@ A session without drafts should keep 97 % of its speed; it loses up to 1.5 % to 
 sessions, and about as much to the receipt of their hints.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,11 +39,10 @@ class DraftCost:
     """
 
     def __init__(self, initial_times: Mapping[int, float]) -> None:
-        self._widths = np.array([*initial_times], dtype=np.float64) if initial_times else np.ones(1)
-        self._seconds = np.array([*initial_times.values()], dtype=np.float64)
-        if not initial_times:
-            self._seconds = np.zeros(1)
-        self._slope_s = _slope(self._widths, self._seconds)
+        times = initial_times or {1: 0.0}
+        self._widths = [float(width) for width in times]
+        self._seconds = [float(seconds) for seconds in times.values()]
+        self._slope_s = _slope(np.array(self._widths), np.array(self._seconds))
         self._weight = self._positions = self._spent_s = 0.0
         self._squares = self._products = 0.0  # Σ positions², Σ positions·seconds
         # Σ seconds of the same passes, as predicted by the measurement at the start
@@ -60,7 +60,7 @@ class DraftCost:
         if 0.0 < _STALLED * usual_s < seconds:
             seconds = usual_s if self._steady > _BEFORE else _STALLED * usual_s
             self._steady = 0
-        expected_s = float(np.interp(positions, self._widths, self._seconds))
+        expected_s = self._initial_time(positions)
         self._weight = _FADE * self._weight + 1.0
         self._positions = _FADE * self._positions + positions
         self._spent_s = _FADE * self._spent_s + seconds
@@ -105,9 +105,24 @@ class DraftCost:
     def predict_pass_s(self, positions: int) -> float:
         """Estimate the seconds of a pass over this number of positions."""
         if not self._weight:
-            return float(np.interp(positions, self._widths, self._seconds))
+            return self._initial_time(positions)
         beyond = positions - self._positions / self._weight
         return max(0.0, self._spent_s / self._weight + beyond * self.seconds_per_position)
+
+    def _initial_time(self, positions: int) -> float:
+        """Interpolate the times measured at the start; beyond them the nearest one holds.
+
+        Each pass asks once, and `np.interp` takes longer than this for so few numbers.
+        """
+        widths, seconds = self._widths, self._seconds
+        above = bisect_right(widths, positions)
+        if above == 0:
+            return seconds[0]
+        if above == len(widths):
+            return seconds[-1]
+        below = above - 1
+        slope = (seconds[above] - seconds[below]) / (widths[above] - widths[below])
+        return slope * (positions - widths[below]) + seconds[below]
 
     def allocate(
         self, positions: int, proposals: Sequence[Sequence[float]], tokens_per_pass: Sequence[float]

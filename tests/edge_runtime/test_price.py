@@ -18,6 +18,15 @@ def line(a_s, b_s):
     return {width: a_s + b_s * width for width in WIDTHS}
 
 
+def test_before_the_first_pass_the_times_of_the_start_are_interpolated():
+    times = {1: 0.018, 4: 0.0202, 8: 0.0255, 16: 0.0367}
+    price = DraftCost(times)
+    for positions in range(40):
+        expected_s = np.interp(positions, [*times], [*times.values()])
+        assert price.predict_pass_s(positions) == expected_s
+    assert DraftCost({}).predict_pass_s(5) == 0.0
+
+
 seconds = st.one_of(st.just(0.0), st.floats(1e-9, 10.0))  # of a pass, as a clock tells them
 
 
