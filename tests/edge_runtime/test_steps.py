@@ -175,7 +175,7 @@ class Conversation(RuleBasedStateMachine):
             text = self.texts[slot]
             if current and text and not self.drawn[slot][0]:
                 work = Work(slot, np.array([*text, 9], np.uint32))
-                assert self.contents.find(slot, work.tokens).tokens >= len(text) - 1
+                assert self.contents.find(slot, work.tokens).tokens == len(text)
 
 
 Conversation.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
