@@ -17,10 +17,10 @@ from pilotfish.cli.export import default_pair
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
+from pilotfish.cli.summary import report, summary
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
 from pilotfish.edge_runtime.process import EdgeServer
-from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire import keys
 from pilotfish.wire.protocols import LOCAL, STREAM
 

@@ -22,10 +22,10 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
+from pilotfish.cli.summary import report, summary
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.link.link_group import LINK_LOG
-from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire.protocols import LOCAL, Greedy
 from pilotfish.wire.request import AUTO, Request
 

@@ -1,51 +1,35 @@
 """``pilotfish export``: make, list and compare artifacts."""
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
-from pilotfish.cli import export_auto, export_bridge, export_keep, export_split
+from pilotfish.cli import (
+    export_auto,
+    export_bridge,
+    export_engine,
+    export_keep,
+    export_list,
+    export_split,
+)
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.options import Commands, choices_of, json_option, write_json
+from pilotfish.cli.options import Commands, choices_of
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 
 if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
-
-_ENGINE = """\
-Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps the
-engine in the cache ($PILOTFISH_CACHE/engines). A cached engine that TensorRT accepts is not built
-again. Models run the engine with --provider tensorrt or auto. It has the artifact's precision.
-
-Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer). Not tested with
-TensorRT itself yet, only with test doubles of NVIDIA's libraries."""
-_ENGINE_EXAMPLE = """\
-example:
-  pilotfish export model default --out drafter --dialect opset17 --precision fp16
-  pilotfish export engine drafter --context 2048
-  pilotfish export engine --config /etc/pilotfish/device.toml
-
-exit codes: 0 all engines are built; 65 TensorRT cannot build one; 66 no artifact; 69 no TensorRT or
-no GPU; 78 a broken configuration.
-"""
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
@@ -124,57 +108,6 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     keep: Annotated[export_keep.KeepSettings, export_keep.GROUP] = export_keep.KeepSettings()
 
 
-class EngineBuildSettings(Struct, frozen=True, kw_only=True):
-    """Settings of ``pilotfish export engine``."""
-
-    artifacts: Annotated[
-        tuple[Path, ...],
-        setting("an artifact of dialect opset17 or opset24", metavar="DIR", positional=True),
-    ] = ()
-    config: (
-        Annotated[
-            Path,
-            setting(
-                "build for the drafter, the lanes and the context that this configuration file "
-                "of `device serve` names",
-                metavar="FILE",
-            ),
-        ]
-        | None
-    ) = None
-    slots: (
-        Annotated[
-            int,
-            setting(
-                "number of sequences at once: a device's lanes or an edge's sessions (default: 1)",
-                ge=1,
-            ),
-        ]
-        | None
-    ) = None
-    context: (
-        Annotated[
-            int,
-            setting(
-                "positions of each slot (default: the model's whole context)", ge=2, metavar="C"
-            ),
-        ]
-        | None
-    ) = None
-
-
-class ListSettings(Struct, frozen=True, kw_only=True):
-    """Settings of ``pilotfish export list``."""
-
-    folder: (
-        Annotated[Path, setting("folder to list (default: the cache's)", positional=True)] | None
-    ) = None
-    supported: Annotated[
-        bool, setting("list, instead, the classes of models that `export model` supports")
-    ] = False
-    json: Annotated[bool, setting("print JSON")] = False
-
-
 def add_to(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
@@ -191,27 +124,10 @@ def add_to(commands: Commands) -> None:
     )
     add_flags(model, ModelSettings)
     model.set_defaults(run=_model, usage=model.error)
-    engine = actions.add_parser(
-        "engine",
-        help="build TensorRT engines of artifacts, for this GPU",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=_ENGINE,
-        epilog=_ENGINE_EXAMPLE,
-    )
-    add_flags(engine, EngineBuildSettings)
-    json_option(engine)
-    engine.set_defaults(run=_engine, usage=engine.error)
+    export_engine.add_to(actions)
     export_split.add_to(actions)
     export_bridge.add_to(actions)
-    what = "list artifacts, or the supported models"
-    listing = actions.add_parser("list", help=what, description=f"{what.capitalize()}.")
-    add_flags(listing, ListSettings)
-    listing.set_defaults(run=_list, usage=listing.error)
-
-
-def artifacts_directory() -> Path:
-    """Return the cache's folder of artifacts."""
-    return cache_directory() / "artifacts"
+    export_list.add_to(actions)
 
 
 def default_pair() -> tuple[Path, Path]:
@@ -232,7 +148,7 @@ def default_artifact(precision: Precision, first_layers: int | None = None) -> P
     # The name includes the dialect: environments with older runtimes may share the cache.
     whole = precision in ("fp32", "fp16")
     dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
-    path = artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
+    path = export_list.artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
     try:
         Artifact.open(path)
     except ArtifactError:
@@ -329,95 +245,3 @@ def _open_source(settings: ModelSettings) -> "WeightSource":
         from pilotfish.export.sources import open_source
     with ProgressDisplay() as display:
         return open_source(settings.source, display.show, settings.ignore_keys)
-
-
-def _engine(args: argparse.Namespace) -> int:
-    from pilotfish.engines.cudart import Cuda
-    from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
-    from pilotfish.engines.tensorrt.gates import tensorrt_version
-
-    settings = from_args(args, EngineBuildSettings)
-    paths, slots, context = settings.artifacts, settings.slots or 1, settings.context
-    if settings.config:
-        from pilotfish.cli import parser
-
-        served = parser().parse_args(["device", "serve", "--config", str(settings.config)])
-        paths = (*paths, served.draft)
-        slots, context = settings.slots or served.lanes, settings.context or served.context
-    if not paths:
-        args.usage("name an artifact, or a file by --config that names one")
-    artifacts = [Artifact.open(path) for path in paths]
-    tensorrt_version()
-    cuda = Cuda()
-    report = []
-    for artifact in artifacts:
-        order = EngineRequest.for_this_machine(cuda, artifact, slots, context)
-        with ProgressDisplay() as display:
-            built, new = ensure_engine(order, display.show)
-        if args.json != "-":
-            print(built.path)
-        report.append(
-            {"artifact": str(artifact.path), "engine": str(built.path), "built": new}
-            | msgspec.to_builtins(order.key)
-        )
-    if args.json:
-        write_json(args.json, report)
-    return 0
-
-
-def _list(args: argparse.Namespace) -> int:
-    from pilotfish.export.catalog import list_artifacts
-
-    settings = from_args(args, ListSettings)
-    if settings.supported:
-        if settings.folder:
-            args.usage("--supported lists classes of models and takes no folder")
-        return _list_supported(settings)
-    folder = settings.folder or artifacts_directory()
-    entries = list_artifacts(folder)
-    if settings.json:
-        print(json.dumps(msgspec.to_builtins(entries), indent=2))
-        return 0
-    table = _folding("folder", "model", "precision", "dialect", "MiB")
-    for entry in entries:
-        size = f"{entry.size / 2**20:.0f}"
-        model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
-        name = os.path.relpath(entry.path, folder)
-        table.add_row(name, model, entry.precision, entry.dialect, size)
-    console = Console(markup=False, highlight=False)  # markup off: a name may contain brackets
-    console.print(f"{folder}:" if entries else f"{folder} holds no artifacts.", soft_wrap=True)
-    if entries:
-        console.print(table)
-    return 0
-
-
-def _folding(*columns: str) -> Table:
-    """Return a table that truncates no cell; on a narrow terminal, it folds the first column."""
-    table = Table()
-    for at, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=at == 0)
-    return table
-
-
-def _list_supported(settings: ListSettings) -> int:
-    with export_tools():
-        from pilotfish.export.supported import supported
-    models = supported()
-    if settings.json:
-        print(json.dumps(msgspec.to_builtins(models), indent=2))
-        return 0
-    table = _folding("model_type", "models", "dialects", "drafts", "stages", "GGUF")
-    for model in models:
-        marks = ("yes" if mark else "no" for mark in (model.stages, model.gguf))
-        table.add_row(
-            model.model_type, model.models, ", ".join(model.dialects), model.drafts, *marks
-        )
-    console = Console(markup=False)
-    console.print(table)
-    console.print(
-        f"Tested against {models[0].tested}. Each dialect has its own precisions (--json shows "
-        f"them). For any other GGUF file, use --dialect llamacpp. For a folder of ONNX Runtime "
-        f"GenAI's model builder, use --dialect genai; such a model reads only chains, not "
-        f"trees."
-    )
-    return 0

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from msgspec import Meta
+
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import reading_file
+from pilotfish.base.settings import setting
 
 # Prompts with short and long answers, in prose and code. Some are easy to draft, others are hard.
 BUILT_IN = (
@@ -20,6 +23,19 @@ _KEYS = ("prompt", "question")
 _MESSAGES = "messages"
 # a text, or messages of which the last one is a user's
 Question: TypeAlias = "str | list[dict[str, Any]]"
+
+
+def prompts_setting(keys: str, advice: str = "") -> Meta:
+    """Return the setting of a file of prompts.
+
+    keys: the keys of a JSON line that the command reads, for the help text. advice: text after the
+    default.
+    """
+    return setting(
+        f"one prompt per line, or JSON lines with {keys} "
+        f"(default: {len(BUILT_IN)} built-in prompts{advice})",
+        metavar="FILE",
+    )
 
 
 class PromptLine(NamedTuple):

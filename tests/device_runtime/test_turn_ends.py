@@ -105,7 +105,8 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
     """Do some work, and press Ctrl-C before this line of a turn's; whether there is such a line.
 
     Not before the line of a lock, by which a block is also left, and not at a bare "try": no signal
-    is handled there. Not while an answer is ended, either: a second Ctrl-C would have to be.
+    is handled there. Not while an answer is ended, either: a second Ctrl-C would have to be. Not in
+    `__del__` and not in the callback of the garbage collector: CPython swallows what they raise.
     """
     files = {turn_module.__file__, device_module.__file__}
     seen = 0
@@ -113,7 +114,9 @@ def interrupted_at(line: int, work: Callable[[], object]) -> bool:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
         caller = frame.f_back.f_code.co_name if frame.f_back is not None else ""
-        if "end" in (frame.f_code.co_name, caller) or frame.f_code.co_name == "__del__":
+        if "end" in (frame.f_code.co_name, caller):
+            return None
+        if frame.f_code.co_name in ("__del__", turn_module._note_collection.__name__):
             return None
         if frame.f_code.co_filename not in files:
             return trace

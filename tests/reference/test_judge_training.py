@@ -26,7 +26,8 @@ from pilotfish.lab.judge.instances import (
     split,
 )
 from pilotfish.lab.judge.thresholds import auc
-from pilotfish.lab.judge.training import TrainingOptions, train
+from pilotfish.lab.judge.training import train
+from pilotfish.lab.judge.training_settings import TrainingOptions
 from pilotfish.speculation.channel import Channel
 from tests.support.made_episodes import MINED, D, episodes
 

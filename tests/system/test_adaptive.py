@@ -17,6 +17,7 @@ from pilotfish.base.errors import (
     UnsupportedError,
 )
 from pilotfish.cli import main
+from pilotfish.cli.summary import summary
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
@@ -24,7 +25,6 @@ from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.lab.field.summary import summary
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import decode_ids

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
+from pilotfish.cli.summary import report, summary
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.lab.field.summary import report, summary
 from pilotfish.wire import keys
 from tests.support.thinned import thinned
 

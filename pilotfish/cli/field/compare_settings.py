@@ -6,7 +6,8 @@ from typing import Annotated
 from pilotfish.base.settings import setting
 from pilotfish.cli.quantities import duration
 from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.lab.prompts import BUILT_IN
+from pilotfish.lab.field.measure import EdgeKeys
+from pilotfish.lab.prompts import prompts_setting
 
 _RTTS_S = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
@@ -35,25 +36,13 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
             metavar="DIR|ADDRESS",
         ),
     ]
-    keys: (
-        Annotated[
-            Path,
-            setting(
-                "the folder with device.key and edge.pub; needed beyond loopback",
-                form="keys",
-                metavar="DIR",
-            ),
-        ]
-        | None
-    ) = None
+    keys: EdgeKeys | None = None
     prompts: (
         Annotated[
             Path,
-            setting(
-                "one prompt per line, or JSON lines with 'prompt', 'question' or 'messages' "
-                f"(default: {len(BUILT_IN)} built-in prompts; use 30 or more to tell apart "
-                f"drafters that are nearly equal)",
-                metavar="FILE",
+            prompts_setting(
+                "'prompt', 'question' or 'messages'",
+                "; use 30 or more to tell apart drafters that are nearly equal",
             ),
         ]
         | None

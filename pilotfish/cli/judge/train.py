@@ -10,7 +10,8 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.edge_runtime.head_file import HeadCard
 from pilotfish.lab.judge.thresholds import POINTS
-from pilotfish.lab.judge.training import TrainSettings, train
+from pilotfish.lab.judge.training import train
+from pilotfish.lab.judge.training_settings import TrainSettings
 
 _EXAMPLE = f"""\
 The curve's thresholds are {POINTS} quantiles of the head's own probabilities. The command

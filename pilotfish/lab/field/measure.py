@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 from msgspec import Struct
 
@@ -32,7 +32,7 @@ from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.run import Answer, Cell, MatrixSettings
-from pilotfish.lab.prompts import BUILT_IN
+from pilotfish.lab.prompts import prompts_setting
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.request import Options
 
@@ -44,6 +44,15 @@ _PASSING = (
     RateLimitedError,
     TooManySessionsError,
 )
+
+EdgeKeys: TypeAlias = Annotated[
+    Path,
+    setting(
+        "the folder with device.key and edge.pub; needed beyond loopback",
+        form="keys",
+        metavar="DIR",
+    ),
+]
 
 
 class MeasureSettings(Struct, frozen=True, kw_only=True):
@@ -62,28 +71,8 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    keys: (
-        Annotated[
-            Path,
-            setting(
-                "the folder with device.key and edge.pub; needed beyond loopback",
-                form="keys",
-                metavar="DIR",
-            ),
-        ]
-        | None
-    ) = None
-    prompts: (
-        Annotated[
-            Path,
-            setting(
-                "one prompt per line, or JSON lines with 'prompt' or 'question' "
-                f"(default: {len(BUILT_IN)} built-in prompts)",
-                metavar="FILE",
-            ),
-        ]
-        | None
-    ) = None
+    keys: EdgeKeys | None = None
+    prompts: Annotated[Path, prompts_setting("'prompt' or 'question'")] | None = None
     note: (
         Annotated[str, setting("a remark on the run; the report shows it", metavar="TEXT")] | None
     ) = None

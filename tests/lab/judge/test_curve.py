@@ -14,7 +14,8 @@ from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.lab.judge.instances import InstanceOptions, instances
 from pilotfish.lab.judge.thresholds import POINTS, auc, curve, recommend_threshold
-from pilotfish.lab.judge.training import TrainingOptions, train
+from pilotfish.lab.judge.training import train
+from pilotfish.lab.judge.training_settings import TrainingOptions
 from tests.support.made_episodes import MINED, episodes
 
 

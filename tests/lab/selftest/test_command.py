@@ -18,6 +18,7 @@ from pilotfish.lab.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TA
 from pilotfish.lab.selftest.protocols import LOSSLESS
 from pilotfish.lab.selftest.providers import FP32, VARIANTS
 from tests.support.commands import command
+from tests.support.runnable import runnable
 
 # A module for all processes of the command, and the kinds of models that it leaves.
 FEW = ("tests.support.few_kinds", (TARGET, "lfm2"))
@@ -65,6 +66,9 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
             if model in LINEAR and variant.dialect == "opset17":
                 assert not info
                 continue
+            if variant.dialect not in runnable():
+                assert info == {"opening": "left out"}, of
+                continue
             assert info.keys() >= {"opening", *CHECKS}, of
             if model in STATEFUL:
                 assert info.pop("tree") == "not there", of
@@ -75,9 +79,10 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
     ours = [each for each in payload["findings"] if each["provider"] == "cpu"]
     apart = [each["difference"] for each in ours if "difference" in each]
     assert 0 < max(apart) < FP32 / 10  # other kernels, other roundings: and tolerance to spare
-    (times, *_) = payload["times"]
-    assert times["model"] == TARGET
-    assert all(0 < times["least_ms"][size] <= ms for size, ms in times["median_ms"].items())
+    assert bool(payload["times"]) == ("opset24" in runnable())  # the first variant is timed
+    for times in payload["times"][:1]:
+        assert times["model"] == TARGET
+        assert all(0 < times["least_ms"][size] <= ms for size, ms in times["median_ms"].items())
     assert any("default model" in each for each in payload["left_out"])
     assert payload["machine"]["packages"]["onnxruntime"]
     assert "cpu: llama" in done.stderr  # what takes long is told
@@ -96,8 +101,11 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
     assert done.returncode == 1, done.stderr
     payload = json.loads((tmp_path / "figures.json").read_text())
     counter = Counter((each["check"], each["status"]) for each in payload["findings"])
-    for check in ("opening", *CHECKS):  # 10.16 knows both dialects
-        assert counter.pop((check, "passed")) == len(kinds) - len(stateful) + 2
+    # 10.16 knows both dialects, but the double runs its engines with this onnxruntime
+    both = "opset24" in runnable()
+    for check in ("opening", *CHECKS):
+        assert counter.pop((check, "passed")) == len(kinds) - len(stateful) + 1 + both
+    assert counter.pop(("opening", "failed"), 0) == (not both)
     assert counter.pop(("opening", "left out")) == len(stateful)
     assert counter.pop(("stages", "left out")) == 1
     ends = len({*BOTH_ENDS} & {*kinds} - stateful)
