@@ -108,11 +108,10 @@ def test_an_edge_that_is_not_listed_says_so_and_comes_in_once_it_is(
             alone = Ensemble([cast.a], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == alone
             keys.allow(folders.b, folders.edge / "edge.pub", "edge")
+            since = len(systemd.received)
             os.kill(workers[1].pid, signal.SIGHUP)
-            systemd.await_("STATUS", "serving", since=len(systemd.received))
-            info = DENIED
-            while info.endswith(DENIED):
-                info = systemd.await_("STATUS", "serving", since=len(systemd.received))
+            while systemd.await_("STATUS", "serving", since=since).endswith(DENIED):
+                since += 1
             both = Ensemble([cast.a, cast.b], kept=16).decode(PROMPT, 40, LAW)
             assert device.generate(PROMPT, **OPTIONS).tokens == both
 
