@@ -69,7 +69,7 @@ def test_a_service_without_open_files_goes_on(pair: Pair, edge: EdgeServer, busy
 
 
 def test_who_asks_as_others_leave_is_answered(pair: Pair, edge: EdgeServer) -> None:
-    """Their descriptors are not free yet, and nobody idle is left to make room."""
+    """The descriptors of closing connections become free late, and no connection is idle."""
     with serving(pair.draft, edge.endpoint) as service:
         resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         for _ in range(3):
