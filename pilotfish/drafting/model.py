@@ -71,7 +71,7 @@ class SharedModel:
         )
 
     def acquire_slot(self) -> int:
-        """Empty and return the lowest free slot; `UnsupportedError` if all are taken."""
+        """Empty and return a lane's slot, the lowest free one; `UnsupportedError` if none is."""
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
