@@ -70,9 +70,7 @@ class TrivialBridge(Bridge):
 
     def __init__(self, vocab_size: int, vocabulary_subset: NDArray[np.int64] | None = None) -> None:
         self.vocab_size = vocab_size
-        self._projection = (
-            None if vocabulary_subset is None else Projection(vocabulary_subset, vocab_size)
-        )
+        self._projection = Projection(vocabulary_subset, vocab_size)
 
     def start(self, prompt: Prompt) -> None:
         """Do nothing."""
@@ -83,14 +81,11 @@ class TrivialBridge(Bridge):
 
     def project(self, logits: Floats) -> Floats:
         """Return a copy of the logits, with −∞ for the tokens that a cut head lacks."""
-        if self._projection is not None:
-            return self._projection(logits)
-        copy: Floats = logits.copy()
-        return copy
+        return self._projection(logits)
 
     def can_draft(self, token: int) -> bool:
         """Whether the drafter's head has this token."""
-        return self._projection is None or self._projection.reaches(token)
+        return self._projection.reaches(token)
 
     def to_draft_ids(self, drafted: Ids) -> NDArray[Any]:
         """Return the drafted tokens."""

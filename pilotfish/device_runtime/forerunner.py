@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
-from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
+from pilotfish.drafting.ahead import NextDraft, learn_acceptance, next_draft, wants_draft
 from pilotfish.drafting.window import Drafter
 from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
@@ -101,26 +101,26 @@ class Forerunner:
             self._send_hint()
         return True
 
-    def _next_draft(self, committed: Ids, drafts: Ids) -> tuple[int, float, float | None] | None:
-        """Return the next draft, its acceptance and its margin; None without a prediction.
-
-        margin: input of the acceptance estimator; None if the drafter gave the acceptance itself.
-        """
+    def _next_draft(self, committed: Ids, drafts: Ids) -> NextDraft | None:
+        """Return the next draft; None without a prediction."""
         processor, position = self._logits_processor, self._ahead.committed + len(drafts)
         if processor is not None:
             token = processor.forced_token(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.can_draft(token):
                 self._forced.append(position)
-                return token, self._estimator.estimate(math.inf), math.inf
+                return NextDraft(token, self._estimator.estimate(math.inf), math.inf)
         level = self._drafter.predict_next(committed, drafts)
         if level is None:
             return None
-        draft = next_draft(level.logits, committed, drafts.tolist(), processor, self._plan.drafting)
-        if draft is None:
-            return None
-        if level.acceptance is None:
-            return draft.token, self._estimator.estimate(draft.margin), draft.margin
-        return draft.token, level.acceptance[0], None
+        return next_draft(
+            level.logits,
+            committed,
+            drafts.tolist(),
+            processor,
+            self._plan.drafting,
+            self._estimator,
+            None if level.acceptance is None else level.acceptance[0],
+        )
 
     def _is_done(self) -> bool:
         """Whether to stop drafting: there is no room, or acceptance is unlikely."""

@@ -34,9 +34,9 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.drafting.ahead import ModelAcceptance
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.drafting.window import Drafter
-from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
@@ -82,8 +82,7 @@ class Session:
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._cancel_token = interrupt or CancelToken()
-        # `ahead`: acceptance estimators for greedy (True) and sampled tokens, kept across answers
-        self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
+        self._acceptance = ModelAcceptance()  # of drafts under `ahead`; kept across answers
         self._plan: Plan | None = None
         self._last_round: Round | None = None  # the generation's last round
         self._prompt_length = 0
@@ -354,7 +353,7 @@ class Session:
             self._drafter,
             self.edge,
             plan,
-            self._estimators[plan.sampling.sampling.greedy],
+            self._acceptance.estimator(plan.sampling),
             committed,
             self._logits_processor,
             last=len(committed) + count - 1,

@@ -30,10 +30,29 @@ class Proposal(NamedTuple):
 
 
 class NextDraft(NamedTuple):
-    """A draft, and its margin: the input of the acceptance estimate (`draft_with_margin`)."""
+    """A draft, its acceptance, and its margin (`draft_with_margin`).
+
+    acceptance: given that the drafts before it are accepted. margin: None if the acceptance was not
+    estimated from it.
+    """
 
     token: int
-    margin: float
+    acceptance: float
+    margin: float | None
+
+
+class ModelAcceptance:
+    """Acceptance of a model's drafts, learnt from committed tokens. Not thread-safe.
+
+    Greedy and sampled answers are learnt apart: noise changes the margins of sampled drafts.
+    """
+
+    def __init__(self) -> None:
+        self._greedy, self._sampled = AcceptanceEstimator(), AcceptanceEstimator()
+
+    def estimator(self, params: SamplingParams) -> AcceptanceEstimator:
+        """Return the estimator for answers with these sampling parameters."""
+        return self._greedy if params.sampling.greedy else self._sampled
 
 
 def next_draft(
@@ -42,16 +61,22 @@ def next_draft(
     drafts: Sequence[int],
     processor: LogitsProcessor | None,
     params: SamplingParams,
+    estimator: AcceptanceEstimator,
+    acceptance: float | None = None,
 ) -> NextDraft | None:
     """Draft the token after committed tokens u32 [n] and drafts; None if no token may follow.
 
-    logits: f32 [1, V], the drafter's prediction; the processor changes them in place.
+    logits: f32 [1, V], the drafter's prediction; the processor changes them in place. acceptance:
+    the draft's acceptance, if the drafter knows it (`Level`); None: estimate it from the margin.
     """
     if processor is not None:
         dead = processor.process(logits, committed, [drafts])
         if dead or np.isneginf(logits.max()):
             return None
-    return NextDraft(*draft_with_margin(logits[0], params, len(committed) + len(drafts)))
+    token, margin = draft_with_margin(logits[0], params, len(committed) + len(drafts))
+    if acceptance is not None:
+        return NextDraft(token, acceptance, None)
+    return NextDraft(token, estimator.estimate(margin), margin)
 
 
 def wants_draft(

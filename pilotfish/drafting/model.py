@@ -1,52 +1,77 @@
-"""One model for all lanes of a device, and the lock with which the lanes take turns."""
+"""The model of all drafters of a process, on either end, and the lock for taking turns.
+
+In:  texts in the model's tokens, one per slot. Out: what a slot lacks of its text, and outputs.
+
+On a device, each lane's drafter acquires a slot and runs its own work, in its own thread. On an
+edge, one thread drafts for all sessions: it runs the work of many slots together, and a session has
+the same slot as in the target.
+"""
+
+from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine import Work, open_engine
+from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.engines.language_model import Output
 from pilotfish.engines.pass_times import pass_times
 
-_WIDTHS = (1, 2, 4)
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_WIDTHS = (1, 2, 4)  # sizes (tokens) of the timed passes
 
 Result = TypeVar("Result")
 
 
 class SharedModel:
-    """One model with a slot for each drafter. Thread-safe.
+    """A model with a slot for each text. Thread-safe; each slot has one user.
 
-    Passes run in order of request, one at a time, so a long prompt of one lane does not delay the
+    Passes run in order of request, one at a time, so a long prompt of one thread does not delay the
     others.
+
+    engine: the engine, which only this class runs. pass_times: seconds of a pass by its number of
+    tokens, measured when the model is loaded.
     """
 
-    def __init__(
-        self,
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.pass_times = pass_times(engine, _WIDTHS)
+        self._passes = FairLock()  # held during a pass, and while its output is in use
+        self._free = list(range(engine.model.slots))
+        self._lock = threading.Lock()  # protects `_free`
+
+    @classmethod
+    def open(
+        cls,
         artifact: Artifact,
         *,
+        slots: int,
         provider: str,
         threads: int | None,
         context: int | None,
-        lanes: int,
-    ) -> None:
-        self.engine = open_engine(
-            artifact,
-            slots=lanes,
-            context=context,
-            threads=threads,
-            provider=provider,
-            drafts=True,
+    ) -> Self:
+        """Load an artifact, and time its passes; see `open_model` for arguments and errors."""
+        return cls(
+            open_engine(
+                artifact,
+                slots=slots,
+                context=context,
+                threads=threads,
+                provider=provider,
+                drafts=True,
+            )
         )
-        self.pass_times = pass_times(self.engine, _WIDTHS)
-        self._passes = FairLock()  # held during a pass, and while its output is in use
-        self._free = list(range(lanes))
-        self._lock = threading.Lock()  # protects `_free`
 
     def acquire_slot(self) -> int:
-        """Empty and return the lowest free slot; `UnsupportedError` if all are taken."""
+        """Empty and return a lane's slot, the lowest free one; `UnsupportedError` if none is."""
         with self._lock:
             if not self._free:
                 raise UnsupportedError(
@@ -63,13 +88,36 @@ class SharedModel:
         with self._passes:
             self.engine.clear(slot)
 
+    def next_work(
+        self,
+        slot: int,
+        text: NDArray[np.integer[Any]],
+        chunk: int | None = None,
+        *,
+        predicts: bool = True,
+    ) -> tuple[int, Work]:
+        """Return how many tokens of a text [n] a slot lacks, and the work that reads the next.
+
+        text: must not change before the work is run. chunk: maximum number of tokens that the work
+        reads; None: all. predicts: whether to predict the token after the text: the work that
+        reads the text to its end then has one row of output, and the slot always lacks at least
+        the last token. Otherwise the last token need not be read, and the work has no output; if
+        the slot lacks no token, the work must not be run.
+        """
+        wanted = len(text) if predicts else len(text) - 1
+        cached = self.engine.cached(slot, text)
+        end = wanted if chunk is None else min(wanted, cached + chunk)
+        # the same array, if it is whole: the engine does not compare it with the slot again
+        tokens = text if end == len(text) else text[:end]
+        return wanted - cached, Work(slot, tokens, rows=int(end == len(text)))
+
     def run(
         self,
-        work: Work,
-        take: Callable[[Output], Result],
+        works: Sequence[Work],
+        take: Callable[[list[Output]], Result],
         before_pass: Callable[[], None] = lambda: None,
     ) -> Result:
-        """Run a lane's work; return what ``take`` copies from its output.
+        """Run works, at most one per slot; return what ``take`` copies from their outputs.
 
         before_pass: see `Engine.run`. Raises the errors of `Engine.run`.
         """
@@ -83,7 +131,7 @@ class SharedModel:
             passes += 1
 
         with self._passes:
-            return take(self.engine.run([work], let_others_run)[0])
+            return take(self.engine.run(works, let_others_run))
 
     def release_slot(self, slot: int) -> None:
         """Free a slot."""

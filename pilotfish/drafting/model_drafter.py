@@ -47,20 +47,17 @@ class ModelDrafter(Drafter):
 
     standalone, prior_acceptance = True, PRIOR_ACCEPTANCE
 
-    def __init__(
-        self, artifact: Artifact, shared: SharedModel, text: Recollection | None = None
-    ) -> None:
+    def __init__(self, shared: SharedModel, text: Recollection | None = None) -> None:
         super().__init__()
-        self.manifest = manifest = artifact.manifest
-        self._artifact, self._shared_model, self._text = artifact, shared, text
-        self._engine = shared.engine
-        model = self._engine.model
+        self._shared_model, self._text = shared, text
+        model = shared.engine.model
+        self.manifest = manifest = model.artifact.manifest
         self.name, self.origin = manifest.model, manifest.origin
         self.context, self.execution = model.context, model.execution
         self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
         self.no_tree_reason = manifest.why_chains_only or ""
         self.pass_times = shared.pass_times
-        self.bridge: Bridge = TrivialBridge(manifest.vocab_size, artifact.head_tokens)
+        self.bridge: Bridge = TrivialBridge(manifest.vocab_size, model.artifact.head_tokens)
         self._vocabulary = ""
         self._slot = shared.acquire_slot()
         self._released = False
@@ -84,14 +81,14 @@ class ModelDrafter(Drafter):
         text: Recollection | None = None,
     ) -> Self:
         """Load the model for this number of lanes; returns the first lane's drafter."""
-        shared = SharedModel(
-            artifact, provider=provider, threads=threads, context=context, lanes=lanes
+        shared = SharedModel.open(
+            artifact, slots=lanes, provider=provider, threads=threads, context=context
         )
-        return cls(artifact, shared, text)
+        return cls(shared, text)
 
     def fork(self) -> Self:
         """Make a drafter for another session; `UnsupportedError` if no lane is free."""
-        other = type(self)(self._artifact, self._shared_model)
+        other = type(self)(self._shared_model)
         other._text = self._text.fork() if self._text else None
         other.set_bridge(self.bridge, self._vocabulary)
         return other
@@ -135,8 +132,11 @@ class ModelDrafter(Drafter):
         if the tokens exceed the context.
         """
         context = self.bridge.context(committed)
-        if len(context) <= self.context and self._unread(context) > 1:
-            self._run(context[:-1], rows=0, before_pass=before_chunk)
+        if len(context) > self.context:
+            return
+        unread, work = self._shared_model.next_work(self._slot, context, predicts=False)
+        if unread > 0:
+            self._run(work.tokens, rows=0, before_pass=before_chunk)
 
     def logits(self, committed: Ids) -> Floats:
         """Return the model's logits [V] over the target's tokens, after the committed tokens."""
@@ -146,11 +146,11 @@ class ModelDrafter(Drafter):
     def catch_up(self, committed: Ids, drafts: Ids) -> bool:
         """Read one chunk of these tokens if many are unread; returns whether a chunk was read."""
         context = self._draft_context(committed, drafts)
-        unread = self._unread(context)
+        unread, work = self._shared_model.next_work(self._slot, context, _SHORT_CHUNK)
         if unread <= _SHORT_CHUNK:
             self._caught_up = committed, drafts, context
             return False
-        self._run(context[: len(context) - unread + _SHORT_CHUNK], rows=0)
+        self._run(work.tokens, rows=0)
         return True
 
     def rows(self, draft_ids: NDArray[Any], count: int) -> Floats:
@@ -175,10 +175,6 @@ class ModelDrafter(Drafter):
     def _draft_context(self, committed: Ids, drafts: Ids) -> NDArray[Any]:
         return np.concatenate([self.bridge.context(committed), self.bridge.to_draft_ids(drafts)])
 
-    def _unread(self, context: NDArray[Any]) -> int:
-        """Return the number of last ids of a context that a run would compute; at least 1."""
-        return len(context) - self._engine.cached(self._slot, context)
-
     def _run(
         self,
         ids: NDArray[Any],
@@ -194,12 +190,13 @@ class ModelDrafter(Drafter):
         hidden states of the last ids.
         """
 
-        def take(output: Output) -> Floats:
+        def take(outputs: list[Output]) -> Floats:
+            (output,) = outputs
             if states is not None:
                 states[:] = output.hidden
             return self.bridge.project(output.logits)
 
-        return self._shared_model.run(Work(self._slot, ids, rows, parents), take, before_pass)
+        return self._shared_model.run([Work(self._slot, ids, rows, parents)], take, before_pass)
 
     # A window
 

@@ -110,7 +110,7 @@ def serve(
             draft_cost=draft_cost,
             edge_drafter=edge_drafter,
             drafter_pass_times=_to_messages(
-                {} if edge_drafter is None else edge_drafter.pass_times
+                {} if edge_drafter is None else edge_drafter.model.pass_times
             ),
             resources=resources,
             allowed=None if keys is None else keys.allowed,
@@ -200,7 +200,7 @@ def _start_drafter(
     )
     stack.callback(edge_drafter.close)
     edge_drafter.start()
-    _log.info("%s drafts beside the target", drafter.model.artifact.manifest.model)
+    _log.info("%s drafts beside the target", drafter.engine.model.artifact.manifest.model)
     return edge_drafter
 
 

@@ -4,9 +4,12 @@ In:  the tokens that each session commits. Out: drafts for the session's next ta
 
 The drafter runs in its own thread while the target computes; both release the interpreter lock. A
 pass of the drafter reads one token of every session that needs a draft, or a chunk of one long
-prompt. Drafting for a session stops when its last draft is unlikely to be accepted (the same rule
-as on a device). It also stops when drafts cost more than they can save: then the edge is full, and
-all cores are left to the target.
+prompt.
+
+Its model, its drafts, their acceptance and the end of drafting follow the same code as a device
+(`drafting.model`, `drafting.ahead`). Only the choice of passes is different: a device drafts for
+one session, in the thread that receives the target's tokens. And an edge also stops drafting when
+drafts cost more than they can save: then it is full, and all cores are left to the target.
 """
 
 import logging
@@ -18,16 +21,22 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from pilotfish.base.errors import PairMismatchError
-from pilotfish.drafting.ahead import Proposal, learn_acceptance, next_draft, wants_draft
+from pilotfish.drafting.ahead import (
+    ModelAcceptance,
+    Proposal,
+    learn_acceptance,
+    next_draft,
+    wants_draft,
+)
+from pilotfish.drafting.model import SharedModel
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.scheduler import NARROW
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine import CHUNK, Engine, Work, open_engine
+from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.engine_errors import GrammarError
+from pilotfish.engines.language_model import Output
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.pass_times import pass_times
-from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
@@ -38,7 +47,6 @@ from pilotfish.wire.protocols.protocol import Ids
 
 _log = logging.getLogger("pilotfish.edge")
 
-_WIDTHS = (1, 2, 4)  # sizes (tokens) of the passes timed at the start
 _MOST = 2 * MOST_DRAFTS  # upper limit of a session's drafts: enough for two target passes
 _MOST_COMPARISONS = 1024  # upper limit of comparisons that wait for the drafter's thread
 _FULL_EDGE_COST = 1.0  # draft cost (tokens) from which the edge drafts nothing
@@ -91,7 +99,7 @@ class Trail:
             if ids[-1] in self._drafter.ends:
                 self.requested_end = 0
             if comparison.compared:
-                self._drafter.comparisons.append((self.sampling_params.sampling.greedy, comparison))
+                self._drafter.comparisons.append((self.sampling_params, comparison))
             self._drafter.changed.notify()
 
 
@@ -107,7 +115,7 @@ class _Task(NamedTuple):
     drafts: bool
 
 
-def open_drafter(config: EdgeConfig, target: Manifest) -> Engine:
+def open_drafter(config: EdgeConfig, target: Manifest) -> SharedModel:
     """Load the edge's drafter, with a slot for each session.
 
     Raises `ArtifactError` if there is no artifact in the folder, and `PairMismatchError` if the
@@ -122,48 +130,45 @@ def open_drafter(config: EdgeConfig, target: Manifest) -> Engine:
             f"vocabulary of the target {target.model} ({target.vocab_size} tokens): --draft needs "
             "a model of the same family."
         )
-    return open_engine(
+    return SharedModel.open(
         artifact,
-        drafts=True,
         slots=config.limits.sessions,
-        context=config.limits.context,
-        threads=config.draft_threads,
         provider=config.provider,
+        threads=config.draft_threads,
+        context=config.limits.context,
     )
 
 
 class EdgeDrafter(threading.Thread):
-    """Thread that drafts for the edge's sessions until it is closed; only it uses the engine.
+    """Thread that drafts for the edge's sessions until it is closed; only it uses the model.
 
-    draft_cost: function that returns the present cost of a draft, in tokens. ends: the target's end
-    tokens. changed: condition that guards all trails; notified when a trail may need a draft.
-    comparisons: pairs (greedy, comparison of drafts with committed tokens) to learn from.
+    model: the drafter, with a slot for each session: the session's slot in the target. draft_cost:
+    function that returns the present cost of a draft, in tokens. ends: the target's end tokens.
+    changed: condition that guards all trails; notified when a trail may need a draft. comparisons:
+    pairs (sampling parameters, comparison of drafts with committed tokens) to learn from.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        model: SharedModel,
         draft_cost: Callable[[], float],
         ends: Collection[int],
         metrics: EdgeMetrics | None = None,
     ) -> None:
         super().__init__(name="drafter", daemon=True)
-        self._engine, self._draft_cost = engine, draft_cost
-        model = engine.model
-        head_tokens = model.artifact.head_tokens
-        self._projection = (
-            None if head_tokens is None else Projection(head_tokens, model.vocab_size)
-        )
-        # tokens of a pass → seconds, measured while the target is idle
-        self.pass_times = pass_times(engine, _WIDTHS)
+        self.model, self._draft_cost = model, draft_cost
+        decoder = model.engine.model
+        self._context = decoder.context
+        self._projection = Projection(decoder.artifact.head_tokens, decoder.vocab_size)
         self.ends = frozenset(ends)
         self._metrics = metrics or EdgeMetrics()
         self.changed = threading.Condition()
-        self.comparisons: deque[tuple[bool, DraftComparison]] = deque(maxlen=_MOST_COMPARISONS)
-        # greedy or not → acceptance estimator
-        self._estimators = {True: AcceptanceEstimator(), False: AcceptanceEstimator()}
+        self.comparisons: deque[tuple[SamplingParams, DraftComparison]] = deque(
+            maxlen=_MOST_COMPARISONS
+        )
+        self._acceptance = ModelAcceptance()
         self._trails: WeakValueDictionary[int, Trail] = WeakValueDictionary()  # slot → trail
-        self._sessions = [b""] * model.slots  # the session whose text each slot holds
+        self._sessions = [b""] * decoder.slots  # the session whose text each slot holds
         self._closing = False
         self._passes = 0
 
@@ -238,8 +243,8 @@ class EdgeDrafter(threading.Thread):
     def _update_estimators(self) -> None:
         comparisons = list(self.comparisons)
         self.comparisons.clear()
-        for greedy, comparison in comparisons:
-            learn_acceptance(self._estimators[greedy], comparison)
+        for params, comparison in comparisons:
+            learn_acceptance(self._acceptance.estimator(params), comparison)
 
     def _next_tasks(self) -> list[_Task]:
         """Make a task for each trail that needs a pass.
@@ -257,7 +262,7 @@ class EdgeDrafter(threading.Thread):
     def _wants_pass(self, trail: Trail, draft_cost: float) -> bool:
         """Return whether a trail needs a pass, for its prompt or for a draft worth its cost."""
         draft_ahead = trail.draft_ahead
-        if len(draft_ahead.text) > self._engine.model.context:
+        if len(draft_ahead.text) > self._context:
             return False
         if not trail.requested_end:
             return trail.read_hash != draft_ahead.text.hash  # read the prompt
@@ -281,36 +286,39 @@ class EdgeDrafter(threading.Thread):
         return planned
 
     def _next_work(self, task: _Task) -> tuple[int, Work]:
-        """Return the number of a task's tokens that its slot lacks, and the work for the first."""
+        """Return the number of a task's tokens that its slot lacks, and the work of a pass."""
         slot, session = task.trail.slot, task.trail.session
         if self._sessions[slot] != session:  # keep nothing of another session
-            self._engine.clear(slot)
+            self.model.clear(slot)
             self._sessions[slot] = session
-        wanted = len(task.text) if task.drafts else len(task.text) - 1
-        cached = self._engine.cached(slot, task.text)
-        end = min(cached + CHUNK, wanted)
-        return wanted - cached, Work(slot, task.text[:end], rows=int(end == len(task.text)))
+        # one chunk at a time: between the chunks of a prompt, other sessions get their drafts
+        return self.model.next_work(slot, task.text, CHUNK, predicts=task.drafts)
 
     def _forward(self, planned: Sequence[tuple[_Task, Work]]) -> None:
         """Run the work as one pass; add a draft to each trail that has been read to its end."""
-        outputs = self._engine.run([work for _, work in planned])
-        self._passes += 1
-        for (task, work), output in zip(planned, outputs, strict=True):
-            trail = task.trail
-            trail.last_pass = self._passes
-            if not work.rows:
-                continue
-            logits = output.logits
-            if self._projection is not None:
-                logits = self._projection(logits)
-            self._extend(task, logits)
+
+        def extend(outputs: Sequence[Output]) -> None:
+            self._passes += 1
+            for (task, work), output in zip(planned, outputs, strict=True):
+                task.trail.last_pass = self._passes
+                if work.rows:
+                    self._extend(task, self._projection(output.logits))
+
+        self.model.run([work for _, work in planned], extend)
 
     def _extend(self, task: _Task, logits: Floats) -> None:
         """Add a draft to a trail, unless the text changed after the task was created."""
         trail, draft_ahead = task.trail, task.trail.draft_ahead
         params = trail.sampling_params
         try:
-            draft = next_draft(logits, task.text, (), trail.logits_processor, params)
+            draft = next_draft(
+                logits,
+                task.text,
+                (),
+                trail.logits_processor,
+                params,
+                self._acceptance.estimator(params),
+            )
         except GrammarError as error:  # the request's grammar failed: no more drafts for this trail
             _log.debug("the edge drafter stops drafting for a session: %s", error)
             with self.changed:
@@ -320,10 +328,9 @@ class EdgeDrafter(threading.Thread):
         if draft is None:
             trail.stuck_hash = task.hash
             return
-        acceptance = self._estimators[params.sampling.greedy].estimate(draft.margin)
         with self.changed:
             if draft_ahead.text.hash == task.hash:
-                draft_ahead.append(draft.token, acceptance, draft.margin)
+                draft_ahead.append(*draft)
                 self._metrics.drafter_tokens += 1
 
 

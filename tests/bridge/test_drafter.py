@@ -88,7 +88,7 @@ def test_after_every_verdict_the_drafter_is_where_a_fresh_one_would_be(
         # whatever the target adds, of its own tokens too: "e", "z", "bc"
         token = tokens[(7 * node) % len(tokens)]
         text = np.concatenate([prompt.ids, drafted, [token]]).astype(np.uint32)
-        passes = PassCounter(drafter._engine.model)
+        passes = PassCounter(drafter._shared_model.engine.model)
         got = drafter.logits(text).copy()
         # the path was not forgotten; its last node may not have been read
         read = [*prompt.draft_ids.tolist(), *drafter.bridge.to_draft_ids(drafted)[: len(path) - 1]]
@@ -132,7 +132,7 @@ def test_only_a_tail_that_has_to_be_told_otherwise_is_read_again(
     artifact: Artifact, pair: Pair
 ) -> None:
     drafter = fresh(artifact, pair)
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     drafter.logits(prompt.ids)
@@ -155,7 +155,7 @@ def test_only_a_tail_that_has_to_be_told_otherwise_is_read_again(
 def test_a_tail_that_merges_is_rolled_back(artifact: Artifact, pair: Pair) -> None:
     """What was read as "ab" is "abc" when a "c" comes."""
     drafter = fresh(artifact, pair)
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     prompt = pair.prompt(PROMPT, chat=False)
     drafter.start(prompt)
     for text in ("a", "ab", "abc", "abcd", "abcda"):  # one token after the other, but the last
@@ -166,12 +166,12 @@ def test_a_tail_that_merges_is_rolled_back(artifact: Artifact, pair: Pair) -> No
         got = drafter.logits(ids).copy()
         assert passes.take() == 1
         np.testing.assert_allclose(got, logits_alone(artifact, pair, ids), atol=1e-4)
-        assert drafter._engine.model.length(0) == len(drafter.bridge.context(ids))
+        assert drafter._shared_model.engine.model.length(0) == len(drafter.bridge.context(ids))
 
 
 def test_what_two_prompts_begin_with_is_read_once(artifact: Artifact, pair: Pair) -> None:
     drafter = fresh(artifact, pair)
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     first = pair.prompt("ab cd abcd a" * 3, chat=False)
     drafter.start(first)
     drafter.prefill(first.ids)
@@ -217,7 +217,7 @@ def test_what_was_drafted_in_vain_leaves_nothing_behind(artifact: Artifact, pair
 
 def test_an_interrupted_reading_goes_on_where_it_was(artifact: Artifact, pair: Pair) -> None:
     drafter = fresh(artifact, pair)
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     prompt = pair.prompt(PROMPT, chat=False)
 
     def strike() -> None:
@@ -268,9 +268,9 @@ def test_a_full_context_drafts_nothing_and_forgets_nothing(artifact: Artifact, p
     assert windows[0] == (8, 3)
     assert all(drafted == max(0, min(3, room)) for room, drafted in windows)
     assert windows[-1] == (8 - 19, 0)
-    assert drafter._engine.model.length(0) <= CONTEXT
+    assert drafter._shared_model.engine.model.length(0) <= CONTEXT
     drafter.start(prompt)  # what it begins with is still there
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     got = drafter.logits(first).copy()
     assert passes.take() == 1
     other = fresh(artifact, pair)
@@ -289,7 +289,7 @@ def test_a_prompt_that_is_too_long_for_the_drafter_is_not_read(
     artifact: Artifact, pair: Pair
 ) -> None:
     drafter = fresh(artifact, pair)
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     ids = committed(pair, "da")
     for length in (CONTEXT, CONTEXT + 1, 3 * CONTEXT):
         drafter.start(long_prompt(pair, length, ids))
@@ -339,7 +339,7 @@ def test_another_bridge_and_back(artifact: Artifact, pair: Pair, tmp_path: Path)
     """What was read stays, for it is in the drafter's own tokens."""
     target = tiny_artifact(tmp_path / "other", tokens=[*"abcdĠ"])
     drafter = fresh(artifact, pair)
-    passes = PassCounter(drafter._engine.model)
+    passes = PassCounter(drafter._shared_model.engine.model)
     unread = True
     for item in (
         pair,

@@ -138,7 +138,7 @@ class KeepsWhatWasDiscarded(ModelDrafter):
 
     def _run(self, ids, rows=1, **others):
         # the mutant: what was read is not compared
-        read = self._engine.contents.chain(self._slot)[: len(ids) - 1]
+        read = self._shared_model.engine.contents.chain(self._slot)[: len(ids) - 1]
         return super()._run(np.concatenate([read, ids[len(read) :]]), rows, **others)
 
 

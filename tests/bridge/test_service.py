@@ -159,9 +159,9 @@ def test_both_ends_read_only_what_is_new_in_a_second_turn(
     models: dict[str, Path], server: EdgeServer
 ) -> None:
     with Device(models["draft"], server.endpoint, threads=1) as device:
-        passes = PassCounter(device._drafter._engine.model)
+        passes = PassCounter(device._drafter._shared_model.engine.model)
         first = device.generate(TURN, protocol="greedy", max_tokens=30)
-        read = device._drafter._engine.contents.chain(device._drafter._slot).tolist()
+        read = device._drafter._shared_model.engine.contents.chain(device._drafter._slot).tolist()
         messages = [
             *TURN,
             {"role": "assistant", "content": first.text},

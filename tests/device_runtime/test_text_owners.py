@@ -365,7 +365,7 @@ def test_a_lane_holds_nothing_of_another_owners_prompt(long_pair: Pair, draft: s
             assert device.shared(made, "bob") == 0
             if draft == "model":  # what the drafter has read is dropped before it reads anew
                 device._conversation.session.start(made, plan(**wish), owner="bob")
-                assert device._drafter._engine.model.length(device._drafter._slot) == 0
+                assert device._drafter._shared_model.engine.model.length(device._drafter._slot) == 0
             device.generate(made, owner=DEFAULT_OWNER, **wish)
         device.close()
         for owner in ("alice", "bob"):

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotfish.drafting.ahead import learn_acceptance, next_draft, wants_draft
+from pilotfish.drafting.ahead import (
+    ModelAcceptance,
+    NextDraft,
+    learn_acceptance,
+    next_draft,
+    wants_draft,
+)
 from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import LogitsOptions, LogitsProcessor
@@ -33,6 +39,14 @@ class Forbids:
         return ()
 
 
+def margin_of(draft: NextDraft | None) -> tuple[int, float | None]:
+    """The token and its margin; the acceptance must be the estimate of this margin."""
+    assert draft is not None
+    assert draft.margin is not None
+    assert draft.acceptance == AcceptanceEstimator().estimate(draft.margin)
+    return draft.token, draft.margin
+
+
 def processor(grammar: Forbids) -> LogitsProcessor:
     return LogitsProcessor(LogitsOptions(), 1, grammar)
 
@@ -42,8 +56,25 @@ def logits() -> np.ndarray:
 
 
 def test_the_draft_is_the_best_allowed_token_with_its_lead() -> None:
-    assert next_draft(logits(), COMMITTED, (), None, GREEDY) == (1, 0.5)
-    assert next_draft(logits(), COMMITTED, (), processor(Forbids(1)), GREEDY) == (3, 1.5)
+    odds = AcceptanceEstimator()
+    free = next_draft(logits(), COMMITTED, (), None, GREEDY, odds)
+    assert margin_of(free) == (1, 0.5)
+    limited = next_draft(logits(), COMMITTED, (), processor(Forbids(1)), GREEDY, odds)
+    assert margin_of(limited) == (3, 1.5)
+
+
+def test_a_known_acceptance_is_not_estimated_and_teaches_nothing() -> None:
+    odds = AcceptanceEstimator()
+    assert next_draft(logits(), COMMITTED, (), None, GREEDY, odds, 0.25) == (1, 0.25, None)
+
+
+def test_greedy_and_sampled_answers_are_learnt_apart() -> None:
+    acceptance = ModelAcceptance()
+    greedy, sampled = acceptance.estimator(GREEDY), acceptance.estimator(SAMPLED)
+    before = sampled.estimate(1.0)
+    for _ in range(20):
+        acceptance.estimator(GREEDY).update(1.0, agreed=False)
+    assert greedy.estimate(1.0) < before == acceptance.estimator(SAMPLED).estimate(1.0)
 
 
 def test_a_draws_noise_is_that_of_its_position() -> None:
@@ -53,7 +84,9 @@ def test_a_draws_noise_is_that_of_its_position() -> None:
         row = rng.normal(size=(1, 8)).astype(np.float32)
         text = rng.integers(0, 8, 6).astype(np.uint32)
         drafts = {
-            next_draft(row.copy(), text[:end], text[end:].tolist(), None, SAMPLED)
+            next_draft(
+                row.copy(), text[:end], text[end:].tolist(), None, SAMPLED, AcceptanceEstimator()
+            )
             for end in range(7)
         }
         assert len(drafts) == 1
@@ -61,7 +94,8 @@ def test_a_draws_noise_is_that_of_its_position() -> None:
 
 @pytest.mark.parametrize("grammar", [Forbids(0, 1, 2, 3), Forbids(dead=(0,))], ids=["all", "dead"])
 def test_without_an_allowed_token_there_is_no_draft(grammar: Forbids) -> None:
-    assert next_draft(logits(), COMMITTED, (), processor(grammar), GREEDY) is None
+    odds = AcceptanceEstimator()
+    assert next_draft(logits(), COMMITTED, (), processor(grammar), GREEDY, odds) is None
 
 
 def drafts(*acceptances: float) -> DraftAhead:

@@ -36,7 +36,7 @@ def test_what_was_read_follows_the_accepted_path(artifact, expansion):
         draft = drafter.draft(COMMITTED, expansion, exchange, LAW, ends=())
         path = draft.path(node)
         text = np.concatenate([COMMITTED, draft.ids[[n - 1 for n in path]], [7]]).astype(np.uint32)
-        counter = PassCounter(drafter._engine.model)
+        counter = PassCounter(drafter._shared_model.engine.model)
         got = drafter.logits(text).copy()
         # the path was not forgotten; its last node may not have been read
         assert counter.take() == 1 + (len(path) == len(expansion))

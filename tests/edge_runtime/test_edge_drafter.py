@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.base.errors import PairMismatchError
+from pilotfish.drafting.model import SharedModel
 from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
@@ -62,7 +63,8 @@ class Price:
 def drafting(
     folder: Path, price: Price | None = None, slots: int = 4, ends: tuple[int, ...] = ()
 ) -> Iterator[EdgeDrafter]:
-    neighbour = EdgeDrafter(Engine(Decoder(folder, slots=slots, threads=1)), price or Price(), ends)
+    model = SharedModel(Engine(Decoder(folder, slots=slots, threads=1)))
+    neighbour = EdgeDrafter(model, price or Price(), ends)
     neighbour.start()
     try:
         yield neighbour
@@ -149,7 +151,7 @@ def test_it_drafts_no_more_than_is_asked_for(pair: Pair) -> None:
     with drafting(pair.draft) as neighbour:
         trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
         eventually(lambda: is_read(trail))  # the prompt
-        assert neighbour._engine.model.length(0) == len(PROMPT) - 1
+        assert neighbour.model.engine.model.length(0) == len(PROMPT) - 1
         time.sleep(0.05)
         assert not trail.propose(FAR).ids
         trail.set_requested_end(len(PROMPT) + 4)
@@ -224,7 +226,7 @@ def test_the_next_turn_of_a_session_is_not_read_again(pair: Pair, alone) -> None
         text = np.concatenate([PROMPT, np.array(drafted(first, 4), np.uint32), PROMPT[:3]])
         first.set_requested_end(0)
         eventually(lambda: is_read(first))
-        counter = PassCounter(neighbour._engine.model)
+        counter = PassCounter(neighbour.model.engine.model)
         second = neighbour.follow(b"a", 0, text, GREEDY)
         eventually(lambda: is_read(second))
         assert counter.take() < len(text) - len(PROMPT)
@@ -298,7 +300,7 @@ def test_what_cannot_be_told_ends_the_drafts_so_far_and_not_the_drafter(pair: Pa
 
 
 def test_lessons_that_nobody_takes_do_not_pile_up(pair: Pair) -> None:
-    neighbour = EdgeDrafter(Engine(_decoder(pair)), Price(), ())  # never runs
+    neighbour = EdgeDrafter(SharedModel(Engine(_decoder(pair))), Price(), ())  # never runs
     trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     for _ in range(3000):
         trail.draft_ahead.append(1, 0.5, 1.0)
@@ -343,7 +345,7 @@ def test_texts_may_change_at_any_time(
     pair: Pair, alone, steps: list[tuple[int, int, int, bool]]
 ) -> None:
     # driven by hand: texts also change between the choice of a pass and the pass
-    neighbour = EdgeDrafter(Engine(_decoder(pair)), Price(), ())
+    neighbour = EdgeDrafter(SharedModel(Engine(_decoder(pair))), Price(), ())
     trail = neighbour.follow(b"a", 0, PROMPT, GREEDY)
     trail.requested_end = FAR
     for passes, right, wrong, under_way in steps:
@@ -362,8 +364,8 @@ def test_texts_may_change_at_any_time(
         if drafts := ahead.drafts.tolist():
             assert drafts == alone(ahead.text.ids[: ahead.committed], GREEDY, len(drafts))
     text = trail.draft_ahead.text.ids
-    held = neighbour._engine.cached(0, text)
-    assert min(len(text) - 1, neighbour._engine.model.length(0)) >= held >= len(PROMPT) - 1
+    held = neighbour.model.engine.cached(0, text)
+    assert min(len(text) - 1, neighbour.model.engine.model.length(0)) >= held >= len(PROMPT) - 1
 
 
 @functools.cache
@@ -436,7 +438,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) 
     target = Artifact.open(pair.target).manifest
     tiny_artifact(tmp_path / "other", vocab=96, seed=1)
     config = EdgeConfig(target=pair.target, draft=pair.draft, limits=EdgeLimits(sessions=2))
-    assert open_drafter(config, target).model.slots == 2
+    assert open_drafter(config, target).engine.model.slots == 2
     with pytest.raises(PairMismatchError, match="same family"):
         open_drafter(replace(config, draft=tmp_path / "other"), target)
 

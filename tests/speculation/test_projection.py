@@ -53,6 +53,15 @@ def test_it_knows_what_it_reaches() -> None:
     assert [token for token in range(6) if project.reaches(token)] == [0, 4]
 
 
+def test_a_whole_head_is_copied_and_reaches_every_token() -> None:
+    project, logits = Projection(None, 6), np.arange(12, dtype=np.float32).reshape(2, 6)
+    result = project(logits)
+    assert result.dtype == np.float32
+    assert np.array_equal(result, logits)
+    assert not np.shares_memory(result, logits)
+    assert all(project.reaches(token) for token in range(6))
+
+
 @pytest.mark.parametrize("remaining", [1, 5])
 def test_rows_that_another_call_left_do_not_show(remaining: int) -> None:
     project = Projection(np.arange(remaining), 8)

@@ -118,7 +118,7 @@ def test_penalties_and_bias_go_with_it(device: Device) -> None:
 
 def test_what_is_forced_is_drafted_without_a_pass(writers: Pair, edge: EdgeServer) -> None:
     with Device(writers.draft, edge.endpoint, threads=1) as device:
-        passes = PassCounter(device._drafter._engine.model)
+        passes = PassCounter(device._drafter._shared_model.engine.model)
         only = Grammar("regex", "abcabc12 true null[0-9]")
         answer = device.generate(PROMPTS[0], protocol="greedy", window=8, grammar=only)
         assert answer.text[:-1] == "abcabc12 true null"
