@@ -84,7 +84,8 @@ class Replay:
         self._generation = -1
         self._next = 0
         self.socket = self._channel.socket
-        self.answered = self.committed = self.parted = 0
+        self.answered_s: list[float] = []  # when each verdict came
+        self.committed = self.parted = 0
         deadline = time.monotonic() + 5.0
         while not self._channel.connected and time.monotonic() < deadline:
             self._channel.receive(0.1)
@@ -130,7 +131,7 @@ class Replay:
         if not isinstance(verdict, Verdict):
             raise PilotfishError(f"the edge sent {verdict} instead of a verdict")
         ruling = Decision(verdict.accepted, verdict.token)
-        self.answered += 1
+        self.answered_s.append(time.perf_counter())
         self.committed += ruling.accepted + 1
         self._next += 1
         if ruling != self._recording.steps[self._next - 1].ruling:  # a tie went the other way
@@ -145,11 +146,16 @@ class Replay:
 
 @dataclass
 class Tally:
-    """What some devices got: windows each, tokens committed, seconds."""
+    """What some devices got.
+
+    windows: verdicts of each in the measured span. committed: tokens of all. seconds: the span.
+    whole: of each device, its rounds that overlap the span, and how long they took (s).
+    """
 
     windows: list[int]
     committed: int
     seconds: float
+    whole: list[tuple[int, float]]
 
 
 def replay(devices: Sequence[Replay], rounds: int) -> Tally:
@@ -159,17 +165,40 @@ def replay(devices: Sequence[Replay], rounds: int) -> Tally:
     for socket in by_socket:
         poller.register(socket, zmq.POLLIN)
     for device in devices:
+        device.answered_s.clear()
+    sent_s = time.perf_counter()
+    for device in devices:
         device.send()
     # a first round that does not count: prompts are read, batches form
     _verdicts(poller, by_socket, len(devices), again=True)
     for device in devices:
-        device.answered = device.committed = 0
-    begun = time.perf_counter()
+        device.committed = 0
+    begun_s = time.perf_counter()
     _verdicts(poller, by_socket, rounds * len(devices), again=True)
-    seconds = time.perf_counter() - begun
-    metrics = Tally([d.answered for d in devices], sum(d.committed for d in devices), seconds)
+    ended_s = time.perf_counter()
+    committed = sum(device.committed for device in devices)
     _verdicts(poller, by_socket, len(devices), again=False)
-    return metrics
+    return Tally(
+        [sum(begun_s < at <= ended_s for at in device.answered_s) for device in devices],
+        committed,
+        ended_s - begun_s,
+        [whole_rounds([sent_s, *device.answered_s], begun_s, ended_s) for device in devices],
+    )
+
+
+def whole_rounds(verdicts_s: Sequence[float], begun_s: float, ended_s: float) -> tuple[int, float]:
+    """Count a device's rounds that overlap a span; return them, and the time that they took.
+
+    The number of verdicts within the span would not do: all devices of a pass get their verdicts
+    within a moment, in any order. A span that begins or ends in this moment has a verdict more of
+    one device and a verdict less of another, though all are served alike.
+
+    verdicts_s: times of its verdicts, in order; one of them, or its first window, is before the
+    span, and one is after the span.
+    """
+    first = max(index for index, at in enumerate(verdicts_s) if at <= begun_s)
+    last = min(index for index, at in enumerate(verdicts_s) if at >= ended_s)
+    return last - first, verdicts_s[last] - verdicts_s[first]
 
 
 def _verdicts(

@@ -12,7 +12,8 @@ Between the replays the bare engine (the Decoder, in this process) runs the very
 single passes, then one pass of eight. Everything takes turns, and medians are compared.
 
 Goals: verified tokens/s at 8 devices over 1 at least 0.85 times what the bare engine gains by the
-batch; no device starved (the least served has at least 0.8 times the windows of the most served).
+batch; no device starved (the least served has at least 0.8 times as many rounds per second as the
+most served).
 """
 
 import sys
@@ -134,10 +135,17 @@ def rows_of(window: int, trials: Sequence[Trial]) -> Rows:
                 "pass_ms": seconds / float(windows.max()) * 1e3,
                 "gain": float(np.median([item.gain(count) for item in trials])),
                 "bare_gain": float(np.median([item.bare_gain for item in trials])),
-                "share": float(windows.min() / windows.max()),
+                "share": share(tallies),
             }
         )
     return rows
+
+
+def share(tallies: Sequence[Tally]) -> float:
+    """Rounds per second of the least served device over those of the most served one."""
+    rounds, seconds = np.sum([each.whole for each in tallies], axis=0).T
+    rates = rounds / seconds
+    return float(rates.min() / rates.max())
 
 
 def judge(window: int, trials: Sequence[Trial], rows: Rows) -> list[Goal]:

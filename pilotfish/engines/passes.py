@@ -36,12 +36,15 @@ class Pass:
         new tokens; the first T − S are already in the slot, with the same parents. parents[i] < i
         is the parent of node i, −1 the trunk. None = the tokens are a chain after the slot's
         content.
+        states: f32 [S, width], for a stage after the first: the previous stage's output for these
+        tokens, which the stage reads instead of their ids. None = the ids are read.
     """
 
     slot: int
     tokens: NDArray[np.int64]
     rows: int | None = None
     parents: NDArray[np.int64] | None = None
+    states: NDArray[np.float32] | None = None
 
     @property
     def row_count(self) -> int:
@@ -75,6 +78,7 @@ class Pass:
                 self.tokens[start:end],
                 max(0, end - max(start, size - self.row_count)),
                 None if self.parents is None else self.parents[: self.tree_length + end],
+                None if self.states is None else self.states[start:end],
             )
 
     def fill_mask(self, mask: NDArray[Any], length: int) -> None:

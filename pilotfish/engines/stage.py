@@ -11,8 +11,7 @@ returns are the input of the next stage. Not thread-safe: only one thread may us
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,22 +39,6 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 # Maximum magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
 # still fits in float32: no norm overflows, which would leave NaN in the cache for good.
 LARGEST = {"float32": 2.0**56, "float16": 65504.0}
-
-
-@dataclass(frozen=True, eq=False)
-class StatePass(Pass):
-    """A pass with states, f32 [S, width], instead of token ids, which are not used."""
-
-    states: States | None = None
-
-    def pieces(self, width: int) -> Iterator[StatePass]:
-        """Split the pass into passes of at most `width` tokens, to be appended in turn."""
-        start = 0
-        for piece in super().pieces(width):
-            end = start + len(piece.tokens)
-            states = None if self.states is None else self.states[start:end]
-            yield StatePass(piece.slot, piece.tokens, piece.rows, piece.parents, states)
-            start = end
 
 
 class Stage(Slots):
@@ -133,7 +116,7 @@ class Stage(Slots):
             return answer[places[0].start : places[-1].stop] if places else answer[:0]
         return np.concatenate([answer[place] for place in places])
 
-    def _with_states(self, passes: Sequence[Pass], states: States | None) -> list[StatePass]:
+    def _with_states(self, passes: Sequence[Pass], states: States | None) -> list[Pass]:
         """Return passes with their states, and with the number of rows that this stage returns."""
         total = sum(len(item.tokens) for item in passes)
         wanted = None if self.first else (total, self.width)
@@ -147,7 +130,7 @@ class Stage(Slots):
             start, end = end, end + len(item.tokens)
             part = None if states is None else states[start:end]
             rows = item.rows if self.last else None
-            fed.append(StatePass(item.slot, item.tokens, rows, item.parents, part))
+            fed.append(Pass(item.slot, item.tokens, rows, item.parents, part))
         return fed
 
     def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
@@ -156,16 +139,18 @@ class Stage(Slots):
             fill_tokens(binding, passes)
         else:
             array = binding.input("states", (total, self.width), np.float32)
-            np.concatenate([_states_of(item) for item in passes], out=array)
+            # `_with_states` has given each pass its states
+            states = [item.states for item in passes if item.states is not None]
+            np.concatenate(states, out=array)
         return fill_rows(binding, passes) if self.last else total
 
     def _example_pass(self) -> Pass:
         tokens = np.array([0, min(1, self.artifact.manifest.vocab_size - 1)])
         rows = 1 if self.last else None
         if self.first:
-            return StatePass(0, tokens, rows)
+            return Pass(0, tokens, rows)
         states = np.random.default_rng(0).standard_normal((len(tokens), self.width), np.float32)
-        return StatePass(0, tokens, rows, None, states)
+        return Pass(0, tokens, rows, None, states)
 
 
 class Head:
@@ -234,12 +219,6 @@ def _open_stage(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:
             "export split`"
         )
     return opened, opened.manifest.stage
-
-
-def _states_of(item: Pass) -> States:
-    assert isinstance(item, StatePass)
-    assert item.states is not None
-    return item.states
 
 
 def _check_provider(name: str) -> None:
