@@ -36,6 +36,7 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
     test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
 )
 from tests.support.opening import DOUBLES, opening
+from tests.support.prefill import prefill
 from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
@@ -91,7 +92,7 @@ def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path, name):
         capacities = set()
         for start in range(0, 600, 100):
             got, wanted = (
-                each.prefill(1, text[start : start + 100], rows=2).logits
+                prefill(each, 1, text[start : start + 100], rows=2).logits
                 for each in (decoder, exact)
             )
             same(got, wanted)
@@ -105,7 +106,7 @@ def test_a_tree_that_is_too_wide_is_cut_wherever_it_began(tmp_path):
     with opening("tensorrt-10.3-opset17", tmp_path, slots=2) as decoder:
         exact = Decoder(decoder.artifact, slots=2, provider="cpu")
         for each in (decoder, exact):
-            each.prefill(1, nodes[:7], rows=0)
+            prefill(each, 1, nodes[:7], rows=0)
             each.forward([Pass(1, nodes[:10], 0, parents[:10])])
         got, wanted = (
             each.forward([Pass(1, nodes[10:], 150, parents)])[0].logits for each in (decoder, exact)

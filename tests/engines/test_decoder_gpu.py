@@ -37,6 +37,7 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
     test_what_was_kept_grows_the_next_tree,
     test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
 )
+from tests.support.prefill import prefill
 from tests.support.staged import Staged
 from tests.support.tiny import FAMILIES, tiny_artifact
 
@@ -98,7 +99,7 @@ def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path):
     capacities = set()
     for start in range(0, 600, 100):
         got, wanted = (
-            each.prefill(1, text[start : start + 100], rows=2).logits for each in (decoder, exact)
+            prefill(each, 1, text[start : start + 100], rows=2).logits for each in (decoder, exact)
         )
         same(got, wanted)
         capacities.add(decoder._cache.capacity)
