@@ -17,11 +17,12 @@ from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, Stream
 from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import Prompts
+from pilotfish.edge_runtime.prompts import score_prompt_rest
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.edge_runtime.sessions import Session
 from pilotfish.engines.constraint import DEAD_END
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import node_paths
@@ -36,30 +37,21 @@ from pilotfish.wire.transport import Envelope
 class StreamServer:
     """Serves the streams of all sessions. Used by the serving loop.
 
-    submit: function that queues a job. vocab_size: size of the target's vocabulary. context: upper
-    limit of a session's tokens. ends: the target's end tokens.
+    manifest: the target's manifest. limits: the limits that devices are told.
     """
 
     def __init__(
         self,
-        submit: Submit,
         replies: Replies,
-        prompts: Prompts,
         metrics: EdgeMetrics,
-        *,
-        vocab_size: int,
-        context: int,
-        ends: Collection[int],
         draft_cost: DraftCost,
+        manifest: Manifest,
+        limits: m.Limits,
     ) -> None:
-        self._submit = submit
-        self._replies = replies
-        self._prompts = prompts
-        self._metrics = metrics
-        self._vocab = vocab_size
-        self._context = context
-        self._ends = frozenset(ends)
-        self._draft_cost = draft_cost
+        self._replies, self._metrics, self._draft_cost = replies, metrics, draft_cost
+        self._vocab = manifest.vocab_size
+        self._ends = frozenset(manifest.eos_ids)
+        self._context = limits.context
 
     def serve_pull(
         self,
@@ -116,15 +108,15 @@ class StreamServer:
         if stream.remaining <= 0 or len(session.committed) >= self._context:
             generation.stream = None
             return
-        self._prompts.score_rest(session, generation)  # if a pass over the prompt has failed
+        score_prompt_rest(session, generation)  # if a pass over the prompt has failed
         tokens = session.committed.ids.copy()
-        job = session.create_job(generation, tokens, 1, partial(_verify, generation, tokens, ()))
-        job.temperature = generation.temperature
+        hints = None
         if generation.hints is not None:
-            job.hints = _StreamHints(
+            hints = _StreamHints(
                 session, generation, generation.hints, self._draft_cost, self._context
             )
-        self._submit(job)
+        verify = partial(_verify, generation, tokens, ())
+        session.queue_job(generation, tokens, 1, verify, hints=hints)
 
     def finish_job(
         self,

@@ -23,11 +23,12 @@ from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, WindowState
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import Prompts
+from pilotfish.edge_runtime.prompts import score_prompt_rest
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.edge_runtime.sessions import Session
 from pilotfish.engines.constraint import DEAD_END
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import node_paths
 from pilotfish.wire import messages as m
@@ -39,27 +40,20 @@ from pilotfish.wire.transport import Envelope
 class WindowServer:
     """Serves the windows of all sessions. Used by the serving loop.
 
-    submit: function that queues a job. vocab_size: size of the target's vocabulary.
+    manifest: the target's manifest. limits: the limits that devices are told.
     """
 
     def __init__(
         self,
-        submit: Submit,
         replies: Replies,
-        prompts: Prompts,
         metrics: EdgeMetrics,
-        *,
-        vocab_size: int,
-        limits: m.Limits,
         draft_cost: DraftCost,
+        manifest: Manifest,
+        limits: m.Limits,
     ) -> None:
-        self._submit = submit
-        self._replies = replies
-        self._prompts = prompts
-        self._metrics = metrics
-        self._vocab = vocab_size
+        self._replies, self._metrics, self._draft_cost = replies, metrics, draft_cost
+        self._vocab = manifest.vocab_size
         self._limits = limits
-        self._draft_cost = draft_cost
 
     def serve_window(
         self,
@@ -90,7 +84,7 @@ class WindowServer:
         self._expect_room(session, pending, drafted)
         draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
-        self._prompts.score_rest(session, generation)  # if a pass over the prompt has failed
+        score_prompt_rest(session, generation)  # if a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )
@@ -98,9 +92,7 @@ class WindowServer:
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         text = tokens[: len(tokens) - len(draft.ids)]
         verify = partial(_verify, generation, draft, text)
-        job = session.create_job(generation, tokens, len(draft.ids) + 1, verify, draft)
-        job.temperature = generation.temperature
-        self._submit(job)
+        session.queue_job(generation, tokens, len(draft.ids) + 1, verify, draft=draft)
 
     def _expect_room(self, session: Session, pending: int, drafted: int) -> None:
         if drafted > self._limits.window:

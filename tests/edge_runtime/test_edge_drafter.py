@@ -448,7 +448,7 @@ def test_sessions_of_two_owners_have_different_keys_even_with_one_id() -> None:
     starter: Any = object.__new__(GenerationStarter)
     starter._edge_drafter = SimpleNamespace(follow=lambda key, *rest: keys.append(key))
     starter._logits_processors = SimpleNamespace(create=lambda *rest: None)
-    sessions = Sessions(2, 2, 60.0)
+    sessions = Sessions(EdgeLimits(sessions=2), lambda job: None)
     spec: Any = SimpleNamespace(begin=None, sampling_params=GREEDY)
     for owner in (b"a", b"b", b"a"):
         session = sessions.open(bytes(16), owner)
