@@ -26,7 +26,6 @@ from pilotfish.edge_runtime.generation import Generation, GenerationSpec, Queued
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hint_sources import HintSources, create_hint_sources
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
-from pilotfish.edge_runtime.prompts import read_prompt, score_prompt_rest
 from pilotfish.edge_runtime.replies import Replies
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
 from pilotfish.edge_runtime.resources import EdgeResources
@@ -227,9 +226,9 @@ class GenerationStarter:
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
         if generation.prompt_logprobs is not None:
-            score_prompt_rest(session, generation)
+            session.queue_prompt_scores(generation)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
-            read_prompt(session, generation)
+            session.queue_prompt(generation)
 
     def _create_hints(
         self, session: Session, spec: GenerationSpec, constraints: Sequence[GrammarConstraint]

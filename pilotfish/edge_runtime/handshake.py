@@ -18,7 +18,7 @@ from pilotfish.wire.protocols import STREAM
 
 
 def limits_for_devices(limits: EdgeLimits, manifest: Manifest, context: int) -> m.Limits:
-    """Return the limits that devices are told. context: positions of a slot of the target."""
+    """Return the limits in the edge's `Welcome`. context: positions of a slot of the target."""
     states = manifest.states
     return m.Limits(
         context=context,

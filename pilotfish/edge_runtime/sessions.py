@@ -29,6 +29,10 @@ from pilotfish.wire.protocols.protocol import Ids
 Verify = Callable[[Floats, Floats], Decision | StatesNeeded | None]
 Submit = Callable[[Job], None]  # function that queues a job in the scheduler
 
+# Rows of a pass that scores a prompt: more than `NARROW`, so that the scheduler treats the pass as
+# a prompt's, not as a window's.
+_SCORED_ROWS = 48
+
 
 @dataclass(eq=False, slots=True)
 class Session:
@@ -99,6 +103,31 @@ class Session:
             job.expected_cpu_s = generation.verify_cpu_s
         generation.jobs.append(job)
         self.submit(job)
+
+    def queue_prompt(self, generation: Generation) -> None:
+        """Queue a job that reads the committed tokens except the last, while the device drafts."""
+        tokens = self.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
+        self.queue_job(generation, tokens, 0, None)
+
+    def queue_prompt_scores(self, generation: Generation) -> None:
+        """Queue jobs for the prompt's requested log-probabilities that no job computes.
+
+        Parts of the prompt that an earlier pass has computed are skipped. After the first tokens of
+        the answer there is nothing to do, since the log-probabilities were sent with them.
+        """
+        prompt = generation.prompt_logprobs
+        if prompt is None or generation.jobs or prompt.start != len(self.committed):
+            return
+        tokens = prompt.ids[:-1]
+        for begin in range(0, len(tokens), _SCORED_ROWS):
+            part = tokens[: begin + _SCORED_ROWS]
+            if prompt.covers(begin, len(part)):
+                continue
+
+            def verify(logits: Floats, _: Floats, end: int = len(part)) -> None:
+                prompt.record(end, logits)
+
+            self.queue_job(generation, part, len(part) - begin, verify)
 
 
 class Sessions:

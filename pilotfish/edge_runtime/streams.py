@@ -17,7 +17,6 @@ from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, Stream
 from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import score_prompt_rest
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import Session
@@ -37,7 +36,7 @@ from pilotfish.wire.transport import Envelope
 class StreamServer:
     """Serves the streams of all sessions. Used by the serving loop.
 
-    manifest: the target's manifest. limits: the limits that devices are told.
+    manifest: the target's manifest. limits: the limits in the edge's `Welcome`.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class StreamServer:
         if stream.remaining <= 0 or len(session.committed) >= self._context:
             generation.stream = None
             return
-        score_prompt_rest(session, generation)  # if a pass over the prompt has failed
+        session.queue_prompt_scores(generation)  # if a pass over the prompt has failed
         tokens = session.committed.ids.copy()
         hints = None
         if generation.hints is not None:

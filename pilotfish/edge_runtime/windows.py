@@ -23,7 +23,6 @@ from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, WindowState
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import score_prompt_rest
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import Session
@@ -40,7 +39,7 @@ from pilotfish.wire.transport import Envelope
 class WindowServer:
     """Serves the windows of all sessions. Used by the serving loop.
 
-    manifest: the target's manifest. limits: the limits that devices are told.
+    manifest: the target's manifest. limits: the limits in the edge's `Welcome`.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class WindowServer:
         self._expect_room(session, pending, drafted)
         draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
-        score_prompt_rest(session, generation)  # if a pass over the prompt has failed
+        session.queue_prompt_scores(generation)  # if a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )
