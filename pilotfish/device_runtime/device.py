@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -508,12 +507,7 @@ class Device:
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
