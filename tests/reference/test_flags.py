@@ -41,7 +41,7 @@ OF_ALL = """
     return_dict output_hidden_states output_attentions dtype chunk_size_feed_forward architectures
     is_encoder_decoder id2label label2id problem_type _name_or_path transformers_version
     initializer_range use_cache attention_dropout
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905  # a list would take a line for each name
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 OTHER_TEXTS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ACTIVATIONS,
